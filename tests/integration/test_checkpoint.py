@@ -94,6 +94,12 @@ def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
     connection.request = asked
 
 
+def led(plane: Any) -> list[str]:
+    """The partitions of the stream `s` that nodes lead, if there are members."""
+    members = plane.members().get("members", {}).values()
+    return [key for member in members for key in member["leads"] if key.startswith("s/")]
+
+
 # Columns
 
 
@@ -291,6 +297,7 @@ def test_a_stream_dropped_while_it_is_written(node: Any, plane: Any, file: Path,
         with dp.connect(node.address) as other:
             other.stream("s").drop()
             assert other.stats().shards == (0 if clustered else 2)
+            eventually(lambda: not led(other), "its partition has gone")
 
     during(stream, m.ReadSnapshot, drop)
     if clustered:  # a partition's snapshot goes with it, and columns that were not read yet

@@ -274,13 +274,6 @@ def test_a_step_for_no_ranks_is_refused_before_anything_is_leased(plane: dp.Plan
 # Samplers
 
 
-class Whole:
-    """One that finds no more groups that fit."""
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        return dp.Choice(np.arange(3), full=True)
-
-
 def test_a_sampler_of_ones_own_is_shown_as_many_rows_as_a_message_holds(plane: dp.Plane) -> None:
     class Longest:
         needs = ("p", "q")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -48,11 +47,6 @@ def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
         ClusterConfig(listen, advertise="127.0.0.1")
 
 
-@each_case("listen", ["tcp://10.0.0.1:7000", "tcp://[fe80::1]:7000", "tcp://host.example:7000"])
-def test_with_a_key_it_may(listen: str) -> None:
-    assert ClusterConfig(listen, key="cluster.key").listen == listen
-
-
 @each_case(
     "listen",
     [
@@ -79,21 +73,6 @@ def test_where_nobody_can_listen(listen: str) -> None:
 
 
 EVERY = ["tcp://0.0.0.0:7000", "tcp://[::]:7000", "tcp://*:7000", "tcp://0:7000"]
-
-
-@each_case("listen", EVERY)
-def test_every_address_is_none_that_others_could_be_told(listen: str) -> None:
-    with pytest.raises(ValueError, match="--advertise HOST"):
-        ClusterConfig(listen, key="cluster.key")
-    assert ClusterConfig(listen, key="cluster.key", advertise="10.0.0.1").told == "10.0.0.1"
-
-
-@each_case(
-    ("advertise", "told"),
-    [("", ""), ("host.example", "host.example"), ("fe80::1", "[fe80::1]"), ("[fe80::1]", "[fe80::1]")],
-)
-def test_what_others_are_told(advertise: str, told: str) -> None:
-    assert ClusterConfig("tcp://127.0.0.1:0", advertise=advertise).told == told
 
 
 @each_case("advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"])
@@ -132,12 +111,6 @@ def test_seeds_are_hosts_with_a_port_each() -> None:
 def test_seeds_and_access_that_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ClusterConfig("tcp://127.0.0.1:0", **{"key": "k", **settings})
-
-
-def test_where_the_others_listen() -> None:
-    cluster = ClusterConfig("tcp://127.0.0.1:0", "static://10.0.0.1:7000,host.example:7001,[::1]:7002")
-    assert cluster.joined.addresses == ("tcp://10.0.0.1:7000", "tcp://host.example:7001", "tcp://[::1]:7002")
-    assert ClusterConfig("tcp://127.0.0.1:0", "static://").joined.addresses == ()
 
 
 @each_case(
@@ -188,11 +161,6 @@ def test_by_an_etcd(join: str, name: str) -> None:
 def test_no_cluster_has_that_name(name: str) -> None:
     with pytest.raises(ValueError, match="cluster's name"):
         ClusterConfig("tcp://127.0.0.1:0", f"etcd://10.0.0.1:2379/{name}")
-
-
-def test_it_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ClusterConfig("tcp://127.0.0.1:0").key = "other"  # type: ignore[misc]
 
 
 def test_transports_are_those_that_there_are_each_once() -> None:

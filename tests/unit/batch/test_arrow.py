@@ -8,12 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataplane.batch import arrow_out
 from dataplane.batch.arrow import VariableShapeTensorType
-from dataplane.batch.columns import plan, values_of
+from dataplane.batch.columns import values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
@@ -107,20 +105,6 @@ def test_the_arrays_are_arrows_own_types() -> None:
         column(values).arrow().validate(full=True)
 
 
-def test_a_time_that_is_none_is_null() -> None:
-    times = np.array(["2020-01-01", "NaT"], "M8[us]")
-    array = column(times).arrow()
-    assert array.null_count == 1
-    assert same(column(array).numpy(), times)
-    odd = pa.array([1, None, 3], pa.duration("ms"))
-    assert same(column(odd).numpy(), np.array([1, "NaT", 3], "m8[ms]"))
-
-
-def test_false_in_a_struct_of_times_is_absence() -> None:
-    rows = [{"t": np.datetime64("NaT", "s")}, {}, {"t": np.datetime64("2020", "s")}]
-    assert same(_through(batch_of(s=rows))["s"].numpy(), rows)
-
-
 @each_case(
     ("array", "kind", "rows"),
     [
@@ -164,10 +148,6 @@ def test_arrows_types_become_columns(array: Any, kind: str, rows: list[Any]) -> 
         assert column(chunked).to_list() == rows + rows[1:]
 
 
-def test_run_end_encoding_is_undone() -> None:
-    assert column(pa.RunEndEncodedArray.from_arrays([2, 3], [7, 8])).to_list() == [7, 7, 8]
-
-
 @each_case(
     "array",
     [
@@ -182,15 +162,6 @@ def test_dates_and_decimals_are_objects(array: Any) -> None:
     found = column(array)
     assert found.kind == "object"
     assert same(found.to_list(), array.to_pylist())
-
-
-def test_a_table_of_chunks_and_a_record_batch() -> None:
-    table = pa.table({"a": [1, 2], "b": ["x", "y"]})
-    both = pa.concat_tables([table, table.slice(1)])
-    assert local_batch(both).to_dict() == {"a": [1, 2, 2], "b": ["x", "y", "y"]}
-    assert local_batch(table.to_batches()[0]).to_dict() == {"a": [1, 2], "b": ["x", "y"]}
-    with pytest.raises(SchemaMismatch, match="several"):
-        plan(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
 
 
 def test_tensors_of_other_writers() -> None:
@@ -234,15 +205,6 @@ def test_false_shapes_are_refused() -> None:
     assert caught.value.column == "x"
 
 
-def test_the_extension_type_keeps_its_parameters() -> None:
-    kind = VariableShapeTensorType(pa.float32(), 3, (None, 4, 3), (0, 1, 2), ("a", "b", "c"))
-    again = VariableShapeTensorType.__arrow_ext_deserialize__(kind.storage_type, kind.__arrow_ext_serialize__())
-    assert again == kind
-    assert (again.uniform_shape, again.permutation, again.dim_names) == ((None, 4, 3), (0, 1, 2), ("a", "b", "c"))
-    with pytest.raises(ValueError, match="does not store"):
-        VariableShapeTensorType.__arrow_ext_deserialize__(pa.struct([("a", pa.int8())]), b"")
-
-
 def test_metadata_that_does_not_fit_the_column_is_left_aside() -> None:
     field = pa.field("x", pa.float64(), metadata={b"dataplane.dtype": b"bfloat16"})
     table = pa.Table.from_arrays([pa.array([1.5])], schema=pa.schema([field]))
@@ -250,19 +212,6 @@ def test_metadata_that_does_not_fit_the_column_is_left_aside() -> None:
     field = pa.field("x", pa.int8(), metadata={b"dataplane.dtype": b"\xffno such", b"dataplane.shape": b"["})
     table = pa.Table.from_arrays([pa.array([1], pa.int8())], schema=pa.schema([field]))
     assert local_batch(table)["x"].to_list() == [1]
-
-
-@settings(max_examples=60)
-@given(st.lists(st.lists(st.integers(-5, 5), max_size=4), max_size=6), st.data())
-def test_slices_and_chunks_are_seen_as_their_rows(rows: list[list[int]], data: st.DataObject) -> None:
-    array = pa.array(rows, pa.list_(pa.int64()))
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    part = array[start:stop]
-    assert column(part).to_list() == rows[start:stop]
-    assert column(pa.chunked_array([part, array])).to_list() == rows[start:stop] + rows
-    texts = ["x" * len(row) + "ü" for row in rows]
-    assert column(pa.array(texts, pa.string())[start:stop]).to_list() == texts[start:stop]
 
 
 def test_values_are_not_copied_into_a_plan() -> None:

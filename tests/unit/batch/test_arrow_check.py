@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -128,31 +127,6 @@ def test_what_is_as_its_type_says_passes(what: str) -> None:
         check("x", part)
         check("x", pa.chunked_array([part, array]))
     check("x", pa.chunked_array([], array.type))
-
-
-@each_case("make", [struct, lambda child: lists(0, 1, 2, 3, child=child), lambda child: child])
-def test_a_slice_is_looked_at_alone(make: Callable[[Any], Any]) -> None:
-    """Whatever it was cut from: a table that is put in many slices is not looked at again for each."""
-    array = make(text(0, 2, 4, 6, data=b"ab\xff\xffcd"))
-    with pytest.raises(SchemaMismatch):
-        check("x", array)
-    with pytest.raises(SchemaMismatch):
-        check("x", array.slice(1, 1))
-    check("x", array.slice(0, 1))
-    check("x", array.slice(2))
-
-
-def test_metadata_that_make_no_sense_are_refused() -> None:
-    empty = pa.array([[], []], pa.large_list(pa.float32()))
-    for shape in (b"{", b"[1, -1]", b"7", b'["a"]', b"[0, 1e400]", b"[" * 10_000):
-        told = {b"dataplane.dtype": b"float32", b"dataplane.shape": shape}
-        table = pa.table([empty], schema=pa.schema([pa.field("x", empty.type, metadata=told)]))
-        with suppress(SchemaMismatch):  # or it is passed over, as where it says nothing
-            assert plan(table).rows == 2
-    named = {b"ARROW:extension:name": b"arrow.variable_shape_tensor"}
-    other = pa.array([{"a": 1}])
-    with pytest.raises(SchemaMismatch):
-        plan(pa.table([other], schema=pa.schema([pa.field("x", other.type, metadata=named)])))
 
 
 def test_rows_that_take_no_bytes_are_bounded() -> None:

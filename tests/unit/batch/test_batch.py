@@ -5,13 +5,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
 from dataplane.errors import Misuse, SchemaMismatch
-from tests.cases import each_case
-from tests.unit.batch.exact import batch_of, column, same
+from tests.unit.batch.exact import batch_of, column
 
 
 def test_a_batch_is_rows_of_named_columns() -> None:
@@ -26,12 +24,6 @@ def test_a_batch_is_rows_of_named_columns() -> None:
     assert batch.nbytes == 27
     assert batch.to_dict() == {"x": [[0, 0]] * 3, "text": ["a", "b", "c"]}
     assert repr(batch) == "Batch(3 rows; x: dense float32 [2], text: text)"
-
-
-def test_a_column_says_what_it_is() -> None:
-    found = column([np.zeros((2, 3), np.int16), np.zeros((1, 3), np.int16)])
-    assert (found.kind, found.dtype, found.shape, len(found), found.nbytes) == ("ragged", "int16", (2, None, 3), 2, 18)
-    assert repr(found) == "Column('x', ragged int16 [*, 3], 2 rows)"
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -61,25 +53,6 @@ def test_rows_of_a_column_by_position() -> None:
     for mistake in (1.5, [1], slice(None, None, 0), slice(0, 1.5)):
         with pytest.raises(Misuse):
             found[mistake]  # type: ignore[call-overload]
-
-
-def test_numbers_of_a_flat_column_are_pythons() -> None:
-    assert [type(value) for value in column([1, 2]).to_list()] == [int, int]
-    assert [type(value) for value in column(np.ones(1, np.float16)).to_list()] == [float]
-
-
-def test_rows_of_a_struct_by_view() -> None:
-    rows = [{"n": 1, "t": "x", "p": np.ones((2, 3), np.float32)}, {"t": "y"}]
-    found = column(rows)
-    assert same(found.numpy(), [{"n": np.int64(1), "t": "x", "p": np.ones((2, 3), np.float32)}, {"t": "y"}])
-    assert same(found.torch(), [{"n": torch.tensor(1), "t": "x", "p": torch.ones(2, 3)}, {"t": "y"}])
-    assert found.to_list() == [{"n": 1, "t": "x", "p": [[1, 1, 1], [1, 1, 1]]}, {"t": "y"}]
-
-
-@each_case("values", [["a"], [b"a"], [None]])
-def test_what_is_no_tensor_says_so(values: list[object]) -> None:
-    with pytest.raises(SchemaMismatch, match="to_list"):
-        column(values).torch()
 
 
 def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None:
@@ -113,11 +86,3 @@ def test_packed_is_the_items_and_where_each_row_begins() -> None:
     assert offsets.tolist() == [0, 3, 3, 4]
     values.zero_()
     assert column.numpy()[0].tolist() == rows[0].tolist()
-
-
-def test_only_ragged_columns_are_packed() -> None:
-    batch = local_batch({"text": ["a"], "dense": np.zeros((1, 2))})
-    for name in batch:
-        with pytest.raises(SchemaMismatch) as caught:
-            batch[name].packed()
-        assert caught.value.column == name

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from dataplane.batch.local import local_batch
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
@@ -229,29 +228,6 @@ def test_a_class_whose_module_is_not_imported_is_named(module: Any) -> None:
             decode_row("x", row)
         assert caught.value.column == "x"
     assert "users_own" not in sys.modules
-
-
-def test_the_row_is_named_whatever_the_column_is_read_as(module: Any) -> None:
-    columns = {"x": [[1], [module.E.A], []], "y": [{}, {"a": 1.5}, {"a": 2.5, "b": {"e": module.R(1)}}]}
-    batch = local_batch(columns)
-    del sys.modules["users_own"]
-    for name, column, row in (("x", "x", 1), ("y", "y.b.e", 2)):
-        for read in (batch[name].to_list, batch[name].numpy):
-            with pytest.raises(SchemaMismatch, match=f"column '{column}', row {row}: .*import users_own") as caught:
-                read()
-            assert (caught.value.column, caught.value.row) == (column, row)
-
-
-def test_a_class_of_another_version_is_named(module: Any) -> None:
-    rows = encode_rows("x", [module.R(1), module.E.B])
-    del module.E._member_map_["B"]
-    module.R.__dataclass_fields__["b"] = dataclasses.fields(Slotted)[1]
-    for row in rows:
-        with pytest.raises(SchemaMismatch, match="same version"):
-            decode_row("x", row)
-    del module.R
-    with pytest.raises(SchemaMismatch, match="same version of users_own"):
-        decode_row("x", rows[0])
 
 
 @each_case(

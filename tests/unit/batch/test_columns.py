@@ -16,7 +16,7 @@ from dataplane.batch.layout import check, check_contents
 from dataplane.batch.local import aligned_bytes, local_batch, materialise
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import batch_of, column, same
+from tests.unit.batch.exact import column, same
 
 _DTYPES = st.sampled_from(
     ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8", "M8[ns]", "m8[D]", ">M8[s]"]
@@ -36,15 +36,6 @@ def _arrays(draw: st.DrawFn, ndim: int | None = None, dtype: Any = None) -> np.n
     if draw(st.booleans()):
         array = np.asfortranarray(array)
     return array[::-1] if draw(st.booleans()) else array
-
-
-@settings(max_examples=200)
-@given(_arrays())
-def test_an_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
-    found = column(array)
-    assert found.kind == "dense"
-    assert same(found.numpy(), np.ascontiguousarray(array))
-    assert not found.numpy().flags.writeable
 
 
 @settings(max_examples=200)
@@ -68,20 +59,6 @@ def test_arrays_without_elements_keep_dtype_and_shape(shape: tuple[int, ...]) ->
     assert len(found) == shape[0]
 
 
-def test_broadcast_and_sliced_arrays_are_read_as_they_look() -> None:
-    array = np.arange(24.0).reshape(4, 6)
-    for view in (array[::2], array[:, 1:3], array.T, np.broadcast_to(array[0], (5, 6)), array[::-1, ::-2]):
-        assert same(column(view).numpy(), np.ascontiguousarray(view))
-
-
-def test_arrays_of_text_bytes_and_objects_become_lists() -> None:
-    assert column(np.array(["a", "bc"])).to_list() == ["a", "bc"]
-    assert column(np.array([b"a", b"bc"])).to_list() == [b"a", b"bc"]
-    assert column(np.array(["a", None, 3], object)).to_list() == ["a", None, 3]
-    assert column(np.array([["a"], ["b"]])).to_list() == [["a"], ["b"]]
-    assert column(np.array([np.zeros(1), np.ones(2), None], object)[:2]).kind == "ragged"
-
-
 def test_text_and_bytes_of_every_length() -> None:
     texts = ["", "a", "ü" * 3, "", "日本", "x" * 5000]
     assert column(texts).to_list() == texts
@@ -89,11 +66,6 @@ def test_text_and_bytes_of_every_length() -> None:
     assert column(blobs).to_list() == blobs
     assert column([""]).to_list() == [""]
     assert list(column(texts).numpy()) == texts
-
-
-def test_any_sequence_is_a_column() -> None:
-    assert column(range(3)).to_list() == [0, 1, 2]
-    assert column(("a", "b")).to_list() == ["a", "b"]
 
 
 @each_case(
@@ -127,12 +99,6 @@ def test_more_columns_than_a_shard_may_have_are_refused() -> None:
     record = {str(i): i for i in range(1000)}
     with pytest.raises(SchemaMismatch, match="11011 columns"):
         plan({str(i): [record] for i in range(11)})
-
-
-def test_a_column_to_deduplicate_must_be_there() -> None:
-    with pytest.raises(SchemaMismatch, match="deduplicated") as caught:
-        plan({"a": [1]}, dedupe=["b"])
-    assert caught.value.column == "b"
 
 
 _MIXED: dict[str, Any] = {
@@ -184,13 +150,6 @@ def test_memory_of_another_size_is_refused() -> None:
         planned.jobs(np.empty(8, np.uint8))
 
 
-def test_a_layout_is_the_same_anywhere_but_for_its_place() -> None:
-    planned = plan({"x": [[1], [2, 3]]}).columns[0]
-    assert [offset for offset, _ in planned.layout(640).buffers] == [
-        offset + 640 for offset, _ in planned.layout(0).buffers
-    ]
-
-
 def test_every_kind_comes_back_from_one_batch() -> None:
     batch = materialise(plan(_MIXED, dedupe=["twice"]))
     assert len(batch) == 1000
@@ -202,34 +161,6 @@ def test_every_kind_comes_back_from_one_batch() -> None:
     assert same(batch["images"].numpy(), _MIXED["images"])
     for name in ("text", "bytes", "object", "struct", "twice"):
         assert batch[name].to_list() == _MIXED[name]
-
-
-def test_a_batch_can_be_put_again() -> None:
-    batch = materialise(plan(_MIXED, dedupe=["twice"]))
-    again = local_batch(batch)
-    assert again.schema == batch.schema
-    assert same(again.to_dict(), batch.to_dict())
-
-
-def test_a_column_whose_rows_repeat_is_stored_once_when_asked_to() -> None:
-    batch = batch_of(image=np.arange(4000.0).reshape(10, 400), tokens=[np.arange(i * 10) for i in range(10)])
-    rows = np.repeat(np.arange(10), 8)
-    for name in ("image", "tokens"):
-        repeated = batch[name]
-        repeated = repeated._bind(name, repeated.field, repeated._selections, rows)
-        planned = plan({"x": repeated}, dedupe=["x"]).columns[0]
-        assert planned.rows == 80
-        assert planned.values.rows == 10
-        assert planned.logical_nbytes == repeated.nbytes
-        assert same(column(repeated, dedupe=True).to_list(), repeated.to_list())
-        assert same(column(repeated).to_list(), repeated.to_list())
-
-
-def test_sizes_are_known_before_anything_is_written() -> None:
-    planned = plan({"x": np.zeros((3, 5), np.float32), "t": ["ab", "c", ""]})
-    assert [column.logical_nbytes for column in planned.columns] == [60, 3]
-    assert [column.nbytes for column in planned.columns] == [64, 128]
-    assert planned.nbytes == 192
 
 
 def test_planning_in_several_threads_at_once() -> None:

@@ -50,16 +50,6 @@ def test_rows_are_joined_whatever_they_are_made_of(way: str, dtype: str) -> None
     assert (target == whole).all()
 
 
-def test_rows_with_strides_are_joined(way: str) -> None:
-    wide = some(4 * LARGE).reshape(-1, 4)
-    rows = [wide[:, :2], wide[::2, 2:]]
-    target = np.zeros(sum(row.size for row in rows), np.uint8)
-    copying.join(target, rows, (2,))
-    assert (target == np.concatenate([row.reshape(-1) for row in rows])).all()
-    copying.join(target, rows)
-    assert (target == np.concatenate([row.reshape(-1) for row in rows])).all()
-
-
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
 @settings(max_examples=100)
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
@@ -94,18 +84,6 @@ def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments
     with pytest.raises(error):
         join(*arguments)
     assert not np.asarray(arguments[0]).any() or isinstance(arguments[0], bytes)
-
-
-def test_the_extension_holds_no_buffer_afterwards() -> None:
-    join: Any = copying._join
-    if join is None:
-        pytest.skip("the extension was not built: there was no C compiler")
-    target, source = bytearray(4), bytearray(b"abcd")
-    join(target, (source,))
-    with pytest.raises(ValueError, match="5 bytes"):
-        join(target, (source, b"x"))
-    target.append(1)  # which is refused while somebody has the buffer
-    source.append(1)
 
 
 @each_case("nbytes", [1, 63, 64, 4096, 16383, 16384, 16385, (256 << 10) - 1, 256 << 10, 600_001])

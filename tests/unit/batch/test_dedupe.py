@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataplane.batch import dedupe
 from dataplane.batch.columns import plan, values_of
@@ -52,14 +50,6 @@ def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
     assert same(found.to_list(), plain.to_list())
     assert same(found.numpy(), plain.numpy())
     assert found.nbytes == plain.nbytes
-
-
-@settings(max_examples=100)
-@given(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=12))
-def test_rows_come_back_whatever_repeats(rows: list[list[int]]) -> None:
-    arrays = [np.array(row, np.int64) for row in rows]
-    assert same(column(arrays, dedupe=True).numpy(), arrays)
-    assert _stored(arrays) == len({tuple(row) for row in rows})
 
 
 @pytest.fixture
@@ -113,18 +103,6 @@ def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[in
     assert same(column(rows, dedupe=True).numpy(), rows)
 
 
-def test_large_rows_of_equal_bytes_and_other_shapes_are_different() -> None:
-    images = [image.copy() for image in [np.zeros((128, 640)), np.zeros((640, 128))] for _ in range(3)]
-    assert _stored(images) == 2
-    assert same(column(images, dedupe=True).numpy(), images)
-
-
-def test_large_rows_with_strides_are_hashed(hashed: list[int]) -> None:
-    rows = np.repeat(_noise(3), 2, axis=0).T.copy().T
-    assert _stored(rows) == 3
-    assert len(hashed) == 6, "to look at a few bytes would copy all"
-
-
 @each_case("large", [True, False])
 def test_rows_are_looked_at_in_pieces_that_threads_can_share(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedupe, "_CHUNK", 20_000)
@@ -140,12 +118,6 @@ def test_rows_are_looked_at_in_pieces_that_threads_can_share(large: bool, monkey
     assert planned.index is not None
     assert planned.index.tolist() == [i // 2 for i in range(18)]
     assert count == ([9 * 4, 0] if large else [6]), "four of each pair, and none that differ; or three rows at a time"
-
-
-def test_rows_that_are_all_distinct_lie_in_place() -> None:
-    found = column(np.arange(5), dedupe=True)
-    assert found.numpy().base is not None
-    assert found.reading.run is not None
 
 
 def test_rows_that_share_parts_have_digests_of_what_they_mean() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from dataplane.batch.batch import Batch, Column
+from dataplane.batch.batch import Batch
 from dataplane.batch.filling import jobs
 from dataplane.batch.local import local_batch
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
@@ -50,13 +50,6 @@ def test_rows_are_gathered_into_their_place(batch: Batch, rows: slice) -> None:
     np.testing.assert_array_equal(ragged.numpy(), items)
 
 
-def test_a_part_of_a_larger_tensor_is_filled_and_no_more(batch: Batch) -> None:
-    larger = torch.full((6, 3), -1.0)
-    fill(batch, dense=larger[1:5])
-    assert larger[[0, 5]].eq(-1).all()
-    assert torch.equal(larger[1:5], torch.from_numpy(DENSE))
-
-
 @each_case(
     ("out", "error", "match"),
     [
@@ -79,18 +72,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(error, match=match):
         jobs(batch, {"bits": ready, **out} if isinstance(out, dict) else out)
     assert not ready.any()
-
-
-def test_a_read_only_array_is_refused(batch: Batch) -> None:
-    array = np.zeros((4, 3), np.float32)
-    array.setflags(write=False)
-    with pytest.raises(Misuse, match="can be written"):
-        jobs(batch, {"dense": array})
-
-
-def test_repeated_rows_are_filled_as_often() -> None:
-    whole = local_batch({"x": DENSE})["x"]
-    column = Column.of("x", whole.field, whole.reading.parts, np.array([3, 3, 0]))
-    target = torch.zeros(3, 3)
-    fill(Batch({"x": column}), x=target)
-    np.testing.assert_array_equal(target.numpy(), DENSE[[3, 3, 0]])

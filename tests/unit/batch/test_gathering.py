@@ -96,23 +96,6 @@ def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
     assert listed(gathered, 0, 2)["ids"] == [[1, 2], [1, 2]]
 
 
-def test_memory_grows_and_is_used_again() -> None:
-    row = {"ids": [list(range(700))], "array": np.arange(700)[None]}
-    gathered = of(row)
-    for _ in range(40):
-        assert gathered.take(row, sys.maxsize) == 1
-    assert listed(gathered, 38, 40)["array"] == [list(range(700))] * 2
-    gathered.cut(0)
-    assert (gathered.rows, gathered.nbytes) == (0, 0)
-    assert gathered.take(row, sys.maxsize) == 1
-    assert listed(gathered, 0, 1)["ids"] == row["ids"]
-
-
-def test_columns_that_are_no_numbers_are_not_gathered() -> None:
-    for values in (["text"], [{"a": 1}], [[[1, 2]]]):
-        assert Gathered.of([(name, values.field) for name, values in columns_of({"x": values})]) is None
-
-
 @each_case(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
 def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
     assert gathering._write is not None

@@ -34,21 +34,6 @@ def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[An
     assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
 
 
-@each_case("shape", [(), (3,), (2, 2)])
-def test_arrays_and_tensors_are_joined_whatever_their_strides(shape: tuple[int, ...]) -> None:
-    whole = np.random.default_rng(0).standard_normal((6, *shape)).astype(np.float32)
-    several: list[Any] = [whole[:1], whole[1:4][::-1], torch.from_numpy(whole[4:])]
-    several.append(torch.zeros(0, *shape))
-    found = column(joined([values_of("x", each) for each in several])).numpy()
-    assert np.array_equal(found, np.concatenate([np.asarray(each) for each in several]))
-
-
-def test_ragged_rows_of_several_dimensions_are_joined() -> None:
-    several = [[np.ones((2, 3)), np.zeros((1, 1))], [np.full((4, 2), 7.0), np.ones((0, 3))]]
-    found = column(joined([owned(values_of("x", rows)) for rows in several])).to_list()
-    assert same(found, [row.tolist() for rows in several for row in rows])
-
-
 @each_case("given", [np.ones((2, 3)), [np.ones(3), np.ones(2)], torch.ones(2, 3), [{"a": np.ones(2)}]])
 def test_what_is_owned_does_not_change_with_what_it_was_given_in(given: Any) -> None:
     values = owned(values_of("x", given))

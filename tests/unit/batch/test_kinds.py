@@ -12,14 +12,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.kinds import Unfit, parts_of
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import same
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 _ZONES = (
@@ -82,18 +79,6 @@ _VALUES = st.recursive(
 )
 
 
-@given(st.lists(_VALUES, min_size=1, max_size=4))
-def test_values_of_pythons_types_come_back_exactly(values: list[Any]) -> None:
-    back = [decode_row("x", row) for row in encode_rows("x", values)]
-    assert same(back, values)
-    assert repr(back) == repr(values) or any(map(_unordered, values))
-
-
-def _unordered(value: Any) -> bool:
-    """Whether its repr may differ from that of an equal value."""
-    return "{" in repr(value)
-
-
 @each_case(
     "value",
     [
@@ -122,15 +107,6 @@ def test_a_value_at_an_edge_comes_back_exactly(value: Any) -> None:
     assert type(back) is type(value)
 
 
-def test_what_a_deque_or_a_default_dict_does_comes_back_too() -> None:
-    [row] = encode_rows("x", [[deque([1], maxlen=2), defaultdict(list), Counter("ab")]])
-    last, missing, count = decode_row("x", row)
-    last.extend([2, 3])
-    assert list(last) == [2, 3]
-    assert missing["new"] == []
-    assert count["c"] == 0
-
-
 class _Zone(dt.tzinfo):
     pass
 
@@ -154,13 +130,6 @@ def test_what_can_not_be_held_whole_is_refused(value: Any, match: str) -> None:
     with pytest.raises(SchemaMismatch, match=match) as caught:
         encode_rows("x", [None, {"a": [value]}])
     assert caught.value.row == 1
-
-
-def test_a_value_of_another_type_is_of_no_kind() -> None:
-    assert parts_of([1]) is None
-    assert parts_of(type("Own", (set,), {})()) is None
-    with pytest.raises(Unfit):
-        parts_of(defaultdict(print))
 
 
 _KIND = 6  # the extension

@@ -13,7 +13,7 @@ from dataplane.batch.alike import laid
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned, check, check_contents
+from dataplane.batch.layout import ColumnLayout, ShardLayout, check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
@@ -64,12 +64,6 @@ def test_a_layout_survives_its_encoding_and_passes_its_checks() -> None:
     assert layout.column("absent") is None
 
 
-def test_a_layout_passes_only_within_its_extent() -> None:
-    layout, memory = _shard()
-    with pytest.raises(Corrupt, match="not in an extent"):
-        check(layout, len(memory) - 64)
-
-
 @each_case(
     "layout",
     [
@@ -101,13 +95,6 @@ def test_a_layout_passes_only_within_its_extent() -> None:
 def test_a_false_layout_is_refused(layout: ShardLayout) -> None:
     with pytest.raises(Corrupt):
         check(layout, 4096)
-
-
-def test_columns_of_different_rows_are_refused() -> None:
-    one = ColumnLayout(Field("dense", "int8"), 1, 1, ((0, 1),))
-    two = ColumnLayout(Field("dense", "int8"), 2, 2, ((0, 2),))
-    with pytest.raises(Corrupt, match="different numbers of rows"):
-        check(ShardLayout((("a", one), ("b", two))), 64)
 
 
 @each_case("depth", [17, 200, 5000])
@@ -243,12 +230,6 @@ def test_presence_that_does_not_fit_the_children_is_refused() -> None:
         check_contents(layout, memory)
 
 
-def test_memory_that_ends_early_is_corrupt() -> None:
-    layout, memory = _shard()
-    with pytest.raises(Corrupt, match="missing"):
-        check_contents(layout, memory[:0])
-
-
 def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:
     layout, memory = _shard()
     column = layout.column("ragged")
@@ -288,14 +269,3 @@ def test_bytes_that_change_while_a_column_is_read_are_wrong_values_at_worst(name
             for look in (read.to_list, read.numpy, read.arrow):
                 with contextlib.suppress(Corrupt):
                     assert len(look()) == 4
-
-
-@given(st.integers(0, 1 << 40))
-def test_aligned_is_the_next_multiple(nbytes: int) -> None:
-    assert nbytes <= aligned(nbytes) < nbytes + 64
-    assert aligned(nbytes) % 64 == 0
-
-
-def test_fields_show_what_they_are() -> None:
-    assert repr(Field("ragged", "float32", (None, 1176))) == "ragged float32 [*, 1176]"
-    assert repr(Field("struct", children=(("a", Field("text")),))) == "struct{a: text}"

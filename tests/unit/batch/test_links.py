@@ -19,10 +19,6 @@ def test_a_link_says_what_it_is_to(shard: int, link: int) -> None:
     assert number < 1 << 63
 
 
-def test_the_number_of_a_shard_is_its_first_owners_link() -> None:
-    assert linked(7, 0) == 7
-
-
 def test_a_reference_to_links_is_read_where_they_are_to() -> None:
     fields = [("x", Field("text"), 9, 3, 0), ("y", Field("text"), 9, 4, 1)]
     ref = BatchRef.of(NODE, 5, fields)[[3, 1, 1]]

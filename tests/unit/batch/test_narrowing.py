@@ -82,24 +82,6 @@ def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) ->
         assert storage(piece.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
 
 
-@given(blocks())
-def test_any_width_of_a_dense_column(given_: Any) -> None:
-    arrays = [np.concatenate(block) for block in given_]
-    pieces = [stored(array) for array in arrays]
-    found = column(*pieces)
-    assert same(found.numpy(), np.concatenate(arrays))
-    assert same(column(pieces[0]).numpy(), arrays[0])
-    assert found.narrow().numpy().tolist() == np.concatenate(arrays).tolist()
-
-
-@each_case("large", [4, 1 << 20])
-def test_rows_of_all_sizes_stay_in_order(large: int) -> None:
-    """Large rows are written in parts, and small ones together."""
-    rows = [np.full((n, 2), i) for i, n in enumerate([3, large, 1, 0, large + 1, 2])]
-    assert same(column(stored(rows)).numpy(), rows)
-    assert stored(rows).layout.field == Field("ragged", "int64:uint8", (None, 2))
-
-
 def test_strides_lists_tensors_and_views() -> None:
     array = np.arange(24).reshape(4, 6)
     assert same(column(stored(array.T)).numpy(), array.T)
@@ -120,14 +102,6 @@ def test_what_is_stored_is_in_place() -> None:
     assert all(np.shares_memory(row, piece.memory._data) for row in found.numpy())  # type: ignore[attr-defined]
     assert column(piece).is_narrow
     assert not found[:1].is_narrow or found.dtype == "uint8"
-
-
-def test_tensors_of_what_is_widened_are_writable_and_nobody_elses() -> None:
-    found = column(stored([[1, 2], [3]]))
-    before = found.numpy()
-    found.torch().values().fill_(9)
-    assert [row.tolist() for row in before] == [row.tolist() for row in found.numpy()] == [[1, 2], [3]]
-    assert found.torch().values().tolist() == [9, 9, 9], "two calls give tensors of the same memory"
 
 
 def test_of_a_struct_the_integers() -> None:

@@ -47,17 +47,6 @@ def test_a_stack_is_copied_and_not_built_here() -> None:
     assert non_tensors._maker().__name__ == non_tensors._COPYING
 
 
-def test_rows_share_nothing_that_is_written_to() -> None:
-    whole = TensorDict({"x": non_tensors.stack(_VALUES), "y": non_tensors.stack(_VALUES)}, batch_size=[len(_VALUES)])
-    x, y = whole.get("x").tensordicts, whole.get("y").tensordicts
-    x[0].lock_()
-    assert not any(row.is_locked for row in [*x[1:], *y])
-    x[1].data = "other"
-    assert [x[1].data, y[1].data, x[2].data] == ["other", 1, "a"]
-    x[2]._tensordict.set("more", torch.ones(()))
-    assert not any(vars(vars(row)["_tensordict"])["_tensordict"] for row in [*x[3:], *y])
-
-
 def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
     made = TensorDict({"x": non_tensors.stack(list(range(6)))}, batch_size=[6])
     assert [part["x"].tolist() for part in made.chunk(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -67,16 +56,6 @@ def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
     made.lock_()
     assert made.get("x").is_locked
     made.unlock_()
-
-
-def test_values_come_out_of_any_stack() -> None:
-    assert non_tensors.rows_of(non_tensors.stack(_VALUES))[1:] == _VALUES[1:]
-    assert non_tensors.rows_of(theirs([1, "a"])) == [1, "a"]
-    nested = NonTensorStack(theirs([1, 2]), theirs([3, 4]))
-    wide = NonTensorStack(NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2]))
-    across = NonTensorStack(theirs([1, 2]), theirs([3, 4]), stack_dim=1)
-    for stack in (nested, wide, across, NonTensorStack()):
-        assert non_tensors.rows_of(stack) == stack.tolist()
 
 
 def test_what_tensordict_makes_otherwise_is_made_by_its_constructors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,22 +50,6 @@ def test_a_value_comes_back_exactly(value: Any) -> None:
     assert same(decode_row("x", row), value)
 
 
-@each_case("name", ["bfloat16", "int4", "float8_e4m3fn", "float6_e2m3fn"])
-def test_an_array_of_ml_dtypes_comes_back_as_one(name: str) -> None:
-    dtype = getattr(pytest.importorskip("ml_dtypes", reason="an extension of NumPy that nothing here needs"), name)
-    for value in (np.arange(3).astype(dtype), np.arange(2).astype(dtype)[1], np.zeros((5000, 2), dtype)):
-        [row] = encode_rows("x", [(value,)])
-        assert same(decode_row("x", row), (value,))
-
-
-def test_what_comes_back_is_its_owners() -> None:
-    [row] = encode_rows("x", [[np.ones(2), torch.ones(2)]])
-    array, tensor = decode_row("x", row)
-    array += 1
-    tensor += 1
-    assert same(decode_row("x", row), [np.ones(2), torch.ones(2)])
-
-
 @each_case(
     "value",
     [

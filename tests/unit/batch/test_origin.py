@@ -26,10 +26,6 @@ def rows_of(ref: BatchRef) -> list[int]:
     return found[1].tolist()
 
 
-def test_a_ref_that_was_put_has_none() -> None:
-    assert a_ref().origin() is None
-
-
 def test_rows_keep_theirs() -> None:
     ref = a_ref().with_origin(STREAM, np.arange(100, 110))
     assert rows_of(ref) == list(range(100, 110))
@@ -38,20 +34,6 @@ def test_rows_keep_theirs() -> None:
     assert rows_of(ref[[7, 2]].repeat(2)) == [107, 107, 102, 102]
     assert rows_of(ref.chunk(2)[1]) == list(range(105, 110))
     assert ref[0:0].origin() is None
-
-
-def test_rows_in_any_order_and_far_apart() -> None:
-    numbers = [1 << 40, 5, 7, 6, 1 << 33, 0, 1, 2, 3, 4]
-    ref = a_ref().with_origin(STREAM, numbers)
-    assert rows_of(ref) == numbers
-    assert rows_of(ref[::-1]) == numbers[::-1]
-    assert rows_of(pickle.loads(pickle.dumps(ref))) == numbers
-
-
-def test_columns_keep_it() -> None:
-    ref = a_ref().with_origin(STREAM, np.arange(10))
-    both = ref.union(a_ref("b", 2))
-    assert rows_of(both.select("b")) == rows_of(both.rename(b="c").drop("a")) == list(range(10))
 
 
 def test_what_is_concatenated_has_one_where_all_have() -> None:

@@ -20,8 +20,7 @@ from dataplane.batch.parts import LARGE
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt
 from tests.cases import each_case
-from tests.unit.batch.exact import batch_of, column, piece, same
-from tests.unit.batch.pictures import file, noise, opened
+from tests.unit.batch.exact import column, piece, same
 
 _BIG = LARGE // 8
 
@@ -77,29 +76,6 @@ def test_parts_that_rows_share_are_stored_once(again: Any) -> None:
     assert same(found.to_list(), rows)
 
 
-def test_equal_rows_with_large_parts_are_stored_once() -> None:
-    rows = [[large(i // 8), i // 8] for i in range(16)]
-    assert stored(rows) < 2 * LARGE + 1024
-    assert same(column(rows).to_list(), rows)
-    small = [(1,), (1,)]
-    assert not plan({"x": small}).layout().columns[0][1].indexed
-
-
-def test_images_under_keys_of_dicts_are_stored_once() -> None:
-    data = file(noise("RGB", (100, 100)))
-    image = opened(data)
-    for rows in (
-        [{"images": [image], "answer": str(i)} for i in range(8)],
-        [{"images": [opened(data)], "answer": str(i)} for i in range(8)],
-        [{"deep": {"images": [image, i]}} if i % 2 else {} for i in range(16)],
-    ):
-        assert stored(rows) < 1.1 * len(data) + 2048
-        found = column(rows)
-        assert found.kind == "struct"
-        assert found.to_list() == rows
-        assert found[3:5].to_list() == rows[3:5]
-
-
 _PARTS = st.sampled_from([large(1), large(2), b"x" * LARGE, torch.ones(LARGE), 7, "a", None, np.ones(2)])
 _VALUES = st.recursive(_PARTS, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner), max_leaves=4)
 _ROWS = st.lists(
@@ -128,15 +104,6 @@ def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], d
 
 def _of(array: pa.Array) -> list[Any]:
     return [decode_row("x", row.as_buffer()) for row in array]
-
-
-def test_rows_that_are_put_again_share_their_parts_again() -> None:
-    rows = _rows(8, large(1))
-    again = column(column(rows))
-    assert same(again.to_list(), rows)
-    assert stored(column(rows)) < 1.2 * LARGE + 8 * 256
-    table = batch_of(x=rows).to_arrow()
-    assert same(table["x"].to_pylist() and _of(table["x"].combine_chunks()), rows)
 
 
 def test_all_of_a_column_is_fetched_where_rows_share_parts() -> None:
@@ -184,23 +151,6 @@ def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
 def test_a_row_of_false_parts_is_corrupt(row: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_row("x", row)
-
-
-def test_a_part_beyond_the_stored_rows_is_corrupt() -> None:
-    rows = _rows(3, large(1))
-    one = piece("x", rows)
-    memory = one.memory.read(0, plan({"x": rows}).nbytes).copy()
-    head = struct.pack("<BxxxI", 0xC1, 1)
-    raw = memory.tobytes()
-    at = raw.index(head) + len(head)
-    for number in (99, (1 << 63) - 1):
-        memory = memory.copy()
-        memory[at : at + 8] = np.frombuffer(struct.pack("<q", -1 - number), np.uint8)
-        other = type(one)(one.layout, type(one.memory)(memory), one.rows)
-        found = Column("x", one.layout.field, [other])
-        for read in (found.to_list, found.arrow, lambda found=found: plan({"x": found})):
-            with pytest.raises(Corrupt):
-                read()
 
 
 @given(st.data())

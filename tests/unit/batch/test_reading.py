@@ -130,13 +130,6 @@ def test_one_run_is_read_in_place_and_the_rest_is_gathered() -> None:
     assert not np.shares_memory(Column("x", one.layout.field, [one, one]).numpy(), stored)
 
 
-def test_ragged_rows_are_read_in_place_however_they_lie() -> None:
-    one = piece("x", [np.arange(3), np.arange(2)])
-    stored = one.memory.read(*one.layout.buffers[1])
-    scattered = Column("x", one.layout.field, [one, one], np.array([3, 0, 0]))
-    assert all(np.shares_memory(row, stored) for row in scattered.numpy())
-
-
 def test_two_tensors_of_a_column_share_memory_and_the_source_keeps_its_own() -> None:
     one = piece("x", np.zeros((4, 2)))
     column = Column("x", one.layout.field, [one])
@@ -149,22 +142,6 @@ def test_two_tensors_of_a_column_share_memory_and_the_source_keeps_its_own() -> 
     repeated.torch()[0] = 9
     assert float(repeated.torch()[0, 0]) == 9
     assert float(repeated.numpy()[0, 0]) == 0
-
-
-def test_writing_to_ragged_tensors_changes_nobody_elses_rows() -> None:
-    one = piece("x", [np.zeros(3), np.zeros(2)])
-    column = Column("x", one.layout.field, [one])
-    column.torch().values()[:] = 5
-    assert column.torch().values().tolist() == [5] * 5
-    assert column.to_list() == [[0, 0, 0], [0, 0]]
-
-
-def test_a_selection_beyond_the_rows_is_corrupt() -> None:
-    one = piece("x", [1, 2, 3])
-    with pytest.raises(Corrupt, match="row 3"):
-        Column("x", one.layout.field, [one._replace(rows=Rows.range(2, 4))])
-    with pytest.raises(Corrupt, match="order"):
-        Column("x", one.layout.field, [one], np.array([3]))
 
 
 def test_a_piece_of_another_field_is_corrupt() -> None:

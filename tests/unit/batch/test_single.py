@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from dataplane.batch import objects, variants
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.single import LARGE, Row, Single, laid_out, single
-from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 
 _DTYPES = (torch.int64, torch.float32, torch.uint8, torch.bool, torch.complex64)
@@ -103,12 +100,6 @@ def test_a_row_of_variants_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bo
 )
 def test_what_is_not_simple_is_the_plans(value: Any) -> None:
     assert single("x", [value], as_object=False) is None
-
-
-def test_objects_with_large_parts_are_the_plans_and_what_can_not_be_held_says_so() -> None:
-    assert single("x", [{"a": b"x" * 5000}], as_object=True) is None
-    with pytest.raises(SchemaMismatch, match=r"column 'x', row 0: cannot hold _thread\.lock"):
-        single("x", [threading.Lock()], as_object=True)
 
 
 def test_a_row_that_is_too_large_or_has_no_name_is_none() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-import dataplane as dp
 from dataplane.batch import cutfields, cuts, slicing, stretches
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.columns import plan
@@ -220,25 +219,6 @@ def test_what_is_one_run_is_in_place() -> None:
     assert all(np.shares_memory(row, shards.memories[1]) and row.dtype == np.uint8 for row in stored if row.size)
 
 
-def test_tensors_of_slices_are_writable_and_their_own() -> None:
-    import torch
-
-    shards, rows = Shards(), columns(2)
-    ref = shards.put(0, rows, narrow=True)
-    before = shards.memories[0].copy()
-    sliced = shards.read(ref.share_rows("routed", 0, 2, zigzag=True).repeat(2), "routed")
-    whole = sliced.torch()
-    assert whole.dtype == torch.int64
-    whole.values().fill_(1)
-    for row in sliced.tensors():
-        row.fill_(7)
-    assert (shards.memories[0] == before).all()
-    packed, offsets = sliced.packed()
-    assert len(packed) == int(offsets[-1]) == sum(len(row) for row in sliced.numpy())
-    dense = shards.read(ref.slice_rows("dense", 0, 1, 4), "dense").torch()
-    assert tuple(dense.shape) == (ROWS, 3, 3)
-
-
 class TestFields:
     def test_what_differs_afterwards_is_ragged(self) -> None:
         ref = Shards().put(0, columns(0), narrow=False)
@@ -278,12 +258,6 @@ class TestFields:
         with pytest.raises(error):
             ref.slice_rows(name, axis, start)
 
-    @each_case(("rank", "ranks", "multiple"), [(2, 2, None), (-1, 2, None), (0, 0, None), (0, 2, 3), (0, "8", None)])
-    def test_shares_of_no_rank(self, rank: Any, ranks: Any, multiple: Any) -> None:
-        ref = Shards().put(0, columns(0), narrow=False)
-        with pytest.raises(Misuse):
-            ref.share_rows("ids", rank, ranks, zigzag=True, multiple=multiple)
-
     def test_slices_of_slices_are_bounded(self) -> None:
         ref = Shards().put(0, columns(0), narrow=False)
         for _ in range(200):  # slices from the beginning are one
@@ -312,12 +286,6 @@ class TestFields:
         expected = [row for each in several for row in shards.read(each, "ids").numpy()]
         assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
-    def test_sizes(self) -> None:
-        ref = Shards().put(0, columns(0), narrow=False)
-        assert ref.select("dense").slice_rows("dense", 0, 0, 6).nbytes == ref.select("dense").nbytes // 2
-        quarter = ref.select("routed").share_rows("routed", 0, 4, zigzag=True).nbytes
-        assert quarter == ref.select("routed").nbytes // 4
-
 
 class TestTheWire:
     def test_who_does_not_know_slices_refuses_them(self) -> None:
@@ -345,13 +313,3 @@ class TestTheWire:
         there = [Piece(shards.layouts[0].columns[0][1], LocalMemory(shards.memories[0]), Rows.range(0, ROWS))]
         with pytest.raises(Corrupt):
             cutfields.opened("dense", sliced.schema["dense"], frame.cut, there)
-
-    def test_equal_and_hashed(self) -> None:
-        ref = Shards().put(0, columns(0), narrow=False)
-        sliced = ref.slice_rows("ids", 0, 1, 5)
-        assert sliced == ref.slice_rows("ids", 0, 1, 5) != ref
-        assert sliced != ref.slice_rows("ids", 0, 1, 6)
-        assert len({sliced, pickle.loads(pickle.dumps(sliced))}) == 1
-        with pytest.raises(SchemaMismatch):
-            sliced.union(ref)
-        assert dp.concat([sliced, ref])[len(ref) :].select("dense") == ref.select("dense")

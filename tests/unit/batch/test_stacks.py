@@ -11,7 +11,7 @@ from dataplane.batch.alike import _FEW, Laid, laid, one
 from dataplane.batch.batch import Column
 from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout, check_contents
+from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.local import local_batch
 from dataplane.batch.pieces import Selection
 from dataplane.batch.rows import Rows
@@ -57,27 +57,6 @@ def test_a_stack_reads_as_its_shards_do() -> None:
         assert column.to_list() == expected, name
         backwards = np.arange(len(column))[::-1].copy()
         assert Column.of(name, stacked.layout.field, column._selections, backwards).to_list() == expected[::-1], name
-
-
-def test_rows_that_vary_in_two_dimensions_are_stacked_too() -> None:
-    given = [{"x": [np.full((n, n + k, 2), n, np.int16) for k in (0, 1) for n in (1, i)]} for i in range(2, 9)]
-    stack, _ = stack_of([stored(each) for each in given])
-    stacked = stack.column("x", 0)
-    column = Column.of("x", stacked.layout.field, [Selection(stacked, Rows.range(0, stacked.layout.rows))])
-    for row, expected in zip(column.numpy(), [row for each in given for row in each["x"]], strict=True):
-        assert row.shape == expected.shape
-        assert (row == expected).all()
-
-
-def test_what_is_written_to_a_tensor_is_not_seen_in_an_array() -> None:
-    torch = pytest.importorskip("torch")
-    stack, _ = stack_of([stored({"x": np.full((1, 4), i, np.float32)}) for i in range(9)])
-    stacked = stack.column("x", 0)
-    column = Column.of("x", stacked.layout.field, [Selection(stacked, Rows.range(0, 9))])
-    column.torch()[:] = 7
-    assert (column.torch() == torch.full((9, 4), 7.0)).all()
-    assert column.numpy()[:, 0].tolist() == list(range(9))
-    assert not column.numpy().flags.writeable
 
 
 @each_case(("word", "value"), [(0, 1), (1, -1), (1, 1 << 61), (2, 2)], ids=["first", "falls", "far", "short"])
@@ -144,14 +123,6 @@ def test_sizes_that_wrap_around_are_not_believed() -> None:
     laid(alike[:-1], [4096] * _FEW)
     with pytest.raises(Corrupt):
         laid(alike, [4096] * len(alike))
-
-
-def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
-    for i in range(1, 6):
-        encoded, memory = stored({name: values[:1] for name, values in columns(i).items()})
-        (known,) = laid([encoded], [len(memory)])
-        known.check_contents(memory)
-        check_contents(known.layout, memory)
 
 
 @each_case("memories", [1, 3])

@@ -56,18 +56,6 @@ def test_a_batch_becomes_a_tensordict_and_comes_back() -> None:
     assert same(again.to_dict(), batch.to_dict())
 
 
-def test_a_tensordict_as_a_column_is_a_struct() -> None:
-    batch = local_batch({"inputs": TensorDict({"a": torch.arange(3)}, batch_size=[3]), "i": [1, 2, 3]})
-    assert batch["inputs"].to_list() == [{"a": 0}, {"a": 1}, {"a": 2}]
-
-
-def test_no_rows() -> None:
-    batch = local_batch(TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0]))
-    assert len(batch) == 0
-    assert batch.to_tensordict().batch_size == torch.Size([0])
-    assert local_batch({"a": np.zeros(0), "t": []}).to_tensordict().batch_size == torch.Size([0])
-
-
 def test_a_tensordict_without_a_batch_dimension_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="batch dimension"):
         plan(TensorDict({"a": torch.zeros(2)}, batch_size=[]))
@@ -102,14 +90,6 @@ def test_a_list_or_array_without_a_stack_has_a_value_for_each_row(data: object, 
         assert batch["x"].to_list() == rows
 
 
-def test_an_array_that_tensordict_keeps_as_it_is_has_a_value_for_each_row() -> None:
-    times = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
-    batch = local_batch(TensorDict({"when": times, "nested": TensorDict({"t": times}, batch_size=[2])}, batch_size=[2]))
-    assert np.array_equal(batch["when"].numpy(), times)
-    assert [row["t"] for row in batch["nested"].to_list()] == times.tolist()
-    assert tensordicts.rows_of("x", TensorDict({"t": times}, batch_size=[2])) == [{"t": times[0]}, {"t": times[1]}]
-
-
 @each_case("data", [[1, 2], np.arange(2), torch.arange(2)], ids=["list", "array", "tensor"])
 def test_more_or_fewer_values_than_rows_are_refused(data: object) -> None:
     with pytest.raises(SchemaMismatch, match=r"'x'.*2 values for 3 rows.*NonTensorStack\(\*\[value\] \* 3\)") as caught:
@@ -131,27 +111,6 @@ def test_rows_of_a_lazy_stack_may_differ_in_shape() -> None:
     nested = local_batch({"x": stack})["x"].torch()
     assert [sorted(row) for row in nested] == [["a", "b"], ["a", "b"]]
     assert same(nested[1]["a"], torch.ones(3))
-
-
-def test_no_key_of_a_lazy_stack_is_lost() -> None:
-    stack = lazy({"a": torch.ones(1)}, {"b": torch.ones(2)})
-    with pytest.raises(SchemaMismatch, match=r"'a', 'b', others not: give all rows the same entries") as caught:
-        plan(stack)
-    assert caught.value.row == 1
-    assert [sorted(row) for row in local_batch({"x": stack})["x"].torch()] == [["a"], ["b"]]
-    assert [sorted(row) for row in tensordicts.rows_of("x", stack)] == [["a"], ["b"]]
-
-
-def test_rows_of_a_nested_tensordict_are_dicts() -> None:
-    entry = TensorDict(
-        {"a": torch.ones(2, 3), "n": NonTensorData(data=["x", "y"], batch_size=[2]), "t": {"c": torch.arange(2)}},
-        batch_size=[2],
-    )
-    rows = tensordicts.rows_of("x", entry)
-    assert [list(row) for row in rows] == [["a", "n", "t"]] * 2
-    assert [row["n"] for row in rows] == ["x", "y"]
-    assert same(rows[1], {"a": torch.ones(3), "n": "y", "t": {"c": torch.tensor(1)}})
-    assert tensordicts.rows_of("x", TensorDict({}, batch_size=[2])) == [{}, {}]
 
 
 @each_case(

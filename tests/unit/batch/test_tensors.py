@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.batch import tensors
-from dataplane.batch.buffers import offsets_of
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.errors import SchemaMismatch
@@ -62,12 +60,6 @@ def test_jagged_tensors_come_back(lengths: list[int], dtype: str) -> None:
     assert found.torch().is_nested
 
 
-def test_a_nested_tensor_is_padded_to_its_longest_row() -> None:
-    """Not to the length of all rows together, as torch does with one that is not told."""
-    nested = column([torch.arange(2), torch.arange(3)]).torch()
-    assert nested.to_padded_tensor(9).tolist() == [[0, 1, 9], [0, 1, 2]]
-
-
 def test_nested_tensors_of_every_form() -> None:
     rows = [torch.rand(2, 3), torch.rand(4, 3)]
     strided = torch.nested.nested_tensor([row.t() for row in rows], layout=torch.strided)
@@ -92,13 +84,6 @@ def test_gradients_and_lazy_views_are_resolved() -> None:
         assert same(list(column(list(tensor.unbind())).torch().unbind()), list(plain.unbind()))
         found = column(tensor).torch()
         assert not found.requires_grad
-
-
-def test_gradients_are_not_tracked_through_a_put() -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
-    rows = [weight, weight * 2]
-    assert column(rows).to_list() == [[1, 1, 1], [2, 2, 2]]
-    assert column([{"w": weight}]).to_list() == [{"w": [1, 1, 1]}]
 
 
 def test_contiguous_tensors_are_read_in_place() -> None:
@@ -133,30 +118,6 @@ def test_dtypes_that_torch_lacks_stay_with_numpy() -> None:
     for array in (np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
         with pytest.raises(SchemaMismatch, match="numpy"):
             column(array).torch()
-
-
-def test_tensors_without_rows_or_elements() -> None:
-    for shape in ((0,), (0, 3), (2, 0), (0, 0)):
-        tensor = torch.empty(shape, dtype=torch.bfloat16)
-        assert same(column(tensor).torch(), tensor)
-    assert column([torch.zeros(2)])[:0].torch().size(0) == 0
-    assert same(list(column([torch.zeros(0, 2), torch.zeros(0, 2)]).torch().unbind()), [torch.zeros(0, 2)] * 2)
-
-
-@each_case("piece", [8, 1 << 20])
-def test_rows_that_torch_joins_are_written_whole(piece: int) -> None:
-    rows = [torch.rand(n, 2, requires_grad=n == 3) for n in (3, 0, 5)]
-    flat = torch.cat(rows).detach()
-    for shape, parts in (((2,), rows), (None, [row.t() for row in rows])):
-        joined = tensors._Joined(parts, offsets_of([24, 0, 40]), shape, "float32")
-        memory = np.zeros(64, np.uint8)
-        for job in joined.jobs(memory, piece):
-            job()
-        whole = flat if shape else torch.cat([row.t().reshape(-1) for row in rows]).detach()
-        assert memory.tobytes() == whole.numpy().tobytes()
-        again = joined.take(np.array([2, 2]))
-        assert again.nbytes == 80
-        assert bytes(again.row(1)) == bytes(joined.row(2))
 
 
 @pytest.mark.gpu

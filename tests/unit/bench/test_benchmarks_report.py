@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from bench.report.__main__ import main
-from bench.report.markdown import BEGIN, END, NoMarkers, between, text
-from bench.report.page import html
+from bench.report.markdown import BEGIN, END, between, text
 from bench.report.results import EXPECTED, read
-from tests.cases import each_case
 
 MACHINE = {
     "cpu": "A processor", "cores": 2, "memory_gib": 8.0, "kernel": "6.1", "python": "3.11.7",
@@ -89,36 +87,11 @@ def test_a_file_that_is_missing_or_wrong_is_said_and_nothing_invented(results: P
     assert "### One host" not in made
 
 
-@pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")
-def test_the_page_needs_no_other_file(results: Path) -> None:
-    pytest.importorskip("matplotlib")
-    page = html(read(results))
-    assert page.count("data:image/png;base64,iVBOR") == 2
-    assert "No picture: there is no replay.json" in page
-    assert "out of &lt;memory&gt;" in page
-    assert "src=" not in page.replace('src="data:', "")
-    assert "href=" not in page
-
-
 def test_only_what_is_between_the_markers_changes() -> None:
     page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n"
     once = between(page, "new")
     assert once == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
     assert between(once, "new") == once
-
-
-@each_case("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
-def test_a_page_without_its_markers_is_refused(page: str) -> None:
-    with pytest.raises(NoMarkers, match="needs each of these lines once"):
-        between(page, "new")
-
-
-def test_without_any_file_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    docs = tmp_path / "page.md"
-    docs.write_text(f"{BEGIN}\nold\n{END}\n")
-    assert main(["--results", str(tmp_path), "--docs", str(docs)]) == 1
-    assert "there is nothing to report" in capsys.readouterr().err
-    assert docs.read_text() == f"{BEGIN}\nold\n{END}\n"
 
 
 @pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")

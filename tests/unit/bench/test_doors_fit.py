@@ -6,16 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.doors_fit import MIB, Memory, calls, covered, read, rows_of
+from bench.doors_fit import MIB, Memory, read, rows_of
 
 
 def call(name: str, *spans: tuple[float, float], partition: str | None = "train", **more: Any) -> dict[str, Any]:
     return {"name": name, "partition": partition, "start": spans[0][0], "end": spans[-1][1], "spans": spans, **more}
-
-
-def test_time_that_several_cover_counts_once() -> None:
-    assert covered([(5, 6), (0, 2), (1, 3), (2, 2.5)]) == 4
-    assert covered([]) == 0
 
 
 def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobodys(tmp_path: Path) -> None:
@@ -81,14 +76,6 @@ def test_the_promises_are_ours_over_theirs() -> None:
         "module: worker, peak": (0.1, True),
         "module: worker's gets, peak": (0.01, True),
     }
-
-
-def test_where_seconds_are_is_said_by_call_and_also_of_rounds_that_are_not_whole() -> None:
-    taken = {"storage_s": 1.0, "beside_s": 0.5, "step_s": 10.0, "load": 2.0, "by_call": {"rank get": (6, 0.75, 0.5)}}
-    said = calls([{"Dataplane": taken, "module": taken}, {"Dataplane": taken | {"storage_s": 2.0}}]).splitlines()
-    assert said[0] == "Dataplane: share 0.200, 1.50 + 0.50 s, load 2.0"
-    assert said[1].split() == ["rank", "get", "6", "0.75", "s,", "of", "them", "0.50"]
-    assert said[2] == "module: share 0.150, 1.00 + 0.50 s, load 2.0"
 
 
 def test_what_a_role_took_is_what_its_processes_grew_by_as_they_trained() -> None:

@@ -13,7 +13,7 @@ from bench.peers import environments, work, workloads
 from bench.peers.children import Failed
 from bench.peers.cycle import Cycle
 from bench.peers.environments import Missing, environment
-from bench.peers.room import GIB, Room, TooLittle, check, scale_that_fits
+from bench.peers.room import GIB, Room, TooLittle, check
 from bench.peers.systems import SYSTEMS, System
 from bench.peers.targets import faster, targets
 from bench.peers.work import Share
@@ -30,18 +30,6 @@ def test_a_share_makes_the_same_rows_each_time_and_as_many_bytes_as_it_says() ->
     assert work.nbytes(made) == SHARE.nbytes
     assert np.array_equal(made["pixel_values"][0], made["pixel_values"][1])
     assert not np.shares_memory(made["pixel_values"][0], made["pixel_values"][1])
-
-
-def test_a_checksum_tells_shapes_types_and_order_apart() -> None:
-    rows = [np.arange(4), np.arange(4) + 1]
-    kinds = [rows, rows[::-1], [r.reshape(2, 2) for r in rows], [r.view(np.uint64) for r in rows]]
-    assert len({work.digest({"x": kind}) for kind in kinds}) == len(kinds)
-
-
-def test_the_parts_of_a_batch_are_all_of_it() -> None:
-    made = work.columns(Share(rows=7, fields=2, width=3), 0)
-    parts = [work.part(made, i, 3)["field_1"] for i in range(3)]
-    assert np.array_equal(np.concatenate(parts), made["field_1"])
 
 
 def test_rows_that_go_one_by_one_are_those_that_were_made() -> None:
@@ -66,23 +54,6 @@ def test_too_little_memory_is_said_with_the_scale_that_would_fit() -> None:
         check(whole, Room(16 * GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
     with pytest.raises(TooLittle, match="no scale of the video task would fit"):
         check(whole, Room(GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
-
-
-def test_too_little_disk_is_said() -> None:
-    part = [workloads.workload("video", 1 / 32)]
-    with pytest.raises(TooLittle, match=r"of disk for scratch, and 1\.0 are free"):
-        check(part, Room(64 * GIB, 64 * GIB, GIB, 900 * GIB), 0)
-    with pytest.raises(TooLittle, match=r"3 environments have to be made, of up to 9 GiB, and 4\.0 are free"):
-        check(part, Room(64 * GIB, 64 * GIB, 64 * GIB, 4 * GIB), 3)
-    check(part, Room(64 * GIB, 64 * GIB, 64 * GIB, 4 * GIB), 1)
-
-
-def test_half_of_the_memory_is_left_to_others() -> None:
-    assert scale_that_fits(Room(2 * GIB, 64 * GIB, GIB, GIB)) is None
-    there = Room(24 * GIB, 64 * GIB, GIB, GIB)
-    scale = scale_that_fits(there)
-    assert scale is not None
-    assert workloads.workload("video", scale).memory_needed <= 12 * GIB
 
 
 def test_an_environment_that_cannot_be_made_says_which_command_failed(

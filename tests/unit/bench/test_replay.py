@@ -17,8 +17,8 @@ import pytest
 import dataplane as dp
 from bench import replay
 from bench.replaying import payloads, report
-from bench.replaying.fitting import room, why_not
-from bench.replaying.implied import error, implied
+from bench.replaying.fitting import why_not
+from bench.replaying.implied import implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
 from dataplane.workloads import Step, Trace, generate, write
@@ -64,15 +64,6 @@ def _warm_barriers() -> None:
 # What is implied
 
 
-def test_one_slot_makes_one_response_after_another() -> None:
-    times = implied(a_plan(a_step(0, [10, 20], reward=0.5)))
-    assert times.made == pytest.approx({0: 1.0, 1: 3.0})
-    assert times.rewarded == pytest.approx({0: 1.5, 1: 3.5})
-    assert times.referenced == pytest.approx({0: 1.2, 1: 3.3})
-    assert times.began == pytest.approx([3.5])
-    assert times.trained == pytest.approx([3.5 + 50 * 0.02])
-
-
 def test_two_slots_and_two_workers_make_two_at_a_time() -> None:
     step = a_step(0, [10, 20, 30])
     assert implied(a_plan(step, slots=2)).made == pytest.approx({0: 1.0, 1: 2.0, 2: 4.0})
@@ -83,20 +74,6 @@ def test_the_rows_of_a_prompt_are_there_when_its_last_response_is() -> None:
     assert implied(a_plan(a_step(0, [10, 30, 5, 5], samples=2), slots=2)).made == pytest.approx(
         {0: 3.0, 1: 3.0, 2: 2.0, 3: 2.0}
     )
-
-
-def test_tools_take_their_seconds_and_speed_divides_all() -> None:
-    plan = a_plan(a_step(0, [10], tool=2.0, reward=4.0))
-    assert implied(plan).rewarded == pytest.approx({0: 7.0})
-    assert implied(replace(plan, pace=replace(PACE, speed=10))).rewarded == pytest.approx({0: 0.7})
-
-
-def test_ranks_share_what_there_is() -> None:
-    step = a_step(0, [10, 10, 10, 10])
-    plan = a_plan(step, slots=4, delivered=1, reference=Ranks(2, 1), trainer=Ranks(2, 2))
-    times = implied(plan)
-    assert times.referenced == pytest.approx({0: 1.2, 1: 1.2, 2: 1.4, 3: 1.4})
-    assert times.trained == pytest.approx([1.4 + 2 * 20 * 0.02])
 
 
 def test_a_synchronous_step_begins_when_the_one_before_is_trained() -> None:
@@ -133,13 +110,6 @@ def test_every_row_of_a_task_is_made_and_trained() -> None:
     assert len(set(rows)) == len(rows) == plan.rows - times.expired
 
 
-def test_an_error_is_in_per_cent_of_what_is_implied() -> None:
-    assert error(1.05, 1.0) == pytest.approx(5.0)
-    assert error(0.95, 1.0) == pytest.approx(5.0)
-    assert error(0.0, 0.0) == 0
-    assert error(0.1, 0.0) == np.inf
-
-
 # What it will not do
 
 
@@ -150,25 +120,6 @@ def test_what_does_not_fit_is_said_with_the_scale_that_does() -> None:
     scale = float(said.split("--payload-scale ")[1].split()[0])
     assert why_not(replace(plan, payload_scale=scale), 512 << 20, 0) == ""
     assert why_not(replace(plan, payload_scale=1.3 * scale), 512 << 20, 0)
-
-
-def test_a_disk_that_is_too_small_is_said() -> None:
-    plan = Plan(generate("video_understanding_7b", prompts=64, samples=2, steps=1))
-    assert "memory and disk hold" in why_not(plan, 2 << 30, 0)
-    assert why_not(plan, 2 << 30, 16 << 30) == ""
-
-
-def test_no_more_disk_is_counted_on_than_is_free(tmp_path: Path) -> None:
-    free = psutil.disk_usage(str(tmp_path)).free
-    memory, disk = room(dp.NodeConfig(memory="64MiB", spill=4 * free, spill_dir=tmp_path / "not" / "there"))
-    assert memory == 64 << 20
-    assert disk < 2 * free  # others use the disk too
-    assert room(dp.NodeConfig(memory="64MiB", spill=4096, spill_dir=tmp_path)) == (64 << 20, 4096)
-
-
-def test_more_memory_than_is_free_is_said() -> None:
-    plan = a_plan(a_step(0, [10]))
-    assert "GiB of memory" in why_not(plan, 1 << 50, 0)
 
 
 def test_a_command_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -240,13 +191,6 @@ def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path)
         assert firsts[1] > times.trained[1]
     assert found.memory.total < 1.1 * (64 << 20) + (plan.processes + 1) * (150 << 20)
     assert {row.unit for row in report.rows(plan, expected, [found], 64 << 20)} == {"%", "MiB"}
-
-
-def test_rows_without_a_token_and_prompts_without_a_pixel_are_replayed(tmp_path: Path) -> None:
-    step = a_step(0, [0, 3, 0, 0], samples=2)
-    step = replace(step, patches=np.array([0, 4]), images=np.array([0, 1]), vision_tokens=np.array([0, 1]))
-    plan = a_plan(step, pace=Pace(speed=10), slots=2)
-    check(plan, run(plan, config(tmp_path), 60))
 
 
 def test_the_command_prints_and_keeps_what_was_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -142,12 +142,6 @@ async def test_a_reply_and_a_cancellation_at_once(
     await scripted.until(lambda: undone in scripted.kinds())
 
 
-async def test_another_answer_than_was_due(scripted: Scripted, connection: Connection) -> None:
-    scripted.answer = lambda request: [m.Done(request.id)]
-    with pytest.raises(dp.ProtocolMismatch, match="Done where Figures was due"):
-        await connection.request(stats(connection), m.Figures, 5.0)
-
-
 async def test_an_answer_to_nothing_ends_the_connection(scripted: Scripted, connection: Connection) -> None:
     scripted.answer = lambda request: [m.Done(999)]
     with pytest.raises(dp.ProtocolMismatch, match="999"):
@@ -209,16 +203,6 @@ async def test_closing_ends_what_waits(scripted: Scripted, connection: Connectio
     connection.close()
     errors = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in errors] == [dp.Closed] * 3
-
-
-async def test_a_reply_and_the_close_at_once(scripted: Scripted, connection: Connection) -> None:
-    """A grant that is in hand when the connection is closed has gone with it: nobody may use it."""
-    task = asyncio.create_task(connection.request(stats(connection), m.Held, 5.0))
-    await scripted.until(lambda: bool(scripted.asked))
-    connection._received(m.Held(scripted.asked[0].id, b"", [], []))
-    connection.close()
-    with pytest.raises(dp.Closed):
-        await task
 
 
 # Errors and what they hold
@@ -284,28 +268,3 @@ def test_what_an_abandoned_call_was_granted_is_given_back_while_nobody_calls(
             eventually(lambda: watcher.stats().memory_peak >= MIB, "it was granted")
             eventually(lambda: watcher.stats().memory_used == 0, "it was given back")
         assert np.array_equal(plane.get(plane.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
-
-
-@sizes
-async def test_nor_does_it_asynchronously(node: StandingNode, size: int) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        kept = (await plane.get(await plane.put({"x": pattern(0, 16 * MIB)})))["x"].numpy()
-        with uncollected():
-            column, gone = watched(size)
-            try:
-                await plane.put({"x": column}, timeout=0.01)
-            except dp.Backpressure:
-                del column
-            await asyncio.sleep(0)  # the loop has the reply in hand for as long as it wakes this task
-            assert gone() is None
-        assert kept[0, 9] == 9
-
-
-def test_a_failed_get_holds_nothing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(1, MIB, 4)})
-        plane.free(ref[:1])
-        with uncollected():
-            with pytest.raises(dp.Freed):
-                plane.get(ref)
-            assert plane.stats().pinned_bytes == 0

@@ -42,12 +42,6 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
 # Descriptions
 
 
-@each_case("dtype", ["float32", np.float32, np.dtype("float32"), torch.float32])
-def test_a_dtype_by_any_name(dtype: Any) -> None:
-    assert dense((2, 3), dtype) == dense([2, 3], "float32")
-    assert ragged([1], (2,), dtype).field.dtype == "float32"
-
-
 @each_case("dtype", ["float31", object, "V8", 7, "O", "str"])
 def test_a_dtype_that_no_column_has(dtype: Any) -> None:
     with pytest.raises(dp.SchemaMismatch):
@@ -60,12 +54,6 @@ def test_a_dtype_that_no_column_has(dtype: Any) -> None:
 def test_a_shape_that_is_none(shape: Any) -> None:
     with pytest.raises(dp.SchemaMismatch):
         dense(shape, "uint8")
-
-
-@each_case(("lengths", "shape"), [([-1], ()), ([1], (-2,)), ([1.5], ()), (["1"], ()), (3, ())])
-def test_lengths_that_are_none(lengths: Any, shape: Any) -> None:
-    with pytest.raises(dp.SchemaMismatch):
-        ragged(lengths, shape, "uint8")
 
 
 @each_case(
@@ -161,22 +149,6 @@ async def test_torch_dtypes(plane: AsyncPlane, dtype: torch.dtype) -> None:
     await plane.free(ref)
 
 
-async def test_what_numpy_has_no_dtype_for_is_written_as_bits(plane: AsyncPlane) -> None:
-    draft = await plane.draft({"x": dense((2,), "bfloat16")})
-    assert draft["x"].dtype == np.uint16
-    draft["x"][:] = 0x3F80
-    ref = await draft.seal()
-    assert (await plane.get(ref))["x"].torch().tolist() == [1.0, 1.0]
-    await plane.free(ref)
-
-
-async def test_nobody_sees_it_before_the_seal(plane: AsyncPlane) -> None:
-    draft = await plane.draft({"x": dense((1, MIB), "uint8")})
-    stats = await plane.stats()
-    draft.drop()
-    assert (stats.shards, stats.reserved_bytes) == (0, MIB)
-
-
 async def test_a_sealed_draft_is_a_shard_like_any_other(plane: AsyncPlane) -> None:
     draft = await plane.draft({"x": dense((4, MIB // 4), "uint8"), "n": dense((4,), "int64")}, scope="s")
     draft["x"][:] = 5
@@ -223,23 +195,6 @@ async def test_dropped(plane: AsyncPlane) -> None:
     array[:] = 2  # not ours any more; harmless all the same
     assert (await plane.get(ref))["x"].numpy().max() == 1
     await plane.free(ref)
-
-
-async def test_forgotten(plane: AsyncPlane) -> None:
-    """A draft that nobody sealed or dropped says so, and its memory is back when the plane is closed at the latest."""
-    async with dp.aio.connect(plane.address) as other:
-        draft = await other.draft({"x": dense((1, MIB), "uint8")})
-        assert (await plane.stats()).reserved_bytes == MIB
-        with pytest.warns(ResourceWarning, match="neither sealed nor dropped"):
-            del draft
-            gc.collect()
-
-
-async def test_a_column_that_is_not_there(plane: AsyncPlane) -> None:
-    async with await plane.draft({"x": dense((1,), "uint8")}) as draft:
-        with pytest.raises(dp.SchemaMismatch) as caught:
-            draft["y"]
-        assert caught.value.column == "y"
 
 
 async def test_an_expired_lease(tmp_path: Path) -> None:

@@ -107,14 +107,6 @@ def test_errors_are_those_of_the_loop(plane: dp.Plane, call: Callable[..., Any],
     assert stream.stats()["rows"] == 2
 
 
-def test_a_put_that_finds_no_room_leaves_nothing(plane: dp.Plane) -> None:
-    columns = {"x": np.ones((1, 120 << 10), np.uint8), "y": np.ones((1, 120 << 10), np.uint8)}
-    with pytest.raises(dp.Backpressure):
-        for _ in range(1 << 10):
-            plane.put(columns, timeout=0.0)
-    assert plane.stats().reserved_bytes == 0
-
-
 def test_a_node_that_goes_meanwhile_is_told_of(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", tasks=["t"])
@@ -124,13 +116,3 @@ def test_a_node_that_goes_meanwhile_is_told_of(node: StandingNode) -> None:
                 stream.append(ROW)
         with pytest.raises(dp.PeerUnavailable):
             plane.put(ROW)
-
-
-def test_a_closed_plane_is_closed(node: StandingNode) -> None:
-    plane = dp.connect(node.address)
-    stream = plane.stream("s", tasks=["t"])
-    ref = plane.put(ROW)
-    plane.close()
-    for call in (lambda: stream.append(ROW), lambda: plane.put(ROW), lambda: plane.get(ref)):
-        with pytest.raises(dp.Closed):
-            call()

@@ -10,13 +10,6 @@ from dataplane.client.freeing import portions
 from dataplane.wire import messages as m
 
 
-def test_few_parts_are_one_message() -> None:
-    selected = [(1, (0, 1), Rows.range(3, 5)), (2, (0,), Rows.index([7, 9]))]
-    (portion,) = portions(selected)
-    assert portion == [(1, [0, 1], (3, 5, b"")), (2, [0], Rows.index([7, 9]).encode())]
-    assert list(portions([])) == []
-
-
 def test_millions_of_rows_are_told_in_messages_that_are_read_and_each_once() -> None:
     rows = Rows.index(np.arange(0, 6_000_000, 2))
     told = list(portions([(1, (0,), rows), (2, (0, 1), Rows.range(0, 9))]))
@@ -25,10 +18,3 @@ def test_millions_of_rows_are_told_in_messages_that_are_read_and_each_once() -> 
     found = np.concatenate([Rows.decode(encoded).array() for shard, _, encoded in parts if shard == 1])
     assert np.array_equal(found, rows.array())
     assert parts[-1] == (2, [0, 1], (0, 9, b""))
-
-
-def test_many_parts_are_told_in_messages_that_are_read() -> None:
-    selected = [(shard, range(4), Rows.range(0, 9)) for shard in range(200_000)]
-    told = list(portions(selected))
-    assert all(len(msgspec.msgpack.encode(m.Free(1, [], portion, ""))) < m.MAX_FRAME for portion in told)
-    assert [part[0] for portion in told for part in portion] == list(range(200_000))

@@ -8,7 +8,6 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,19 +62,6 @@ def test_the_read_only_mapping_is_read_only(segment: Segment) -> None:
         array.setflags(write=True)
 
 
-def test_what_is_written_is_seen_by_all(segment: Segment) -> None:
-    reading = segment.mapping(writable=False).array(0, SIZE)
-    segment.mapping(writable=True).array(PAGE, 4)[:] = 200
-    assert reading[PAGE : PAGE + 5].tolist() == [200] * 4 + [1]
-
-
-def test_a_right_that_was_not_granted(fd: int) -> None:
-    segment = Segment(0, SIZE)
-    segment.grant(os.dup(fd), writable=False)
-    with pytest.raises(KeyError):
-        segment.mapping(writable=True)
-
-
 @each_case(("offset", "size"), [(-1, 1), (0, SIZE + 1), (SIZE, 1), (1, -1)])
 def test_beyond_a_mapping(segment: Segment, offset: int, size: int) -> None:
     with pytest.raises(ValueError, match="of a mapping"):
@@ -98,20 +84,6 @@ def test_an_array_keeps_its_mapping_and_what_it_was_given(segment: Segment) -> N
     assert mappings() == before - 1
 
 
-def test_populating_makes_pages(fd: int) -> None:
-    empty = os.memfd_create("dataplane-empty")
-    try:
-        os.ftruncate(empty, SIZE)
-        segment = Segment(0, SIZE)
-        segment.grant(os.dup(empty), writable=True)
-        mapping = segment.mapping(writable=True)
-        if not mapping.populate(4 * PAGE, 8 * PAGE):
-            pytest.skip("this kernel has no MADV_POPULATE_WRITE")
-        assert os.stat(empty).st_blocks * 512 == 8 * PAGE
-    finally:
-        os.close(empty)
-
-
 def test_turning_private_in_place(segment: Segment) -> None:
     mapping = segment.shared(4 * PAGE, 2 * PAGE)
     array = mapping.array(0, 2 * PAGE)
@@ -124,23 +96,7 @@ def test_turning_private_in_place(segment: Segment) -> None:
     assert array[[0, 1, PAGE]].tolist() == [99, 77, 66]
 
 
-def test_turning_private_without_a_read_only_descriptor(fd: int) -> None:
-    segment = Segment(0, SIZE)
-    segment.grant(os.dup(fd), writable=True)
-    mapping = segment.shared(0, PAGE)
-    segment.unshare(mapping, 0)
-    mapping.array(0, PAGE)[0] = 55
-    assert os.pread(fd, 1, 0) == b"\0"
-
-
 class TestHeldShard:
-    def test_reading_in_place(self, segment: Segment) -> None:
-        held = HeldShard(segment, 3 * PAGE, 2 * PAGE, Pin())
-        view = held.read(PAGE - 1, 2)
-        assert view.tolist() == [3, 4]
-        segment.mapping(writable=True).array(4 * PAGE, 1)[0] = 9
-        assert view.tolist() == [3, 9]
-
     def test_a_private_view_is_one_copy_and_nobody_elses(self, segment: Segment) -> None:
         held, other = (HeldShard(segment, 3 * PAGE, 2 * PAGE, Pin()) for _ in range(2))
         one, two = held.private(0, 8), held.private(4, 8)
@@ -170,14 +126,6 @@ class TestHeldShard:
         del view
         assert gone() is None
 
-    def test_a_view_of_ones_own_is_seen_nowhere_else(self, segment: Segment) -> None:
-        held = HeldShard(segment, 3 * PAGE, 3 * PAGE, Pin())
-        one, two, private = held.own(PAGE - 4, PAGE), held.own(PAGE - 4, PAGE), held.private(PAGE - 4, PAGE)
-        assert len(one) == PAGE
-        assert one[:8].tolist() == held.read(PAGE - 4, 8).tolist() == [3] * 4 + [4] * 4
-        one[:] = 200
-        assert two.tolist() == private.tolist() == held.read(PAGE - 4, PAGE).tolist()
-
     @pytest.mark.parametrize("how", ["read", "private", "own"])
     def test_views_keep_the_pin(self, segment: Segment, how: str) -> None:
         pin = Pin()
@@ -195,9 +143,3 @@ class TestHeldShard:
     def test_beyond_the_shard(self, segment: Segment, how: str, offset: int, size: int) -> None:
         with pytest.raises(ValueError, match="of a shard"):
             getattr(HeldShard(segment, PAGE, PAGE, Pin()), how)(offset, size)
-
-    def test_views_take_no_descriptors(self, segment: Segment) -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        kept: list[Any] = [HeldShard(segment, 0, PAGE, Pin()).private(0, 8) for _ in range(300)]
-        assert len(os.listdir("/proc/self/fd")) == before
-        assert len(kept) == 300

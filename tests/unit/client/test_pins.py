@@ -128,22 +128,6 @@ def test_after_close_the_last_pin_closes_the_socket(ends: tuple[socket.socket, s
     assert said(theirs) == [m.Unpin([1])]
 
 
-def test_what_was_dropped_before_the_close_is_sent_with_it(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = ends
-    pins = Flushes().pins
-    first, second = pins.hold(1), pins.hold(2)
-    del first
-    pins.inherit(ours, b"")
-    del second
-    assert said(theirs) == [m.Unpin([1])]
-
-
-def test_nothing_held_closes_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = ends
-    Flushes().pins.inherit(ours, b"")
-    assert said(theirs) == []
-
-
 def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     pins = Flushes().pins
@@ -169,16 +153,6 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
     got = [decoder.decode(body) for body in framer.feed(bytes(theirs_got))]
     # What did not fit before the end is told by the end; what came is whole, and in order.
     assert got in ([], [filler], [filler, m.Unpin([0])], [filler, m.Unpin([0]), m.Unpin([1])])
-
-
-def test_a_node_that_has_gone_is_no_matter(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = ends
-    pins = Flushes().pins
-    held = [pins.hold(shard) for shard in range(3)]
-    pins.inherit(ours, b"")
-    theirs.close()
-    held.clear()
-    assert ours.fileno() == -1
 
 
 def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:

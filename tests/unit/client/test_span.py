@@ -15,7 +15,7 @@ from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin
 from dataplane.client.span import Shown
 from dataplane.client.writer import _layout_of, _payload
-from dataplane.errors import Corrupt, Misuse, ProtocolMismatch
+from dataplane.errors import Corrupt
 from dataplane.wire import messages as m
 from dataplane.wire.places import pack
 from tests.cases import each_case
@@ -78,32 +78,11 @@ def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
     assert span_of(ref.numbered(lambda key: key[1] | 1 << 40)) is None  # a link
 
 
-def test_a_column_beyond_those_of_the_shard_is_refused() -> None:
-    ref, layout, payload = stored(COLUMNS)
-    lie = BatchRef.of(NODE, 3, [("logp", ref.schema["logp"], 48, 7, 9)])
-    with pytest.raises(Misuse, match="column 9"):
-        opened(span_of(lie), answer(layout, payload))
-
-
-def test_a_column_of_another_kind_is_refused() -> None:
-    _, layout, payload = stored(COLUMNS)
-    lie = BatchRef.of(NODE, 3, [("logp", Field("dense", "int64", (4,)), 48, 7, 1)])
-    with pytest.raises(Corrupt):
-        opened(span_of(lie), answer(layout, payload))
-
-
 def test_rows_beyond_those_of_the_shard_are_refused() -> None:
     ref, layout, payload = stored(COLUMNS)
     lie = BatchRef.of(NODE, 9, [("logp", ref.schema["logp"], 144, 7, 1)])
     with pytest.raises(Corrupt, match="row 8"):
         opened(span_of(lie), answer(layout, payload))
-
-
-@each_case("places", [b"", b"x" * 47, pack([7, -1, 0, 8, 0, 0, 8, -1, 0, 8, 0, 0]), pack([7, -1, 0, 8, 3, 0])])
-def test_an_answer_that_tells_of_no_single_shard_is_refused(places: bytes) -> None:
-    _, layout, payload = stored(COLUMNS)
-    with pytest.raises(ProtocolMismatch):
-        Shown(answer(layout, payload, places=places))
 
 
 def test_an_answer_that_carries_too_little_is_refused() -> None:

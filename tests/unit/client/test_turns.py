@@ -114,11 +114,6 @@ def test_what_was_handed_over_goes_on_when_the_turn_ends(turns: Turns) -> None:
     assert follower.join().result == "passed"
 
 
-def test_many_threads(turns: Turns) -> None:
-    calls = [Call(turns, lambda i=i: value(i)) for i in range(50)]  # type: ignore[misc]
-    assert [call.join().result for call in calls] == list(range(50))
-
-
 async def test_where_a_loop_runs_in_the_callers_thread() -> None:
     turns = Turns()
     try:
@@ -153,13 +148,6 @@ def test_closing_waits_for_what_was_handed_over() -> None:
     assert [call.join().result for call in (first, *others)] == ["passed"] * 4
 
 
-def test_closed(turns: Turns) -> None:
-    turns.close()
-    turns.close()
-    with pytest.raises(Closed):
-        turns.wait(value(1))
-
-
 def test_calls_against_the_close() -> None:
     """Each either runs to its end or is refused; none hangs."""
     for _ in range(60):
@@ -189,13 +177,6 @@ def test_a_little_work(turns: Turns) -> None:
     eventually(lambda: done[1:] == [0], "the one whose turn it is does it")
     turns.wait(gate.opened())
     call.join()
-
-
-def test_a_little_work_after_the_close(turns: Turns) -> None:
-    done: list[int] = []
-    turns.close()
-    turns.soon(lambda: done.append(1))
-    assert done == [1]
 
 
 def test_busy_keeps_the_loop_going(turns: Turns) -> None:

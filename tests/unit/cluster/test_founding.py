@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from dataplane.clock import monotonic
-from dataplane.cluster import founding as founding_module
 from dataplane.cluster.detector import Detector
 from dataplane.cluster.founding import Found, Founding, _Pauses
 from dataplane.cluster.membership import Member, Membership
@@ -116,13 +114,6 @@ async def test_one_of_them_founds(start: Start, lists: str, late: float) -> None
     found = await agreed(nodes, late)
     assert found.generation == 1
     assert found.secret, "there is no key, so one is drawn"
-
-
-async def test_who_could_run_none_does_not_found(start: Start) -> None:
-    at = sorted(ports(3), key=lambda address: f"tcp://{address}")
-    nodes = [start(at[i], *LISTS["all name all"](i, at), serves=i == 2) for i in range(3)]
-    await agreed(nodes)
-    assert [node.founds for node in nodes] == [False, False, True]
 
 
 async def test_a_node_that_was_told_of_nobody_waits_until_somebody_asks(start: Start) -> None:
@@ -341,20 +332,6 @@ async def test_it_is_said_when_the_coordinator_had_ended_whoever_knew(start: Sta
     await asyncio.gather(running, return_exceptions=True)
     over_s = founding._coordinator.over_s
     assert over_s == 7.0 if how == "seen" else began_s <= over_s <= monotonic()
-
-
-async def test_of_a_coordinator_that_is_merely_silent_nobody_says_that_it_has_ended(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(founding_module, "_JOIN_S", 0.0)
-    one = start(*ports(2))
-    founding, ended = one.founding, asyncio.Event()
-    await founding._coordinator.use(ProcessCoordinator())
-    founding._using, founding._ensemble = Found(("h:1",), "before", 4), Ensemble(lost=False)  # type: ignore[assignment]
-    running = asyncio.ensure_future(ended.wait())
-    await founding._stay(running)  # type: ignore[arg-type]
-    await asyncio.gather(running, return_exceptions=True)
-    assert founding._coordinator.over_s == math.inf
 
 
 async def test_who_joins_is_told_of_members_to_ask(start: Start) -> None:

@@ -250,15 +250,6 @@ async def test_one_whose_registration_is_taken_away_registers_again(start: Start
     assert not one.membership.gone(TWO)
 
 
-async def test_cancelled_it_leaves_nothing(start: Start) -> None:
-    before = len(asyncio.all_tasks())
-    one, two = start(ONE), start(TWO)
-    await until(lambda: one.sees == two.sees == {ONE, TWO})
-    for node in (one, two):
-        await node.end()
-    await until(lambda: len(asyncio.all_tasks()) == before)
-
-
 # What is no node's
 
 

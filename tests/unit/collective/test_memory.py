@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import pytest
 
 from dataplane.collective.memory import Received
-from dataplane.errors import LimitExceeded
 
 MIB = 1 << 20
 
@@ -63,13 +61,3 @@ def test_a_block_that_is_far_too_large_is_not_kept_for_a_small_batch() -> None:
     del small
     gc.collect()
     assert len(Received(4 * MIB).block) == 4 * MIB
-
-
-def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(LimitExceeded, match="memory of this process") as caught:
-        Received(1 << 60)
-    assert caught.value.asked == 1 << 60
-
-
-def test_nothing_has_no_block() -> None:
-    assert Received(0).read(0, 0).dtype == np.uint8

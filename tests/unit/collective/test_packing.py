@@ -54,10 +54,6 @@ def test_every_kind_arrives(kind: str) -> None:
     check(local_batch({kind: KINDS[kind]}))
 
 
-def test_all_kinds_together_arrive_in_one_piece_where_they_are_small() -> None:
-    assert len(check(local_batch(KINDS)).pieces) == 1
-
-
 @each_case("rows", [slice(3, 9), slice(4, 4), slice(20, 3, -2)], ids=str)
 @each_case("kind", KINDS)
 def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
@@ -73,14 +69,6 @@ def repeated(kind: str, order: list[int]) -> Column:
 def test_rows_that_repeat_are_sent_once(kind: str) -> None:
     few, many = [9, 3, 4], [9, 3, 9, 4, 3, 9] * 50
     assert check(Batch({kind: repeated(kind, many)})).nbytes <= check(Batch({kind: repeated(kind, few)})).nbytes
-
-
-@each_case("kind", ["dense", "ragged", "text", "object"])
-def test_rows_that_are_stored_once_are_sent_once(kind: str) -> None:
-    values = list(KINDS[kind]) * 40
-    stored = local_batch({kind: np.array(values) if kind == "dense" else values}, dedupe=[kind])
-    once = check(local_batch({kind: KINDS[kind]})).nbytes
-    assert check(stored).nbytes < 2 * once
 
 
 def test_pieces_of_two_shards_arrive() -> None:

@@ -14,7 +14,6 @@ import torch
 from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
 from dataplane.device.memory import bytes_tensor, lent
-from dataplane.device.naming import device_of
 from dataplane.errors import Misuse, SchemaMismatch
 from tests.cases import each_case
 
@@ -69,16 +68,6 @@ def test_a_tensor_of_one_call_is_where_that_call_says(batch: Batch) -> None:
 def test_what_names_no_device_is_refused(batch: Batch, device: Any) -> None:
     with pytest.raises(Misuse, match="names no device"):
         batch.to(device)
-
-
-def test_a_device_that_is_not_there_is_refused(batch: Batch) -> None:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    with pytest.raises(Misuse, match=f"cuda:{count}|no CUDA"):
-        batch["dense"].torch(device=f"cuda:{count}")
-
-
-def test_a_device_may_be_given_as_torch_has_it() -> None:
-    assert device_of(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_read_only_memory_is_lent_without_a_copy_and_kept() -> None:

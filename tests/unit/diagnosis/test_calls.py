@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 import weakref
@@ -56,15 +55,6 @@ def test_a_gap_is_told_before_the_call_is_the_last(kind: Callable[..., Calls]) -
     calls.called(3, left + 1001)
     calls.called(3, calls.left + 1000)
     assert told == [(3, 1001)]
-
-
-@each_case("kind", KINDS)
-def test_a_number_that_the_context_has_is_taken(kind: Callable[..., Calls]) -> None:
-    calls = kind(lambda: 9, nothing, nothing, 0)
-    calls.active = True
-    assert calls.place() == 9
-    calls = kind(unknown, nothing, nothing, 0)
-    assert calls.place() == 0
 
 
 @each_case("kind", KINDS)
@@ -189,20 +179,6 @@ def test_lines_called_through_many_depths_are_told_apart() -> None:
     for turn in range(200):
         depth = turn * 5 % 8
         assert lines[made[f"work{depth}"]()] == depth
-
-
-def test_a_stack_that_is_less_deep_than_any_before_is_no_error() -> None:
-    recorder = Recorder()
-    recorder.active = True
-    call = package("def put(): return place()\ndef deep(): return put()\n", place=recorder.place)
-    made = user("def work():\n return deep()\n", deep=call["deep"])
-    number = made["work"]()
-    for depth in (1, 5, 20):
-        source = "".join(f"def g{i}(): return g{i - 1}()\n" for i in range(1, depth + 1))
-        scope = package("def g0(): return place()\n" + source, place=recorder.place)
-        assert user("def work():\n return call()\n", call=scope[f"g{depth}"])["work"]() > 0
-    assert made["work"]() == number
-    assert sys.exc_info() == (None, None, None)
 
 
 @each_case("ask", [current_frames, plain_current_frames])

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from dataplane.diagnosis.causes import Cause, Diagnosis, Link, Role
-from dataplane.errors import Misuse
-from tests.cases import each_case
 
 WAIT = Link("trainer", "a", "job.py", 7, "train", "rows", 0.5)
 CAUSE = Cause("code", "job.py", 3, "score", "reward", "a", (17, 18), 0.5, 0.25, (WAIT,), "workers", "add workers")
@@ -23,9 +19,3 @@ def test_the_json_has_the_fields_by_name() -> None:
     (cause,) = json.loads(FOUND.json())["causes"]
     assert (cause["file"], cause["line"], cause["seconds"]) == ("job.py", 3, 0.5)
     assert cause["chain"][0]["kind"] == "rows"
-
-
-@each_case("text", ["", "[]", '{"causes": 1}', FOUND.json().replace('"code"', '"bad luck"')])
-def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(Misuse, match="not a diagnosis"):
-        Diagnosis.read(text)

@@ -30,18 +30,6 @@ def test_what_the_last_rank_spends_longer_on_is_what_the_others_wait_for() -> No
     assert "actor waits for other ranks" in as_text(told)
 
 
-def test_the_last_rank_may_never_be_seen_to_wait() -> None:
-    last = process(2, "actor", [consuming(0.1)], [line(20, 9.5)])
-    first = diagnosed(job(rank(1, 3.0, 6.2), last)).causes[0]
-    assert (first.kind, first.line, first.processes) == ("straggler", 20, (1002,))
-
-
-def test_what_all_ranks_wait_alike_is_the_collectives() -> None:
-    told = diagnosed(job(rank(1, 5.0, 4.0), rank(2, 5.0, 4.0)))
-    assert (told.causes[0].kind, told.causes[0].line) == ("collective", 30)
-    assert told.causes[0].share == pytest.approx(0.4, rel=0.05)
-
-
 def test_a_rank_that_waits_for_its_rows_leads_on_to_who_makes_them() -> None:
     late = process(3, "actor", [consuming(6.0)], [line(20, 3.0), line(30, 0.2, via="torch.distributed.barrier")])
     late.waits.append(waited(1, "rows", 5.9, 9))

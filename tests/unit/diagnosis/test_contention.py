@@ -11,7 +11,6 @@ from dataplane.diagnosis.causes import Diagnosis
 from dataplane.diagnosis.contention import Host, hosts, hottest
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import Index, Node, Place, Run
-from dataplane.waiting import processor_s
 from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
@@ -80,11 +79,6 @@ def test_code_that_computes_owes_what_it_queued() -> None:
     assert shares["processor"] == pytest.approx(shares["code"] * 4 / 6, rel=0.1)  # it alone wants all there are
 
 
-def test_code_that_sleeps_owes_nothing_to_its_host() -> None:
-    assert {cause.kind for cause in diagnosed(job(0.1)).causes} <= {"code", "plane"}
-    assert diagnosed(job(0.1, queued_s=0.2)).causes[0].kind == "code"
-
-
 def test_no_more_is_the_processors_than_was_queued() -> None:
     """A process that hardly ran, and queued as long as it ran: its calls took seconds for another reason."""
     found = job(8.0)
@@ -124,10 +118,6 @@ def test_calls_of_a_stream_whose_rows_are_on_one_host_are_told_at_the_append() -
     assert hot.causes[0].setting == "group"
 
 
-def test_a_partition_that_is_not_waited_for_is_no_cause() -> None:
-    assert diagnosed(job(0.05, rows=(200, 0))).causes[0].kind == "code"
-
-
 @each_case(
     ("rows", "appends", "hot"),
     [((200, 0), 100, "n"), ((0, 200), 100, "other"), ((116, 84), 100, ""), ((62, 38), 5, ""), ((0, 0), 100, "")],
@@ -147,15 +137,3 @@ def test_rows_of_processes_that_are_all_on_one_host_belong_there() -> None:
     found = job(8.0, rows=(200, 0))
     del found.processes[-1]
     assert hottest(Index(found), "rows") == ""
-
-
-def test_one_host_has_no_hot_partitions() -> None:
-    found = job(8.0)
-    del found.nodes["other"]
-    assert hottest(Index(found), "rows") == ""
-
-
-def test_this_process_has_run() -> None:
-    ran, queued = processor_s()
-    assert ran > 0.0 or queued == 0.0
-    assert processor_s()[0] >= ran

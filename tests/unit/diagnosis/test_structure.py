@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dataplane.diagnosis.structure import analysed, structure_of
+from dataplane.diagnosis.structure import analysed
 
 SOURCE = """
 import dataplane as dp
@@ -76,10 +74,3 @@ def test_a_function_communicates_where_calls_were_seen_at_run_time() -> None:
     structure = analysed(SOURCE, lines={at})
     assert structure.of(at).kind == "call"
     assert structure.of(LINES["push"]).kind == "call"
-
-
-def test_a_file_that_is_no_source_has_no_structure(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def (")
-    (tmp_path / "binary.py").write_bytes(b"\xff\x00")
-    for name in ("broken.py", "binary.py", "missing.py"):
-        assert structure_of(str(tmp_path / name)) is None

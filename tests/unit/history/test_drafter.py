@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from bench.history.responses import edited, text
+from bench.history.responses import text
 from dataplane.history.drafter import LEAST, LONGEST, Drafter, Learnt, Response, weights
-from tests.cases import each_case
 
 
 def response(*tokens: int, epoch: int = 0, reward: float | None = None) -> Response:
@@ -36,14 +35,6 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
         assert drafter.accept([1, 2]) == 0
         assert drafter.propose_tree() == ([], [])
         assert drafter.statistics().acceptance == 0
-
-
-def test_the_end_of_the_prompt_is_a_place_too() -> None:
-    drafter = Drafter([response(1, 2, 3, 1, 2, 9)])
-    assert drafter.propose(3) == [1, 2, 3]
-    assert drafter.accept([1, 2, 3]) == 3
-    assert drafter.propose(2) == [1, 2]
-    assert drafter.propose(0) == []
 
 
 def test_what_is_no_token_is_refused() -> None:
@@ -88,14 +79,3 @@ def test_history_that_does_not_rhyme_is_hardly_asked() -> None:
         drafter = Drafter([Response(text(random, 300))], learnt=learnt)
         played(drafter, random.integers(40_000, 50_000, 300).tolist())
     assert drafter.statistics().proposed < 60  # of 300 tokens
-
-
-@each_case(("similarity", "acceptance", "tokens"), [(0.75, 0.6, 2.3), (0.95, 0.65, 7.0)])
-def test_similar_responses_are_drafted(similarity: float, acceptance: float, tokens: float) -> None:
-    random = np.random.default_rng(1)
-    root, learnt = text(random, 1500), Learnt()
-    for _ in range(3):
-        drafter = Drafter([Response(edited(random, root, similarity**0.5)) for _ in range(4)], learnt=learnt)
-        played(drafter, edited(random, root, similarity**0.5).tolist())
-    assert drafter.statistics().acceptance > acceptance
-    assert drafter.statistics().tokens_per_verification > tokens

@@ -18,13 +18,6 @@ def drawn(between: float, within: float, *, prompts: int = 300, samples: int = 8
     return [Past([(e, t) for e in range(epochs) for t in row[e]]) for row in tokens], logs[:, epochs]
 
 
-def test_nothing_known_is_the_same_for_all() -> None:
-    lengths = predict([Past([]), Past([])])
-    assert (lengths.known == 0).all()
-    assert lengths.tokens[0] == lengths.tokens[1] > 0
-    assert len(predict([])) == 0
-
-
 def test_a_prompt_without_history_is_predicted_as_all_are() -> None:
     pasts, _ = drawn(0.7, 0.3)
     lengths = predict([*pasts, Past([])])
@@ -60,9 +53,3 @@ def test_what_is_left_grows_where_a_response_outlives_its_prediction() -> None:
     assert 0 < left[1] < tokens
     assert left[2] < left[3] < left[4] < np.inf
     assert (lengths.longest(8) > lengths.longest(2)).all()
-
-
-def test_odd_lengths_do_no_harm() -> None:
-    lengths = predict([Past([(0, 0), (0, 1)]), Past([(10**9, 5), (-5, 2**31)]), Past([(1, 7)])])
-    for values in (lengths.center, lengths.error, lengths.tokens, lengths.drift):
-        assert np.isfinite(values).all()

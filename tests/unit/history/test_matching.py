@@ -26,11 +26,6 @@ def test_an_order_sorts_positions_by_what_is_before_them(tokens: np.ndarray) -> 
     assert found == matching.order_by_sorting(tokens).tolist()
 
 
-@each_case("tokens", [np.zeros(5000, np.int32), np.tile(np.arange(7, dtype=np.int32), 700)])
-def test_repetition_costs_no_more(tokens: np.ndarray) -> None:
-    assert matching.order(tokens).tolist() == matching.order_by_sorting(tokens).tolist()
-
-
 @native
 @given(
     st.lists(st.tuples(texts, st.floats(0.1, 2.0)), max_size=5), texts, st.integers(1, 3), st.sampled_from([0.0, 0.3])

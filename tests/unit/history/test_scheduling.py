@@ -50,12 +50,6 @@ def test_who_is_behind_is_given_less() -> None:
     assert late.tokens[0] < 0.6 * even.tokens[0]
 
 
-def test_steps_turn_who_has_the_longest() -> None:
-    told, _ = steps(1)
-    one, two = plan(told[0], 4, step=0), plan(told[0], 4, step=1)
-    assert one.workers[0][0] == two.workers[3][0]
-
-
 @each_case("arguments", [{"workers": 0}, {"workers": 1, "samples": 0}, {"workers": 2, "behind": [1.0]}])
 def test_what_is_no_schedule_is_refused(arguments: dict) -> None:
     with pytest.raises(dp.Misuse):

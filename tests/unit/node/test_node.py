@@ -15,7 +15,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.config import NodeConfig
-from dataplane.node.node import Node, run
+from dataplane.node.node import Node
 from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually
 
@@ -39,20 +39,6 @@ def test_a_node_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
 
 
-async def test_at_a_path_that_it_was_given(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "er" / "node.sock"
-    assert await once(Node(config(tmp_path), path)) == f"unix://{path}"
-    assert not path.exists()
-    assert path.parent.is_dir()
-
-
-async def test_in_place_of_a_dead_one(tmp_path: Path) -> None:
-    path = tmp_path / "node.sock"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-    await once(Node(config(tmp_path), path))
-
-
 async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as living:
         with pytest.raises(FileExistsError, match="a node listens at"):
@@ -73,14 +59,6 @@ async def test_not_in_place_of_one_that_accepts_nobody(tmp_path: Path) -> None:
     assert path.is_socket()
 
 
-async def test_not_in_place_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "node.sock"
-    path.write_text("precious")
-    with pytest.raises(OSError, match="in use"):
-        Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
-    assert path.read_text() == "precious"
-
-
 def come_and_go(pipe: Any, directory: Path, rounds: int) -> None:
     os.environ["XDG_RUNTIME_DIR"] = str(directory)
     for _ in range(rounds):
@@ -97,13 +75,6 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
         for worker in workers:
             worker.__exit__(None, None, None)
     assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
-
-
-@each_case("how", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end(tmp_path: Path, how: signal.Signals) -> None:
-    with StandingNode(tmp_path) as node:
-        assert node.kill(how) == 0
-        assert not (tmp_path / "node.sock").exists()
 
 
 def test_when_it_is_started_it_takes_the_descriptors_it_may(tmp_path: Path) -> None:
@@ -175,15 +146,6 @@ def test_a_node_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="refused"):
         Node(config(tmp_path))
     assert not [path for path in tmp_path.rglob("*") if path.name not in ("run", "spill")]
-
-
-def test_a_node_that_never_serves_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("dataplane.node.node.polling_loop", _refuse)
-    node = Node(config(tmp_path))
-    with pytest.raises(OSError, match="refused"):
-        run(node)
-    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
 
 
 def _refuse(*_: Any, **__: Any) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dataplane.observe.latency import BOUNDS_S, Histogram, Latencies
+from dataplane.observe.latency import Histogram, Latencies
 from dataplane.observe.ring import CODE, EVENT
 
 
@@ -50,7 +50,3 @@ def test_a_quantile_is_within_its_bucket() -> None:
     assert 1e-3 <= put.quantile(0.5) <= 2.5e-3
     assert 0.1 <= put.quantile(0.95) <= 0.25
     assert math.isnan(Histogram().quantile(0.5))
-
-
-def test_bounds_ascend() -> None:
-    assert list(BOUNDS_S) == sorted(set(BOUNDS_S))

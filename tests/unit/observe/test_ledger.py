@@ -51,13 +51,6 @@ def test_what_a_partition_counted_elsewhere_is_not_counted_twice() -> None:
     assert (ledger.appended, ledger.counts[2]) == (3, 1)
 
 
-def test_another_stream_of_the_name_counts_anew() -> None:
-    ledger = Ledger()
-    ledger.look([stream("a", acked=10, identity=1)])
-    ledger.look([stream("a", acked=4, identity=2)])
-    assert ledger.counts[2] == 14
-
-
 def test_tasks_are_bounded_too_and_a_users_own_name_for_the_rest_is_no_second_series() -> None:
     tasks = {f"t{n:04}": TaskCounts(n, 1, (0, 0, n, 0)) for n in range(500)} | {OTHERS: TaskCounts(1, 1, (0, 0, 1, 0))}
     found = Ledger().look([stream(f"s{n}", tasks=tasks) for n in range(50)] + [stream(OTHERS, lag=9)])
@@ -65,13 +58,3 @@ def test_tasks_are_bounded_too_and_a_users_own_name_for_the_rest_is_no_second_se
     figures = StreamFigures.of(found["s0"])
     assert sum(task.acked for task in figures.tasks.values()) == sum(range(500)) + 1
     assert StreamFigures.of(found[OTHERS]).rows == 9
-
-
-def test_a_partition_that_moves_away_takes_nothing_back() -> None:
-    ledger = Ledger()
-    parts = [stream("a", acked=100, identity=1), stream("a", acked=50, identity=2)]
-    assert StreamFigures.of(ledger.look(parts)["a"]).tasks["actor"].acked == 150
-    moved = [stream("a", acked=60, identity=2)]
-    assert StreamFigures.of(ledger.look(moved)["a"]).tasks["actor"].acked == 160
-    back = [stream("a", acked=60, identity=2), stream("a", acked=900, identity=1, begun=False)]
-    assert StreamFigures.of(ledger.look(back)["a"]).tasks["actor"].acked == 160

@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-from dataplane.observe.stats import Stats
-from dataplane.observe.status import duration, share, status_text
+from dataplane.observe.status import status_text
 from tests.unit.observe.figures import stats, stream, task
-
-
-def test_figures_that_are_not_known_are_left_out() -> None:
-    assert Stats.of({"shards": 3, "of_a_later_version": 1}) == Stats(shards=3)
 
 
 def test_what_crosses_between_hosts_is_shown_where_it_does() -> None:
@@ -23,13 +18,6 @@ def test_the_streams_are_shown() -> None:
     assert not any("wait for" in line or "waits for" in line for line in lines)
 
 
-def test_what_is_seldom_is_shown_where_it_is() -> None:
-    tasks = {"actor": task(expired=3, dead=1, redelivered=2)}
-    text = status_text(stats(streams={"s": stream(task=tasks, max_rows=0, max_bytes=0, closed=True, groups=2)}))
-    assert "s: 1,500 rows, 1.0 GiB, oldest 1 min 5 s, version 7, 2 groups, closed" in text
-    assert "actor: 0 pending, 0 leased, 0 acked, 2 redelivered, 3 expired, 1 dead" in text
-
-
 def test_who_waits_for_what() -> None:
     tasks = {"reward": task(), "actor": task(waiting=2, ready={"ids,reward": 12})}
     text = status_text(stats(streams={"s": stream(waiting=1, behind=["reward"], task=tasks)}))
@@ -43,23 +31,10 @@ def test_groups_that_are_waited_for_are_named() -> None:
     assert text.count("actor waits for the group 'p\\n17' since 1 min 30 s: 5 of 8 rows, 1 dropped") == 3
 
 
-def test_streams_that_are_not_shown_are_counted() -> None:
-    assert "streams   7 more" in status_text(stats(streams_in_all=8))
-
-
 def test_names_are_not_obeyed_by_the_terminal() -> None:
     text = status_text(stats(streams={"\x1b[2Jname\n": stream()}))
     assert "?[2Jname?: 1,500" in text
     assert text.replace("\n", "").isprintable()
-
-
-def test_a_bar_is_never_longer_than_it_may_be() -> None:
-    assert share(5, 4, width=4).startswith("[####]")
-    assert share(0, 0) == "off"
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (5.9, 65, 3725)] == ["5 s", "1 min 5 s", "1 h 2 min"]
 
 
 def test_tables_are_shown_and_the_others_counted() -> None:

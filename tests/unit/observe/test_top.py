@@ -19,21 +19,6 @@ def row(lines: list[str], name: str) -> list[str]:
     return line.split()[1:]
 
 
-def test_a_first_look_has_no_rates() -> None:
-    lines = drawn(stats(), None, 0.0)
-    assert row(lines, "actor") == ["1,200", "300", "3,500", "0", "0"]
-    assert row(lines, "rollouts:")[:4] == ["1,500", "of", "4,096", "rows,"]
-    assert not any("rows/s in" in line or "bytes" in line for line in lines)
-    assert lines[-1].split() == ["1.0", "GiB", "pinned", "train.py", "(31)"]
-
-
-def test_memory_and_disk_are_bars() -> None:
-    lines = drawn(stats(), None, 0.0)
-    memory = next(line for line in lines if line.startswith("memory"))
-    assert memory.count("#") == 3 * memory.count(".") - 3 * 2, "the two points of the sizes are none of the bar's"
-    assert next(line for line in lines if line.startswith("disk")).endswith("0 B of 8.0 GiB (0 %)")
-
-
 def test_rates_are_of_what_changed_since() -> None:
     before = stats(put_bytes=GIB)
     tasks = {"reward": task(acked=4700), "actor": task(acked=3500)}
@@ -53,11 +38,6 @@ def test_a_stream_that_began_anew_has_no_negative_rate() -> None:
     assert len(row(lines, "new")) == 5
 
 
-def test_another_node_is_not_compared_with() -> None:
-    assert drawn(stats(), stats(node="other"), 1.0) == drawn(stats(), None, 0.0)
-    assert drawn(stats(), stats(), 0.0) == drawn(stats(), None, 0.0)
-
-
 def test_who_waits_for_what() -> None:
     tasks = {"actor": task(waiting=1, ready={"ids": 0})}
     figures = stats(waiting=2, waiting_bytes=GIB, streams={"s": stream(waiting=3, behind=["actor"], task=tasks)})
@@ -69,10 +49,6 @@ def test_who_waits_for_what() -> None:
         "  s: 1 consumer of actor waits for ids (0 rows ready)",
     ]
     assert "who waits for what" not in drawn(stats(), None, 0.0)
-
-
-def test_a_disk_that_fails_is_named() -> None:
-    assert "error  no space left" in drawn(stats(spill_error="no space left"), None, 0.0)
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -95,11 +95,6 @@ class TestPlay:
         assert outcome.host_peak.tolist() == [35]
         assert outcome.peak.tolist() == [3]
 
-    def test_a_cap_holds_back_what_would_begin(self) -> None:
-        tasks = tasks_of([1, 1, 5, 5], [(0, 2, 0), (1, 3, 0)], slot=[0] * 4, take=[1, 1, -1, -1])
-        outcome = play(tasks, room_of([[0, 1], [2, 3]], 4), caps=np.array([1], np.int32))
-        assert outcome.start.tolist() == [0, 6, 1, 7]
-
     def test_an_order_that_can_not_be_kept_ends_with_tasks_undone(self) -> None:
         tasks = tasks_of([1, 1], [(0, 1, 0)])
         outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
@@ -110,9 +105,6 @@ class TestPlay:
         outcome = play(tasks, room_of([[0], [0]], 1))
         assert outcome.worker.tolist() == [0, 1, 1]
         assert [order.tolist() for order in outcome.order()] == [[0], [1, 2]]
-
-    def test_a_faster_worker_takes_less_time(self) -> None:
-        assert play(tasks_of([3], []), room_of([[0]], 1, speed=[2])).makespan == 1.5
 
 
 @pytest.mark.skipif("extension" not in WAYS, reason="the extension was not built: no C compiler")

@@ -62,10 +62,6 @@ class TestKnownSchedules:
         with pytest.raises(ValueError, match="no multiple"):
             interleaved(EVEN, Cluster.uniform(4), 6, 2)
 
-    def test_more_chunks_than_layers_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="32 layers can not be 64 chunks"):
-            interleaved(EVEN, Cluster.uniform(32), 32, 2)
-
     def test_hops_and_bytes_between_hosts_cost_time(self) -> None:
         near = Cluster((Host(2), Host(2)), hop_s=1e-4)
         far = replace(near, latency_s=1e-3, hosts=tuple(replace(host, bytes_per_s=1e3) for host in near.hosts))
@@ -87,12 +83,6 @@ class TestPartition:
         assert (np.diff(bounds) > 0).all()
         at = np.concatenate([[0], np.cumsum(seconds)]) * 3.0
         assert float(np.diff(at[bounds]).max()) == pytest.approx(least_longest(at, chunks))
-
-    def test_cuts_are_where_they_may_be(self) -> None:
-        model = Model("m", EVEN.layers, cuts=[0, 5, 20, 31])
-        assert set(balanced(model, 3)) <= {0, 5, 20, 31, 32}
-        with pytest.raises(ValueError, match="can be cut into 4 chunks, not 5"):
-            balanced(model, 5)
 
     def test_evening_out_never_makes_the_busiest_busier(self) -> None:
         model = model_of([1.0] * 20 + [7.0])
@@ -139,15 +129,6 @@ class TestModels:
                 1 - 1e-9
             )
 
-    def test_a_faster_worker_is_given_more(self) -> None:
-        cluster = Cluster((Host(1, speed=3.0), Host(1)))
-        found = plan_model(EVEN, cluster, 8, seconds=0.5)
-        layers = [
-            sum(found.bounds[c + 1] - found.bounds[c] for c, ws in found.workers_of.items() if ws == (w,))
-            for w in (0, 1)
-        ]
-        assert layers[0] > 1.5 * layers[1]
-
     def test_memory_that_holds_no_plan_is_told(self) -> None:
         with pytest.raises(ValueError, match="fits the memory"):
             plan_model(EVEN, Cluster.uniform(4, worker_bytes=50.0), 8, seconds=0.2)
@@ -156,10 +137,6 @@ class TestModels:
         room = 80.0 + 2 * 16.0  # two micro-batches a worker
         found = plan_model(EVEN, Cluster.uniform(4, worker_bytes=room), 8, seconds=0.3)
         assert (found.predict(EVEN).worker_bytes <= room).all()
-
-    def test_fewer_pieces_than_workers_are_told(self) -> None:
-        with pytest.raises(ValueError, match="2 chunks, and there are 3 workers"):
-            plan_model(model_of([1.0, 1.0]), Cluster.uniform(3), 4)
 
     def test_the_same_arguments_give_the_same_plan(self) -> None:
         model = model_of([1e-3] * 9 + [3e-3])
@@ -250,18 +227,3 @@ class TestStages:
     def test_what_is_no_pipeline_is_told(self, stages: list[Stage], reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             Pipeline(stages)
-
-    def test_a_plan_of_other_rows_is_told(self) -> None:
-        pipeline, cluster = stages_of(), Cluster.uniform(2)
-        with pytest.raises(ValueError, match="not of these rows"):
-            default_of(pipeline, cluster).predict(pipeline, Rows.of([1, 2]))
-
-    def test_a_plan_that_leaves_something_out_is_told(self) -> None:
-        given_plan = default_of(stages_of(), Cluster.uniform(2))
-        with pytest.raises(ValueError, match="each instruction in one of them"):
-            replace(given_plan, orders=(given_plan.orders[0], ()))
-
-    def test_an_order_that_waits_for_itself_takes_for_ever(self) -> None:
-        pipeline, cluster = stages_of(), Cluster.uniform(1)
-        given_plan = fifo(pipeline, ROWS, cluster, {"rollout": [0], "train": [0]}, in_turn(ROWS, 1))
-        assert replace(given_plan, orders=((1, 0),)).predict(pipeline, ROWS).step_s == float("inf")

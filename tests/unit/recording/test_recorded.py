@@ -102,11 +102,6 @@ def test_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
     check(tmp_path, local_batch(KINDS))
 
 
-def test_each_kind_comes_back_where_its_rows_are_of_a_slice(tmp_path: Path) -> None:
-    batch = local_batch(KINDS)
-    check(tmp_path, Batch({name: column[1:3] for name, column in batch.items()}))
-
-
 @st.composite
 def arrays(draw: st.DrawFn, dtype: str, dims: int) -> np.ndarray[Any, Any]:
     shape = draw(st.tuples(*[st.integers(0, 3)] * dims))
@@ -203,22 +198,6 @@ def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> N
     assert bool(Reader(tmp_path).manifest.seed) == seeded
     with pytest.raises(Corrupt, match="has not the medium" if seeded else "damaged"):
         list(Reader(tmp_path).rows())
-
-
-def test_names_come_back_as_they_were(tmp_path: Path) -> None:
-    given = RowNames(
-        ["a", "~m.1", "c", "d"], ["7", 7, None, ""], [-1, 1 << 62, 0, 3],
-        {"domain": ["x", None, True, 2.5], "n": [1, 2, None, -0.0]}, ["a", "b", "c", "d"],
-    )  # fmt: skip
-    writer = Writer(tmp_path, manifest(["x"]))
-    writer.write(local_batch({"x": np.arange(4)}), given)
-    writer.close()
-    (found,) = Reader(tmp_path).rows()
-    assert same(vars_of(found.names), vars_of(given))
-
-
-def vars_of(names: RowNames) -> list[Any]:
-    return [list(names.keys), list(names.groups), list(names.versions), names.tags, list(names.rows)]
 
 
 def test_rows_of_some_versions_and_columns_alone_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.local import local_batch
-from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 from dataplane.recording import Manifest, Reader, RowNames, Writer
 from tests.cases import each_case
 
@@ -134,17 +134,3 @@ def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
 def test_names_that_a_recording_has_itself_are_refused(tmp_path: Path) -> None:
     with Writer(tmp_path, manifest()) as writer, pytest.raises(SchemaMismatch, match="__key__"):
         writer.write(local_batch({"__key__": ["a"] * ROWS}), names(0))
-
-
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    other = manifest()
-    other.format = 9
-    other.write(tmp_path)
-    with pytest.raises(ProtocolMismatch):
-        Reader(tmp_path)
-
-
-def test_no_directory_can_be_made_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Misuse, match="can not be read or written"):
-        Writer(tmp_path / "file" / "r", manifest())

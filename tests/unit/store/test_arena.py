@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dataplane.config import PAGE
-from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
+from dataplane.store.arena import Arena, Extent
 
 OWNERS = st.sampled_from(["a", "b", "c"])
 
@@ -136,10 +136,6 @@ TestArenaUnderLoad = ArenaUnderLoad.TestCase
 TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_whole_pages() -> None:
-    assert [pages(n) for n in (0, 1, PAGE, PAGE + 1, 5 * PAGE)] == [PAGE, PAGE, PAGE, 2 * PAGE, 5 * PAGE]
-
-
 def test_an_owner_gets_back_what_it_freed_last(arena: Arena) -> None:
     mine = [arena.allocate("a", 4 * PAGE) for _ in range(3)]
     theirs = arena.allocate("b", 4 * PAGE)
@@ -220,17 +216,6 @@ def test_a_segment_whose_owner_has_gone_carries_nobody_elses_bytes(arena: Arena)
     assert arena.resident == 20 * PAGE
 
 
-def test_a_segment_in_which_nothing_lies_goes_with_its_owner(arena: Arena) -> None:
-    quarantined = arena.allocate("a", 10 * PAGE)
-    arena.release(arena.allocate("b", 10 * PAGE))
-    arena.quarantine(quarantined)
-    for owner in "ab":
-        arena.depart(owner)
-    assert [segment.number for segment in arena] == [quarantined.segment]
-    arena.readmit(quarantined)
-    assert arena.statistics() == ArenaStatistics(capacity=64 * PAGE, used=0, resident=0, mapped=0, segments=0)
-
-
 def test_segments_are_as_large_as_their_owners_need() -> None:
     """Of a terabyte, 512 that put little map little; one that puts much has few segments."""
     arena = Arena(1 << 40)
@@ -242,29 +227,6 @@ def test_segments_are_as_large_as_their_owners_need() -> None:
             arena.allocate("large", 512 << 20)
         assert len(list(arena)) <= 512 + 24
         assert arena.mapped <= 4 * arena.capacity
-    finally:
-        arena.close()
-
-
-def test_what_is_asked_for_together_has_one_segment() -> None:
-    arena = Arena(1 << 30)
-    try:
-        sizes = [32 << 20] * 9
-        extents = [arena.allocate("a", size, sum(sizes[i + 1 :])) for i, size in enumerate(sizes)]
-        assert {extent.segment for extent in extents} == {0}
-    finally:
-        arena.close()
-
-
-def test_addresses_of_segments_in_which_nothing_lies_are_used_again() -> None:
-    """Owners come and stay, each with much once and nothing now."""
-    arena = Arena(1 << 30)
-    try:
-        for owner in range(32):
-            arena.release(arena.allocate(owner, 1 << 30))
-            assert arena.mapped <= 4 * arena.capacity
-        assert arena.closed > 0
-        assert arena.allocate(0, 1 << 30).segment in arena
     finally:
         arena.close()
 
@@ -294,13 +256,6 @@ def test_forgetting_unmaps_and_loses_nothing(arena: Arena) -> None:
     arena.forget(extent, PAGE, 3 * PAGE)
     assert holds(arena, extent, 4)
     assert arena.resident == 8 * PAGE
-
-
-def test_a_release_of_what_is_free_is_an_error(arena: Arena) -> None:
-    extent = arena.allocate("a", 8 * PAGE)
-    arena.release(extent)
-    with pytest.raises(ValueError, match="free"):
-        arena.release(extent)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2])

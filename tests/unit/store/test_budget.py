@@ -94,23 +94,6 @@ async def test_a_small_request_passes_a_large_one_only_for_a_bounded_time() -> N
     assert waiters.granted == ["small", "large", "late"]
 
 
-async def test_a_small_one_that_waits_passes_a_large_one_when_something_is_freed() -> None:
-    clock = FakeClock()
-    budget = Budget(100, passing_s=1.0, clock=clock)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    await waiters.ask("large", 80)
-    await waiters.ask("small", 10)
-    clock.now = 0.5
-    await waiters.free(10)
-    assert waiters.granted == ["small"]
-    await waiters.ask("late", 10)
-    clock.now = 2.0
-    await waiters.free(10)
-    assert waiters.granted == ["small"]
-    await waiters.end()
-
-
 async def test_restores_go_before_new_bytes() -> None:
     clock = FakeClock()
     budget = Budget(100, passing_s=1.0, clock=clock)
@@ -125,22 +108,6 @@ async def test_restores_go_before_new_bytes() -> None:
     assert budget.try_reserve(30, restore=True), "it waits for no put, however old"
     assert not budget.try_reserve(1)
     await waiters.end()
-
-
-async def test_an_old_restore_keeps_new_bytes_out() -> None:
-    clock = FakeClock()
-    budget = Budget(100, passing_s=1.0, clock=clock)
-    assert budget.try_reserve(90)
-    waiters = Waiters(budget)
-    await waiters.ask("restore", 50, restore=True)
-    clock.now = 2.0
-    assert not budget.try_reserve(5)
-    assert not budget.try_reserve(5, restore=True)
-    await waiters.ask("put", 5)
-    await waiters.free(20)
-    assert waiters.granted == []
-    await waiters.free(25)
-    assert waiters.granted == ["restore", "put"]
 
 
 async def test_a_cancelled_wait_leaves_nothing_and_lets_the_next_go_on() -> None:
@@ -217,28 +184,6 @@ async def test_a_deadline_that_passes_names_who_holds_the_bytes() -> None:
     assert (budget.used, budget.statistics().waiting) == (95, 0)
 
 
-async def test_a_deadline_that_has_passed_still_gives_what_is_there() -> None:
-    budget = Budget(100)
-    await budget.reserve(60, Deadline.after(0))
-    with pytest.raises(Backpressure):
-        await budget.reserve(60, Deadline.after(0))
-    assert budget.used == 60
-
-
-async def test_one_that_gives_up_lets_those_behind_it_go_on() -> None:
-    clock = FakeClock()
-    budget = Budget(100, clock=clock)
-    assert budget.try_reserve(50)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 80, seconds=0.01)
-    clock.now = 5.0
-    second = await waiters.ask("second", 40)
-    with pytest.raises(Backpressure):
-        await first
-    await second
-    assert waiters.granted == ["second"]
-
-
 async def test_demand_is_told_as_long_as_somebody_waits() -> None:
     told: list[int] = []
     budget = Budget(100, on_demand=lambda: told.append(budget.shortfall))
@@ -253,14 +198,6 @@ async def test_demand_is_told_as_long_as_somebody_waits() -> None:
     await waiters.free(20)
     assert told == [30, 20], "nobody waits any more"
     assert budget.shortfall == 0
-
-
-def test_giving_back_more_than_is_in_use_is_an_error() -> None:
-    budget = Budget(100)
-    assert budget.try_reserve(10)
-    with pytest.raises(ValueError, match="11 bytes given back of 10"):
-        budget.release(11)
-    assert budget.used == 10
 
 
 async def test_statistics_count_waits_and_their_time() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -78,16 +77,6 @@ def test_a_claim_is_private_and_its_release_removes_all_of_it(tmp_path: Path) ->
     claim.release()
 
 
-def test_two_claims_of_one_process_are_two_directories(tmp_path: Path) -> None:
-    first, second = Claim(tmp_path, "it"), Claim(tmp_path, "it")
-    assert second.reclaimed == 0
-    assert first.path.is_dir()
-    assert first.path != second.path
-    first.release()
-    assert second.path.is_dir()
-    second.release()
-
-
 def test_what_is_no_directory_of_its_kind_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "it-00000001").write_bytes(b"x")
     (tmp_path / "target").mkdir()
@@ -150,15 +139,6 @@ def test_a_lock_of_another_user_on_the_parent_keeps_nobody_from_claiming(public:
     finally:
         stranger.communicate()
     assert list(public.iterdir()) == []
-
-
-def test_a_lock_of_ones_own_on_the_parent_neither(tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        Claim(tmp_path, "it").release()
-    finally:
-        os.close(descriptor)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
@@ -228,24 +208,6 @@ def test_a_parent_where_everybody_may_remove_everything_is_warned_of(
     tmp_path.chmod(mode)
     Claim(tmp_path, "it").release()
     assert ("chmod +t" in caplog.text) == warned
-
-
-def test_a_claim_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match="No locks available"):
-        Claim(tmp_path, "it")
-    assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_parent_that_can_not_be_made_is_an_oserror(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(OSError, match="file"):
-        Claim(tmp_path / "file" / "below", "it")
 
 
 def test_claiming_while_others_release(tmp_path: Path) -> None:

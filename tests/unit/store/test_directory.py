@@ -144,13 +144,3 @@ def test_an_identity_that_was_changed(tmp_path: Path) -> None:
     opened.close()
     with pytest.raises(Corrupt, match="identity"):
         DataDirectory(path)
-
-
-def test_more_numbers(tmp_path: Path) -> None:
-    opened = DataDirectory(tmp_path)
-    _, batch = opened.database.write(lambda sql: opened.more_numbers(sql, 1 << 36))
-    opened.database.sync(batch)
-    opened.close()
-    again = DataDirectory(tmp_path)
-    assert again.first == 1 << 36
-    again.close()

@@ -18,7 +18,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
-from dataplane.errors import Backpressure, Corrupt, Freed, Misuse
+from dataplane.errors import Backpressure, Corrupt, Misuse
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.shared import MOST
@@ -108,19 +108,6 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
                 assert await read(store, number) == content(seed, MIB)
 
 
-async def test_what_was_spilled_becomes_durable(tmp_path: Path) -> None:
-    async with running(tmp_path, memory=4 * MIB, spill=64 * MIB) as store:
-        shards = {await put(store, content(seed, MIB)): seed for seed in range(8)}
-        assert store.disk.statistics().files
-        for number in shards:
-            await store.persist([number], soon())
-        async with asyncio.timeout(60):
-            while store.disk.used:
-                await asyncio.sleep(0.01)
-        for number, seed in shards.items():
-            assert await read(store, number) == content(seed, MIB)
-
-
 async def test_a_sync_serves_all_who_wait(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(seed, 100)) for seed in range(100)]
@@ -166,21 +153,6 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
             assert (await read(store, number))[:size] == content(size, size)
         store.free(left)
         await removed(tmp_path, 0)
-    async with running(tmp_path) as store:
-        assert await store.recover() == []
-
-
-async def test_freed_while_it_is_written(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        number = await put(store, content(1, MIB))
-        persisting = asyncio.create_task(store.persist([number], soon()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        store.free([number])
-        await persisting
-        await removed(tmp_path, 0)
-        with pytest.raises(Freed):
-            await store.persist([number], soon())
     async with running(tmp_path) as store:
         assert await store.recover() == []
 
@@ -267,15 +239,6 @@ async def test_a_full_disk_is_backpressure(small: Path) -> None:
     async with running(small) as store:
         assert await store.recover() == [number]
         assert await read(store, number) == content(1, 4 * MIB)
-
-
-async def test_without_a_directory(tmp_path: Path) -> None:
-    store = Store(NodeConfig(memory=MIB, spill=0, spill_dir=tmp_path, prewarm=0))
-    with pytest.raises(Misuse, match="--data-dir"):
-        await store.persist([1], soon())
-    with pytest.raises(Misuse, match="--data-dir"):
-        await store.recover()
-    await store.aclose()
 
 
 async def test_a_copy_of_another_hosts_is_not_for_keeps(tmp_path: Path) -> None:

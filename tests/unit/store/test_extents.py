@@ -93,16 +93,6 @@ def test_a_fit_is_found_behind_many_too_short_ranges_of_its_own_size_class() -> 
     assert free.take(15) == 0
 
 
-def test_a_larger_range_is_cut_and_the_rest_stays_free() -> None:
-    free = FreeList(100)
-    assert free.take(30) == 0
-    assert list(free) == [(30, 100)]
-    assert free.take(71) is None
-    assert free.take(70) == 30
-    assert list(free) == []
-    assert free.free == 0
-
-
 steps = st.lists(
     st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=40
 )

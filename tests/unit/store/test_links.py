@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.batch.links import MAX_LINK, linked, shard_of
+from dataplane.batch.links import MAX_LINK, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
@@ -185,15 +185,6 @@ def test_links_over_several_blocks_of_rows() -> None:
     assert len(links) == 0
 
 
-def test_a_link_that_is_made_again_under_its_number_is_one() -> None:
-    links = Links(1, 4, None, "a")
-    assert links.retain([([0], Rows.range(0, 2))], "b", 5) == 5
-    assert links.retain([([0], Rows.range(0, 2))], "b", 5) == 5
-    assert links.retain([([0], Rows.range(0, 1))], "b") == 6
-    assert [part.array().tolist() for _, part in links.free(0)] == [[2, 3]]
-    assert links.free(5)[0][1].array().tolist() == [1]
-
-
 def test_there_are_only_so_many_links() -> None:
     links = Links(1, 4, None, "a")
     links.retain([([0], Rows.range(0, 1))], "b", MAX_LINK)
@@ -242,18 +233,4 @@ def test_a_shard_that_is_pinned_as_its_last_owner_frees_it_stays_until_it_is_not
     assert store.statistics().budget.used > 0
     store.unpin("c", [each.shard for each in held])
     assert store.statistics().budget.used == 0
-    asyncio.run(store.aclose())
-
-
-def test_links_that_were_never_made_are_passed_over(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    number = put(store)
-    store.free([linked(number, 3)])
-    store.free_part(linked(number, 3), [0], Rows.range(0, 1))
-    assert store.put_by(linked(number, 3)) is None
-    with pytest.raises(Freed):
-        store.require(linked(number, 3), [0], Rows.range(0, 1))
-    store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
-    store.free([linked(number, 3)])
-    store.require(number, [0, 1], Rows.range(0, ROWS))
     asyncio.run(store.aclose())

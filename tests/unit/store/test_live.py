@@ -52,11 +52,6 @@ def test_what_counts_is_what_was_not_freed(
             assert np.array_equal(np.broadcast_to(told, stop - first).astype(bool), left[column, first:stop])
 
 
-def test_bits_of_another_shape_are_none() -> None:
-    with pytest.raises(ValueError, match="3 bytes"):
-        Live.decode(b"abc", 2, ROWS)
-
-
 def test_a_large_shard_costs_a_block_for_a_row_that_was_freed_and_a_bit_a_row_at_most() -> None:
     rows = 8_000_000
     cells = Live(1, rows)

@@ -113,19 +113,6 @@ async def test_of_a_queue_its_newest_rows_go(tmp_path: Path) -> None:
         assert store.disk.statistics().read == 0
 
 
-async def test_what_was_just_read_is_needed_last(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
-        numbers = [await put(store, seed) for seed in range(64)]
-        await pin(store, *numbers[:3])
-        store.unpin("reader", [numbers[1], numbers[0], numbers[2]])
-        for seed, expected in ((64, 2), (65, None), (66, None)):
-            await put(store, seed)
-            await at_rest(store)
-            if expected is not None:
-                assert on_disk(store) == [numbers[expected]]
-        assert set(on_disk(store)) <= {numbers[2], numbers[0], numbers[1], *range(numbers[63], numbers[63] + 4)}
-
-
 async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int] = lambda i: i) -> None:
     """Puts `count` shards and reads and frees each in order, the reader `ahead` shards behind."""
     numbers: list[int] = []
@@ -160,20 +147,6 @@ async def test_a_steady_queue_longer_than_the_memory_reads_nothing_twice(tmp_pat
         assert (now.budget.used, now.disk.used) == (0, 0)
 
 
-async def test_reading_a_set_again_and_again_restores_the_least_it_can(tmp_path: Path) -> None:
-    """80 shards in memory for 64, read in a cycle: the best there is brings back 16 of 79 accesses or so each time."""
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(80)]
-        rounds = 6
-        for _ in range(rounds):
-            for seed, number in enumerate(numbers):
-                (pinned,) = await pin(store, number)
-                assert read(store, pinned) == content(seed)
-                store.unpin("reader", [number])
-        restored = store.disk.statistics().read / SIZE / rounds
-        assert 16 <= restored <= 20, "least-recently-used would bring back all 80"
-
-
 @each_case(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
 async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
     tmp_path: Path, low: float, files: int
@@ -196,19 +169,6 @@ async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_tak
         assert held is not None
         assert all(read(store, pinned) == content(seed) for seed, pinned in enumerate(held))
         assert store.disk.statistics().read == 0
-
-
-async def test_memory_is_taken_only_as_it_is_needed(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=0.75, low_watermark=0.5) as store:
-        for seed in range(64):
-            await put(store, seed)
-        await at_rest(store)
-        assert store.statistics().spilled_shards == 0
-        for more in range(1, 6):
-            await put(store, 63 + more)
-            await at_rest(store)
-            assert store.statistics().spilled_shards == more
-            assert store.budget.used == MEMORY
 
 
 async def test_what_is_pinned_is_never_moved(tmp_path: Path) -> None:
@@ -255,16 +215,6 @@ async def test_a_full_quota_is_backpressure_that_says_so_and_ends_when_something
         store.free([on_disk(store)[0]])
         assert await waiting > numbers[-1]
         assert store.disk.used == quota
-
-
-async def test_with_spilling_off_the_error_says_so(tmp_path: Path) -> None:
-    async with running(tmp_path, spill=0) as store:
-        for seed in range(64):
-            await put(store, seed)
-        with pytest.raises(Backpressure) as caught:
-            await put(store, 64, seconds=0.02)
-        assert caught.value.spill_error == "spilling is off"
-    assert os.listdir(tmp_path) == []
 
 
 async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(tmp_path: Path) -> None:
@@ -373,14 +323,6 @@ async def test_with_memory_and_disk_full_whatever_is_on_disk_can_be_read(tmp_pat
         store.free(numbers)
         await producer
         assert store.disk.used <= 12 * (SIZE + 4096)
-
-
-async def test_a_read_of_several_shards_when_memory_and_disk_are_full(tmp_path: Path) -> None:
-    async with running(tmp_path, spill=12 * (SIZE + 4096)) as store:
-        await fill(store)
-        gone = on_disk(store)
-        assert len(gone) > 5
-        assert [pinned.shard for pinned in await pin(store, *gone)] == gone
 
 
 async def test_shards_that_are_gone_leave_nothing_behind(tmp_path: Path) -> None:

@@ -81,13 +81,6 @@ def test_a_readers_descriptor_can_not_write(segment: Segment) -> None:
         assert reading[:3] == b"abc"
 
 
-def test_pages_are_given_back(segment: Segment) -> None:
-    segment.memory[:SIZE] = b"\1" * SIZE
-    assert segment.punch(0, SIZE // 2)
-    assert segment.memory[: SIZE // 2] == bytes(SIZE // 2)
-    assert segment.memory[SIZE // 2 :] == b"\1" * (SIZE // 2)
-
-
 @pytest.mark.parametrize("flags", [0, os.O_NONBLOCK], ids=["blocking", "not blocking"])
 def test_who_opens_it_for_writing_finds_it_sealed(segment: Segment, opened: list[int], flags: int) -> None:
     """A reader makes the file writable (its user owns it) and opens it again, through /proc."""
@@ -180,8 +173,3 @@ def test_a_writer_that_seals_its_segment_harms_nobody_else() -> None:
         assert arena.resident == arena.used == 16 * PAGE
     finally:
         arena.close()
-
-
-def test_a_segment_that_can_not_be_mapped_leaves_no_descriptor() -> None:
-    with pytest.raises(OSError, match="memory"):
-        Segment(0, 1 << 60)

@@ -43,10 +43,6 @@ def test_what_is_left_after_parts_were_freed(case: tuple[int, int, list[tuple[li
         assert np.array_equal(np.broadcast_to(live, left.shape).astype(bool), left)
 
 
-def test_all_of_it_counts_at_first() -> None:
-    assert a_shard(3, 2).live_bits() == b""
-
-
 @each_case(
     ("columns", "rows"),
     [([2], Rows.range(0, 1)), ([-1], Rows.range(0, 1)), ([0], Rows.range(0, 4)), ([1], Rows.index([0, 3]))],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 
-import pytest
-
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.shared import SharedPages
@@ -66,30 +64,6 @@ def test_nothing_more_goes_where_a_page_went_back() -> None:
     theirs = arena.allocate(OWN, PAGE)
     ours = shared.take(64)
     assert (ours.segment, ours.offset // PAGE) != (theirs.segment, theirs.offset // PAGE)
-    arena.close()
-
-
-def test_where_the_next_page_is_not_free_another_run_begins() -> None:
-    arena, shared = made()
-    first = shared.take(4000)
-    behind = arena.allocate(OWN, PAGE)
-    assert behind.offset == first.offset // PAGE * PAGE + PAGE
-    second = shared.take(4000)
-    assert second.offset >= behind.end
-    assert arena.used == 3 * PAGE
-    assert shared.give(first) == PAGE
-    arena.close()
-
-
-def test_nothing_is_taken_where_memory_is_full() -> None:
-    arena, shared = made(2)
-    shared.take(PAGE)
-    shared.take(PAGE - 64)
-    assert shared.fits(64)
-    with pytest.raises(MemoryError):
-        shared.take(128)
-    assert (arena.used, shared.nbytes) == (2 * PAGE, 2 * PAGE)
-    assert shared.take(64).size == 64
     arena.close()
 
 

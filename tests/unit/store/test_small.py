@@ -15,7 +15,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
-from dataplane.errors import Backpressure, Corrupt, LimitExceeded
+from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
@@ -81,14 +81,6 @@ async def test_rows_take_the_pages_that_their_bytes_fill(tmp_path: Path) -> None
         assert (store.statistics().put, store.statistics().freed) == (100 * 1024, 100 * 1024)
 
 
-@each_case(("nbytes", "held"), [(MOST, MOST), (MOST + 1, MOST + PAGE)])
-async def test_larger_shards_have_pages_of_their_own(tmp_path: Path, nbytes: int, held: int) -> None:
-    async with running(tmp_path) as store:
-        await put(store, bytes(100))
-        await put(store, content(1, nbytes))
-        assert used(store) == held + PAGE
-
-
 async def test_what_is_pinned_and_freed_is_not_written_over(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         number = await put(store, content(7, 1000))
@@ -99,19 +91,6 @@ async def test_what_is_pinned_and_freed_is_not_written_over(tmp_path: Path) -> N
         assert read(store, pinned, 1000) == content(7, 1000)
         store.unpin("r", [number])
         assert used(store) == 0
-
-
-async def test_a_full_memory_still_takes_what_fits_a_page_that_is_there(tmp_path: Path) -> None:
-    async with running(tmp_path, spill=0) as store:
-        await store.reserve("p", [MIB - PAGE], Deadline.after(WAIT_S))
-        numbers = [await put(store, bytes(1000)) for _ in range(4)]
-        with pytest.raises(Backpressure):
-            await put(store, bytes(64), seconds=0.01)
-        assert used(store) == MIB
-        waiting = asyncio.create_task(put(store, content(3, 64)))
-        await asyncio.sleep(0)
-        store.free(numbers)
-        assert read(store, await pin(store, await waiting), 64) == content(3, 64)
 
 
 async def test_rows_of_many_times_the_memory_are_spilled_and_read_back(tmp_path: Path) -> None:

@@ -141,26 +141,6 @@ async def test_what_was_written_is_read(
     assert os.listdir(tmp_path) == []
 
 
-async def test_it_says_which_bytes_have_been_dealt_with(disk: Disk) -> None:
-    done: list[tuple[int, int]] = []
-    data = random_bytes(2 * CHUNK + PAGE)
-    file = await disk.write(1, data, lambda start, size: done.append((start, size)))
-    chunks = [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, PAGE)]
-    assert sorted(done) == chunks
-    done.clear()
-    await disk.read(file, blank(len(data)), lambda start, size: done.append((start, size)))
-    assert sorted(done) == chunks
-
-
-async def test_many_at_once(disk: Disk) -> None:
-    data = {shard: random_bytes((shard % 5 + 1) * PAGE, shard) for shard in range(40)}
-    files = await asyncio.gather(*(disk.write(shard, memory, nothing) for shard, memory in data.items()))
-    back = {shard: blank(len(memory)) for shard, memory in data.items()}
-    await asyncio.gather(*(disk.read(file, back[file.shard], nothing) for file in files))
-    assert back == data
-    assert disk.used == sum(file.path.stat().st_blocks * 512 for file in files)
-
-
 # Damage
 
 
@@ -212,29 +192,6 @@ async def test_a_flipped_bit_is_corrupt_wherever_it_is(disk: Disk, region: str) 
     assert back == data
 
 
-async def test_a_flipped_bit_of_compressed_data_is_corrupt_wherever_it_is(packing: Disk) -> None:
-    data = compressible(EXTENT)
-    file = await packing.write(3, data, nothing)
-    assert file.size < EXTENT
-    with file.path.open("rb") as written:
-        head = written.read(CHUNK)
-    stored = len(head.rstrip(b"\0"))
-    for offset in (0, 1, stored // 2, stored - 1, CHUNK, CHUNK + 1):
-        flip(file.path, offset)
-        await refused(packing, file, EXTENT)
-        flip(file.path, offset)
-    await packing.read(file, blank(EXTENT), nothing)
-
-
-async def test_a_flipped_bit_of_the_padding_of_compressed_data_is_corrupt(packing: Disk) -> None:
-    file = await packing.write(3, compressible(8 * PAGE), nothing)
-    stored = len(file.path.read_bytes()[: 8 * PAGE].rstrip(b"\0"))
-    last = -(-stored // PAGE) * PAGE - 1
-    assert last > stored
-    flip(file.path, last)
-    await refused(packing, file, 8 * PAGE)
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offset=st.integers(0, 3 * PAGE - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_corrupt(tmp_path: Path, offset: int, bit: int) -> None:
@@ -267,15 +224,6 @@ async def test_a_file_that_is_gone_is_corrupt_and_can_be_removed(disk: Disk) -> 
     disk.remove(file)
     await deleted(disk)
     assert disk.error == ""
-
-
-async def test_a_file_replaced_by_anothers_is_corrupt(disk: Disk) -> None:
-    """Each is sound in itself, and both hold the same bytes."""
-    mine = await disk.write(1, random_bytes(2 * PAGE), nothing)
-    other = await disk.write(2, random_bytes(2 * PAGE), nothing)
-    shutil.copyfile(other.path, mine.path)
-    await refused(disk, mine, 2 * PAGE)
-    await disk.read(other, blank(2 * PAGE), nothing)
 
 
 async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
@@ -311,16 +259,6 @@ async def test_parts_of_a_file_that_change_places_are_corrupt(disk: Disk, size: 
     await disk.read(file, blank(3 * CHUNK), nothing)
 
 
-async def test_entries_of_a_record_that_change_places_are_corrupt(disk: Disk) -> None:
-    """With their chunks: each would have the sum that is said of it."""
-    extent = 2 * CHUNK
-    file = await disk.write(1, random_bytes(extent), nothing)
-    change_places(file.path, 0, CHUNK, CHUNK)
-    change_places(file.path, extent + 40, extent + 56, 16)
-    await refused(disk, file, extent)
-    assert not await sent(disk, file, extent)
-
-
 @each_case("what", ["a chunk", "the record", "all but the record", "all"])
 async def test_parts_of_another_file_are_corrupt(disk: Disk, what: str) -> None:
     extent = 2 * CHUNK
@@ -353,41 +291,7 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
     assert not await sent(disk, newer, extent)
 
 
-async def test_chunks_of_compressed_files_that_change_places_are_corrupt(packing: Disk) -> None:
-    extent = 2 * CHUNK
-    places = np.arange(extent)
-    file = await packing.write(1, aligned((places // 64 + places // CHUNK).astype(np.uint8)), nothing)
-    assert file.size < extent
-    change_places(file.path, 0, CHUNK, CHUNK)
-    await refused(packing, file, extent)
-
-
-async def test_a_file_replaced_by_a_directory_is_corrupt(disk: Disk) -> None:
-    file = await disk.write(1, random_bytes(PAGE), nothing)
-    file.path.unlink()
-    file.path.mkdir()
-    await refused(disk, file, PAGE)
-
-
-async def test_a_file_is_read_into_an_extent_of_its_own_size_only(disk: Disk) -> None:
-    file = await disk.write(1, random_bytes(2 * PAGE), nothing)
-    await refused(disk, file, PAGE)
-    await refused(disk, file, 3 * PAGE)
-
-
 # Quota
-
-
-def test_the_quota_counts_records_too(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10 * PAGE)
-    try:
-        assert disk.fits([9 * PAGE])
-        assert not disk.fits([9 * PAGE + 1])
-        assert disk.fits([4 * PAGE, 4 * PAGE])
-        assert not disk.fits([4 * PAGE, 5 * PAGE])
-        assert disk.fits([])
-    finally:
-        disk.close()
 
 
 async def test_the_quota_counts_what_is_being_written(tmp_path: Path) -> None:
@@ -402,17 +306,6 @@ async def test_the_quota_counts_what_is_being_written(tmp_path: Path) -> None:
         assert disk.fits([PAGE])
     finally:
         disk.close()
-
-
-async def test_no_quota_no_directory(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "spill", 0)
-    assert disk.directory is None
-    assert not disk.fits([PAGE])
-    with pytest.raises(OSError, match="spilling is off"):
-        await disk.write(1, random_bytes(PAGE), nothing)
-    assert disk.used == 0
-    disk.close()
-    assert not (tmp_path / "spill").exists()
 
 
 # Disks that refuse
@@ -482,22 +375,6 @@ async def test_memory_that_runs_out_in_the_middle_of_a_file_leaves_nothing(
     assert back == data
 
 
-async def test_what_memory_left_and_can_not_be_deleted_counts(
-    packing: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until it can be deleted."""
-    data = random_bytes(PAGE)
-    with monkeypatch.context() as patch:
-        patch.setattr(spill, "pwrite", fails(MemoryError()))
-        patch.setattr(os, "unlink", fails(OSError(errno.EPERM, "no")))
-        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
-            await packing.write(1, data, nothing)
-        assert len(on_disk(tmp_path)) == 1
-        assert packing.used >= PAGE
-    await deleted(packing)
-    assert on_disk(tmp_path) == []
-
-
 async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,16 +435,6 @@ async def test_files_that_can_not_be_deleted_hold_up_no_others(
     assert (on_disk(tmp_path), disk.error) == ([], "")
 
 
-async def test_a_directory_that_was_taken_away_is_named(disk: Disk) -> None:
-    assert disk.directory is not None
-    disk.directory.rmdir()
-    with pytest.raises(FileNotFoundError):
-        await disk.write(1, random_bytes(PAGE), nothing)
-    assert "No such file" in disk.error
-    assert disk.used == 0
-    disk.directory.mkdir()
-
-
 async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
     assert disk.directory is not None
     other = disk.directory / f"{1:016x}.spill"
@@ -599,17 +466,6 @@ async def test_a_file_system_without_direct_io(without_direct: Path, size: int, 
 
 
 # Compression
-
-
-async def test_speeds_are_measured_on_whole_chunks_only(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 64 * MIB)
-    try:
-        await disk.write(1, compressible(CHUNK - PAGE), nothing)
-        assert disk._write_rate == 0
-        await disk.write(2, random_bytes(CHUNK), nothing)
-        assert disk._write_rate > 0
-    finally:
-        disk.close()
 
 
 @each_case(
@@ -646,11 +502,6 @@ async def test_a_chunk_that_does_not_shrink_lies_raw_among_others_that_do(packin
     await refused(packing, file, 3 * CHUNK)
 
 
-def test_a_measured_speed_moves_by_a_fifth() -> None:
-    assert spill._smooth(0, 500) == 500
-    assert spill._smooth(500, 1000) == 600
-
-
 def test_closing_removes_the_directory(tmp_path: Path) -> None:
     disk = Disk(tmp_path, MIB)
     assert disk.directory is not None
@@ -682,17 +533,6 @@ async def test_a_file_that_is_open_outlives_its_deletion(where: str, request: py
         assert await disk.open(file, size) is None
     finally:
         disk.close()
-
-
-async def test_what_can_not_be_sent_as_it_is(disk: Disk, packing: Disk) -> None:
-    packed = await packing.write(1, compressible(CHUNK), nothing)
-    assert await packing.open(packed, CHUNK) is None
-    for damage in (lambda file: os.truncate(file.path, CHUNK), lambda file: os.truncate(file.path, 0)):
-        file = await disk.write(2, random_bytes(CHUNK), nothing)
-        damage(file)
-        assert await disk.open(file, CHUNK) is None
-        disk.remove(file)
-        await deleted(disk)
 
 
 async def test_who_gives_up_opening_leaves_nothing_open(disk: Disk) -> None:

@@ -437,30 +437,6 @@ async def test_a_silent_clients_memory_goes_to_others_at_once_but_its_addresses_
         assert store.statistics().reserved == MIB
 
 
-@each_case("how", ["aborts", "goes"])
-async def test_revoked_addresses_are_given_out_again_when_the_client_aborts_and_not_when_it_goes(
-    tmp_path: Path, how: str
-) -> None:
-    clock = FakeClock()
-    async with running(tmp_path, clock) as store:
-        (mine,) = await store.reserve("silent", [MIB], soon())
-        clock.now += LEASE_S + 1
-        store.revoke_silent()
-        assert store.budget.used == 0
-        (later,) = await store.reserve("silent", [MIB], soon())
-        assert later.extent != mine.extent
-        store.abort("silent", [later.shard])
-        if how == "aborts":
-            store.abort("silent", [mine.shard])
-        else:
-            store.leave("silent")
-        assert store.budget.used == 0
-        got = [(await store.reserve("next", [MIB], soon()))[0] for _ in range(1)]
-        store.abort("next", [r.shard for r in got])
-        (again,) = await store.reserve("silent", [MIB], soon())
-        assert (again.extent == mine.extent) == (how == "aborts"), "of one that has gone nothing is used again"
-
-
 async def test_a_sign_of_life_keeps_a_reservation(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running(tmp_path, clock) as store:
@@ -523,14 +499,6 @@ async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path:
         store.free_scope("s")
 
 
-async def test_one_reservation_sealed_twice_at_once_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        (mine,) = await store.reserve("a", [PAGE], soon())
-        with refused(store, ProtocolMismatch):
-            store.seal("a", [(mine.shard, layout(PAGE))] * 2, scope="", holder="a")
-        assert store.budget.used == 0
-
-
 async def test_nobody_seals_or_aborts_what_is_anothers(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         (mine,) = await store.reserve("a", [PAGE], soon())
@@ -543,15 +511,6 @@ async def test_nobody_seals_or_aborts_what_is_anothers(tmp_path: Path) -> None:
         assert store.statistics().reserved == PAGE
         store.seal("a", [(mine.shard, layout(PAGE))], scope="", holder="a")
         assert store.pin_now("b", [mine.shard])
-
-
-@each_case("sizes", [[], [-1], [PAGE, -PAGE]])
-async def test_a_reservation_of_nothing_or_less_is_no_request(tmp_path: Path, sizes: list[int]) -> None:
-    async with running(tmp_path) as store:
-        with refused(store, ProtocolMismatch):
-            store.reserve_now("a", sizes)
-        with refused(store, ProtocolMismatch):
-            await store.reserve("a", sizes, soon())
 
 
 # Several at once
@@ -594,25 +553,6 @@ async def test_more_than_the_memory_can_not_be_read_at_once(tmp_path: Path) -> N
         assert (caught.value.asked, caught.value.limit) == (301 * PAGE, MIB)
         assert store.statistics().pinned == 0
         assert await store.pin("r", [numbers[1]] * 3 + [numbers[0]], soon()), "one shard is counted once"
-
-
-async def test_a_reader_that_waits_in_vain_holds_nothing_and_lets_the_next_go_on(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        size = 100 * PAGE
-        numbers = [
-            await store.put("p", content(size, seed), layout(size), soon(), scope="", holder="p") for seed in range(4)
-        ]
-        await store.pin("first", numbers[:2], soon())
-        with pytest.raises(Backpressure) as caught:
-            await store.pin("second", numbers[2:], Deadline.after(0.02))
-        assert caught.value.holders[0] == {"holder": "first", "bytes": 2 * size, "how": "pinned"}
-        assert store.statistics().pinned == 2 * size
-        waiting = asyncio.create_task(store.pin("second", numbers[2:], soon()))
-        third = asyncio.create_task(store.pin("third", numbers[2:3], soon()))
-        await asyncio.sleep(0)
-        store.unpin("first", numbers[:2])
-        assert [p.shard for p in await waiting] == numbers[2:]
-        assert [p.shard for p in await third] == numbers[2:3]
 
 
 async def test_a_read_that_takes_too_long_is_not_taken_for_want_of_room(

@@ -67,15 +67,6 @@ def test_a_ticket_is_given_back_once() -> None:
     assert gate.ask(1).tickets == []
 
 
-def test_a_ticket_given_back_lets_in_who_waits() -> None:
-    gate = Gate(max_bytes=100)
-    first, second, third = gate.ask(1, nbytes=100), gate.ask(1, nbytes=60), gate.ask(1, nbytes=41)
-    gate.admission.give_back(first.ticket)
-    assert second.tickets
-    assert third.tickets == []
-    assert gate.admission.full(third.entry) == "max_bytes"
-
-
 def test_nobody_passes_one_that_waits_for_room() -> None:
     gate = Gate(max_rows=4)
     gate.ask(3)
@@ -121,18 +112,6 @@ def test_who_leaves_waits_no_longer_and_his_tickets_go_back() -> None:
     assert len(gate.admission) == 0
 
 
-def test_nobody_passes_one_that_waits_for_what_a_client_leaves_behind() -> None:
-    """It waits for older rows that the client was to bring, and the other for room: both come at once."""
-    gate = Gate(max_rows=4, max_lag=1)
-    gate.ask(2, version=1, client="gone")
-    gate.ask(2, version=0, client="gone")
-    first, second = gate.ask(4, version=2), gate.ask(1, version=1)
-    assert (first.tickets, second.tickets) == ([], [])
-    gate.admission.leave("gone")
-    assert first.tickets
-    assert second.tickets == []
-
-
 def test_what_can_never_fit_is_refused_and_does_not_wait() -> None:
     gate = Gate(max_rows=4, max_bytes=100)
     for rows, nbytes, what in ((5, 0, "rows of a stream"), (1, 101, "bytes of a stream")):
@@ -140,12 +119,6 @@ def test_what_can_never_fit_is_refused_and_does_not_wait() -> None:
             gate.ask(rows, nbytes=nbytes)
         assert (refused.value.what, refused.value.limit) == (what, 4 if rows == 5 else 100)
     assert len(gate.admission) == 0
-
-
-def test_without_limits_all_are_let_in() -> None:
-    gate = Gate()
-    gate.held = Held(1 << 40, 1 << 50, 0)
-    assert gate.ask(1 << 16, nbytes=1 << 40, version=1 << 40).tickets
 
 
 def test_who_waits_is_told_that_nobody_is_admitted_any_more() -> None:

@@ -106,30 +106,6 @@ def test_a_step_with_a_long_tail_is_near_what_its_longest_row_allows(seed: int) 
     assert largest(lengths, balanced(lengths, 64)) <= 1.05 * bound
 
 
-def test_many_rows_over_few_shards() -> None:
-    lengths = drawn(MATH_32B, 1, groups=2500)
-    split = balanced(lengths, 7)
-    assert {len(rows) for rows in split} == {2857, 2858}
-    assert largest(lengths, split) <= 1.0001 * lengths.sum() / 7
-
-
-@each_case("equal", [True, False])
-def test_no_rows(equal: bool) -> None:
-    assert [rows.tolist() for rows in balanced(np.empty(0, np.int64), 3, equal=equal)] == [[], [], []]
-
-
-@each_case("equal", [True, False])
-def test_fewer_rows_than_shards(equal: bool) -> None:
-    split = balanced(np.array([5, 7]), 4, equal=equal)
-    assert sorted(rows.tolist() for rows in split) == [[], [], [0], [1]]
-
-
-@each_case("equal", [True, False])
-def test_rows_of_one_length(equal: bool) -> None:
-    split = balanced(np.full(24, 6), 8, equal=equal)
-    assert [len(rows) for rows in split] == [3] * 8
-
-
 def test_one_giant_row_has_the_shortest_beside_it() -> None:
     lengths = np.array([3, 1000, 1, 5, 4, 2, 6, 7, 8])
     split = balanced(lengths, 3)
@@ -137,20 +113,10 @@ def test_one_giant_row_has_the_shortest_beside_it() -> None:
     assert sorted(lengths[with_giant].tolist()) == [1, 2, 1000]
 
 
-def test_one_giant_row_is_alone_where_counts_are_free() -> None:
-    split = balanced(np.array([3, 1000, 1, 5, 4, 2, 6, 7, 8]), 3, equal=False)
-    assert [1] in [rows.tolist() for rows in split]
-
-
 def test_free_counts_reach_what_equal_ones_cannot() -> None:
     lengths = np.array([6, 2, 2, 2])
     assert largest(lengths, balanced(lengths, 2)) == 8
     assert largest(lengths, balanced(lengths, 2, equal=False)) == 6
-
-
-def test_one_shard_has_all() -> None:
-    (rows,) = balanced(np.array([3, 1, 2]), 1)
-    assert rows.tolist() == [0, 1, 2]
 
 
 @each_case(

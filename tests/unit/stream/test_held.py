@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane.errors import Closed, Corrupt, Misuse, NotReady
+from dataplane.errors import Corrupt, Misuse, NotReady
 from dataplane.stream import requests as r
 from dataplane.stream.books import Books
 from dataplane.stream.held import HeldRows
@@ -74,13 +74,6 @@ def test_the_leader_shows_them_before_that_is_committed_and_the_next_does_not(he
     assert held.consume().rows.tolist() == [5, 6]
 
 
-def test_a_producer_that_ends_holds_nothing_back(held: Partition) -> None:
-    held.ask(r.Leave(client="q"))
-    assert held.consume().rows.tolist() == [0, 1]
-    held.ask(r.Leave(client="q", ended=True))
-    assert held.consume().rows.tolist() == [2, 3, 4]
-
-
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_is_dropped_while_it_is_held_back_goes_once_it_is_not(held: Partition, keep: bool) -> None:
     held.ask(r.Drop(client="j", sequence=1, groups=["a"]))
@@ -88,17 +81,6 @@ def test_what_is_dropped_while_it_is_held_back_goes_once_it_is_not(held: Partiti
     release(held, keep=keep)
     assert held.leader.home.books.rows.count == (3 if keep else 2)
     assert held.consume().rows.tolist() == ([0, 1, 4] if keep else [0, 1])
-
-
-def test_a_closed_stream_is_not_over_before_they_are_released(held: Partition) -> None:
-    held.ask(r.Close(client="j", sequence=1))
-    held.ack(held.consume().grant)
-    with pytest.raises(NotReady):
-        held.consume()
-    release(held)
-    held.ack(held.consume(min_rows=9).grant)
-    with pytest.raises(Closed):
-        held.consume()
 
 
 def test_what_is_lost_with_its_node_while_it_is_held_back_stays_so(held: Partition) -> None:
@@ -109,12 +91,6 @@ def test_what_is_lost_with_its_node_while_it_is_held_back_stays_so(held: Partiti
         held.consume()
     with pytest.raises(Misuse):
         held.ask(r.Extend(client="e", sequence=1, ref=held.ref(1, "y"), keys=["i"]))
-
-
-def test_everything_may_be_cleared_while_they_are_held_back(held: Partition) -> None:
-    held.ask(r.Clear(client="j", sequence=1))
-    release(held)
-    assert held.leader.home.books.rows.count == 0
 
 
 def test_a_state_of_rows_that_never_came_is_refused() -> None:

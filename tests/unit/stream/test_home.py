@@ -11,14 +11,13 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, LeaseExpired, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import Closed, LeaseExpired, Misuse, SchemaMismatch
 from dataplane.stream.admission import Entry
 from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
-from dataplane.stream.page import PAGE
 from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS
@@ -167,43 +166,12 @@ class Stream:
 
 
 class TestAdmission:
-    def test_what_can_never_fit_is_refused_at_once(self) -> None:
-        stream = Stream(max_rows=4, max_bytes=64)
-        with pytest.raises(LimitExceeded, match="rows"):
-            stream.ask(5, nbytes=1)
-        with pytest.raises(LimitExceeded, match="bytes"):
-            stream.ask(1, nbytes=65)
-        assert stream.figures()["waiting"] == 0
-
-    @each_case("limits", [{"max_rows": 4}, {"max_bytes": 32}])
-    def test_who_waits_is_let_in_in_turn_when_rows_are_gone(self, limits: dict[str, int]) -> None:
-        stream = Stream(**limits)
-        stream.append(4)
-        large, small = stream.ask(3), stream.ask(1)
-        taken = stream.consume(2)
-        stream.ack(taken)
-        assert (large.got, small.got) == ([], []), "a patch of four rows stays until its last row; the small one waits"
-        stream.ack(stream.consume(2))
-        assert large.got
-        assert small.got
-
     def test_others_are_not_let_in_on_the_bytes_of_an_append_that_comes(self) -> None:
         stream = Stream(max_bytes=32)
         first, second = stream.ask(4), stream.ask(4)
         stream.come(first, 4)
         assert second.got == []
         assert stream.figures()["bytes"] == 32
-
-    def test_versions_ahead_wait_for_the_slowest_task_and_for_what_was_admitted(self) -> None:
-        stream = Stream("reward", "actor", max_lag=1)
-        ticket = stream.ask(1, version=0)
-        ahead = stream.ask(1, version=2)
-        assert ahead.got == []
-        stream.come(ticket, 1, version=0)
-        stream.ack(stream.consume(task="reward"))
-        assert ahead.got == []
-        stream.ack(stream.consume(task="actor"))
-        assert ahead.got
 
     def test_more_rows_than_were_admitted_are_refused_and_the_ticket_is_given_back(self) -> None:
         stream = Stream(max_rows=4)
@@ -241,18 +209,6 @@ class TestAdmission:
         stream.home.admission.give_back(waiting.got[0])
         assert stream.ask(1).got
 
-    def test_who_waits_no_longer_is_told_why_he_did_and_lets_others_pass(self) -> None:
-        stream = Stream("reward", "actor", max_rows=4)
-        stream.append(3)
-        stream.ack(stream.consume(1, "reward"))
-        large, small = stream.ask(2), stream.ask(1)
-        assert stream.home.withdraw(small.request) == "others before it; it waits for actor"
-        small = stream.ask(1)
-        assert stream.home.withdraw(large.request) == "max_rows; it waits for actor"
-        assert small.got
-        stream.ack(stream.consume(3, "actor"))
-        assert stream.home.books.behind() == ["reward"]
-
     def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
         stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
         stream.append(1)
@@ -272,14 +228,6 @@ class TestKeys:
         assert stream.figures()["appended"] == 2
         stream.ack(stream.consume())
         assert stream.released == [1]
-
-    def test_the_same_keys_with_other_content_are_refused(self) -> None:
-        stream = Stream(max_rows=4)
-        stream.append(2, keys=["a", "b"], digest=b"these")
-        with pytest.raises(Misuse, match="already"):
-            stream.append(2, keys=["a", "b"], digest=b"others")
-        assert stream.append(2, keys=["a", "b"], digest=b"these") == (0, False)
-        assert stream.append(2, keys=["c", "d"], digest=b"others") == (2, True), "tickets came back"
 
     def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
         stream = Stream()
@@ -404,30 +352,6 @@ class TestDelivery:
         stream.nack(stream.consume())
         assert stream.home.books.progress.in_state(0, DEAD).tolist() == [0]
 
-    def test_replicas_see_the_same_rows_and_one_that_restarts_sees_them_again(self) -> None:
-        stream = Stream()
-        stream.append(4)
-        zero = stream.consume(2, who=Who("c", "m", 0, 2))
-        one = stream.consume(2, who=Who("d", "m", 1, 2))
-        assert one.grant is zero.grant
-        other = stream.consume(1, who=Who("e", "n", 0, 1))
-        assert other.rows == [2]
-        stream.ack(zero, "c", 0)
-        stream.home.leave("d", 0.0)
-        again = stream.consume(2, who=Who("d2", "m", 1, 2))
-        assert again.rows == [0, 1]
-        with pytest.raises(LeaseExpired):
-            stream.ack(one, "d", 1)
-        stream.ack(again, "d2", 1)
-        assert stream.figures()["task"]["actor"]["acked"] == 2
-
-    def test_rows_that_an_announced_replica_never_took_are_delivered_again(self) -> None:
-        stream = Stream()
-        stream.append(1)
-        stream.ack(stream.consume(who=Who("c", "m", 0, 2)), "c", 0)
-        stream.home.tick(10.0)
-        assert stream.consume(who=Who("c", "m", 0, 2)).rows == [0]
-
     def test_what_one_replica_has_chosen_itself_goes_to_those_that_wait(self) -> None:
         stream = Stream()
         stream.append(4)
@@ -452,42 +376,6 @@ class TestDelivery:
             assert isinstance(error, Misuse)
         assert stream.consume(1, columns=["x"], who=who).grant is first.grant
 
-    def test_what_one_replica_has_not_looked_at_the_others_keep(self) -> None:
-        stream = Stream(max_deliveries=1)
-        stream.append(1)
-        zero, one = (stream.consume(who=Who(client, "m", i, 2)) for i, client in enumerate("cd"))
-        stream.home.nack(one.grant.number, "d", 1, 0.0, seen=False)
-        with pytest.raises(LeaseExpired):
-            stream.ack(one, "d", 1)
-        stream.ack(zero, "c", 0)
-        again = stream.consume(who=Who("d", "m", 1, 2))
-        assert again.rows == [0]
-        stream.ack(again, "d", 1)
-        assert stream.figures()["task"]["actor"]["acked"] == 1
-
-    def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have(self) -> None:
-        stream = Stream()
-        stream.append(2)
-        first = [stream.consume(1, who=Who(client, "m", i)) for i, client in enumerate("cde")]
-        for i, client in enumerate("cde"):
-            stream.ack(first[i], client, i)
-        for i, client in enumerate("cd"):
-            stream.ack(stream.consume(1, who=Who(client, "m", i)), client, i)
-        assert stream.figures()["task"]["actor"]["acked"] == 1
-        late = stream.consume(1, who=Who("e", "m", 2))
-        assert late.rows == [1]
-        stream.ack(late, "e", 2)
-        assert stream.figures()["task"]["actor"]["acked"] == 2
-
-    def test_an_ack_that_is_made_again_is_no_mistake_and_changes_nothing(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        held = stream.consume(task="reward")
-        for _ in range(2):
-            stream.ack(held)
-        assert stream.figures()["task"]["reward"]["acked"] == 1
-        assert stream.consume(task="actor").rows == [0]
-
     def test_who_leaves_gives_back_what_he_held_and_gets_nothing(self) -> None:
         stream = Stream()
         stream.append(1)
@@ -495,13 +383,6 @@ class TestDelivery:
         gone, stays = stream.consume(), stream.consume(who=Who("d"))
         stream.home.leave("c", 0.0)
         assert (gone.got, gone.errors, stays.rows) == ([], [], [0])
-
-    def test_still_ready_names_each_row_once(self) -> None:
-        stream = Stream()
-        stream.append(3)
-        stream.consume(1)
-        stream.consume(1, columns=["y"])
-        assert stream.home.books.progress.still_ready(0, ("x",), np.array([2, 1, 2, 0, 99, -1])).tolist() == [2, 1]
 
 
 class Bad:
@@ -543,16 +424,6 @@ class TestSamplers:
         assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
         assert stream.told > told
 
-    def test_who_waits_is_told_that_all_is_done_by_who_lets_the_last_rows_expire_himself(self) -> None:
-        stream = Stream()
-        stream.append(2)
-        waiting = stream.consume(columns=["y"])
-        stream.home.close(0.0)
-        told = stream.told
-        assert stream.take([], expired=[0, 1]).got == []
-        assert [type(error) for error in waiting.errors] == [Closed]
-        assert stream.told > told
-
     def test_at_the_end_who_has_chosen_himself_gets_fewer_than_the_least(self) -> None:
         stream = Stream()
         stream.append(3)
@@ -560,12 +431,6 @@ class TestSamplers:
         stream.home.close(0.0)
         assert stream.take([0, 1], least=4).got == [], "three are left"
         assert stream.take([2, 0, 1], least=4).rows == [2, 0, 1]
-
-    def test_the_freshest_of_very_many_rows_come(self) -> None:
-        stream = Stream()
-        stream.append(16 * PAGE, version=0)
-        stream.append(10, version=1)
-        assert stream.consume(5, sampler=Freshest(5)).rows == list(range(16 * PAGE, 16 * PAGE + 5))
 
     @each_case("built_in", [True, False])
     def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:
@@ -613,15 +478,6 @@ class TestGroups:
         assert asked.rows == [0, 3]
         assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1, 2]
 
-    def test_dropped_rows_count_towards_their_group(self) -> None:
-        stream = Stream()
-        stream.append(3, groups=["g"] * 3)
-        asked = stream.consume(sampler=CompleteGroups(3), columns=["y"])
-        stream.home.extend(np.array([0, 1]), stored(9, 2, "y"), {}, 0.0)
-        assert not asked.got
-        stream.home.drop_rows(np.array([2]), 0.0)
-        assert asked.rows == [0, 1]
-
     def test_rows_dead_for_one_task_do_not_keep_their_group_from_another(self) -> None:
         stream = Stream("reward", "actor", max_deliveries=1)
         stream.append(2, groups=["g", "g"])
@@ -639,14 +495,6 @@ class TestGroups:
             stream.append(4, groups=[group] * 4, field=INTS)
         stream.home.drop_rows(np.array([2]), 0.0)
         assert len(stream.consume(8, least=8, sampler=sampler).rows) == 7
-
-    def test_the_same_group_is_waited_for_where_more_would_fit(self) -> None:
-        stream = Stream()
-        stream.append(3, groups=["g", "g", "h"])
-        waiting = stream.consume(4, least=4, sampler=CompleteGroups(2))
-        assert not waiting.got
-        stream.append(1, groups=["h"])
-        assert waiting.rows == [0, 1, 2, 3]
 
     @each_case("acked", ["before they come", "after they came"])
     def test_a_name_that_is_used_again_is_a_group_of_its_own(self, acked: str) -> None:
@@ -706,15 +554,6 @@ class TestGroups:
         ]
         assert stream.figures(5.0)["task"]["reward"]["incomplete"] == []
 
-    def test_of_many_incomplete_groups_those_that_wait_longest_are_named(self) -> None:
-        stream = Stream()
-        for group in range(20):
-            stream.append(1, groups=["long " * 1000 + str(group)], now=float(group))
-        stream.consume(sampler=TokenBalanced("y", 2, within=CompleteGroups(2)))
-        incomplete = stream.figures(20.0)["task"]["actor"]["incomplete"]
-        assert [of["age_s"] for of in incomplete] == [float(age) for age in range(20, 12, -1)]
-        assert max(len(of["group"]) for of in incomplete) < 1000
-
     def test_all_rows_of_a_group_are_found_by_its_name(self) -> None:
         stream = Stream()
         stream.append(3, groups=["g", 7, "g"])
@@ -757,17 +596,6 @@ class TestExtending:
         stream.ack(second, "d")
         assert stream.released == [lost]
         assert stream.consume(task="actor", columns=["x", "y"]).rows == [0, 1]
-
-    def test_it_may_be_brought_again_with_other_columns_and_for_some_of_the_rows(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(3)
-        first = stream.consume(task="reward")
-        stream.extend([0, 1], "y", by=first)
-        stream.nack(first)
-        second = stream.consume(task="reward")
-        brought = stream.extend([1, 2], "y", "z", by=second)
-        assert stream.shards_of([1, 2], "y") == {brought}
-        assert stream.consume(task="actor", columns=["z"]).rows == [1, 2]
 
     def test_the_same_holder_brings_a_column_once(self) -> None:
         stream = Stream("reward", "actor")
@@ -812,46 +640,6 @@ class TestExtending:
         if now_held:
             stream.extend([0], "y", by=second)
 
-    def test_the_holder_of_rows_that_are_dead_now_brings_nothing(self) -> None:
-        stream = Stream(max_deliveries=1)
-        stream.append(1)
-        held = stream.consume()
-        stream.nack(held)
-        with pytest.raises(LeaseExpired):
-            stream.extend([0], "y", by=held)
-
-    def test_after_its_ack_a_holder_may_still_bring_columns(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        held = stream.consume(task="reward")
-        stream.ack(held)
-        stream.extend([0], "y", by=held)
-        assert stream.consume(task="actor", columns=["y"]).rows == [0]
-        with pytest.raises(Misuse, match="already"):
-            stream.extend([0], "y", by=held)
-
-    def test_what_was_brought_for_rows_of_two_deliveries_at_once_may_be_brought_again(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(2)
-        first = [stream.consume(1, "reward") for _ in range(2)]
-        holds = np.array([stream.home.hold(asked.grant) for asked in first])
-        stream.home.extend(np.array([0, 1]), stored(8, 2, "y"), {}, 0.0, holds=holds)
-        stream.home.leave("c", 0.0)
-        second = stream.consume(task="reward", who=Who("d"))
-        brought = stream.extend([0, 1], "y", by=second)
-        assert stream.shards_of([0, 1], "y") == {brought}
-
-    def test_a_replica_that_was_restarted_brings_again_what_it_had_brought(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        first = stream.consume(task="reward", who=Who("c", "m", 0, 1))
-        stream.extend([0], "y", by=first)
-        stream.home.leave("c", 0.0)
-        again = stream.consume(task="reward", who=Who("c again", "m", 0, 1))
-        assert again.rows == [0]
-        brought = stream.extend([0], "y", by=again)
-        assert stream.shards_of([0], "y") == {brought}
-
     @each_case("how", ["ack", "nack", "expiry", "leave"])
     def test_what_is_replaced_stays_as_long_as_somebody_holds_the_rows(self, how: str) -> None:
         stream = Stream("reward", "actor")
@@ -871,15 +659,6 @@ class TestExtending:
         stream.home.drop()
         assert sorted(stream.released) == [1, old, new]
         assert stream.figures()["bytes"] == 0
-
-    def test_what_is_replaced_goes_with_the_stream_whoever_reads_it(self) -> None:
-        stream = Stream()
-        stream.append(1)
-        stream.extend([0], "y")
-        stream.consume(columns=["y"])
-        stream.extend([0], "y", replace=True)
-        stream.home.drop()
-        assert sorted(stream.released) == [1, 2, 3]
 
     @each_case("last", ["replaced too", "gone"])
     def test_what_a_holder_reads_stays_also_where_rows_that_he_does_not_hold_needed_it_last(self, last: str) -> None:
@@ -941,17 +720,6 @@ class TestTheEnd:
         assert [type(error) for error in stream.consume().errors] == [Closed]
         with pytest.raises(Closed):
             stream.home.check_drained(0)
-
-    def test_at_the_end_no_more_rows_are_waited_for_than_are_left(self) -> None:
-        stream = Stream()
-        stream.append(1, version=0)
-        stream.append(2, version=5)
-        waiting = stream.consume(least=4, columns=["x", "y"])
-        stream.home.extend(np.array([1, 2]), stored(9, 2, "y"), {}, 0.0)
-        stream.home.close(0.0)
-        assert not waiting.got, "the first row may get its column yet"
-        assert stream.consume(sampler=Bad(Choice(np.empty(0, np.int64), np.array([0])))).rows == []
-        assert waiting.rows == [1, 2]
 
     def test_what_was_admitted_before_the_close_is_refused(self) -> None:
         stream = Stream()

@@ -16,12 +16,6 @@ def named(*keys: str, first: int = 0) -> Keys:
     return known
 
 
-def test_rows_without_a_key_are_called_by_number() -> None:
-    keys = named("a", "b", first=5)
-    assert keys.names(np.array([6, 3, 5])) == ["b", "~m.3", "a"]
-    assert keys.numbers(["~m.3", "b"]).tolist() == [3, 6]
-
-
 @each_case("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(Misuse, match="there is no row"):
@@ -65,12 +59,6 @@ def test_another_append_is_not_taken_for_the_same() -> None:
     keys.remove(np.array([1]))
     assert keys.retried(["a", "b"], b"digest") is None
     assert keys.known("a", b"digest") is None
-
-
-def test_an_append_with_a_row_of_another_in_the_middle_is_not_the_same() -> None:
-    keys = named("a", "b", "c")
-    keys.add(["other"], 3, b"another")
-    assert keys.retried(["a", "other", "c"], b"digest") is None
 
 
 def test_parts_of_an_append_are_known_again_in_another_cut() -> None:

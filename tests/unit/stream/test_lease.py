@@ -55,22 +55,6 @@ def test_leases_end_in_time_unless_they_are_renewed() -> None:
     assert leases.ended(15.0) == [first]
 
 
-def test_long_leases_that_were_acked_are_not_remembered() -> None:
-    leases = Leases()
-    for _ in range(1000):
-        leases.ack(given(leases, Who("p"), lease_s=1e6).number, "p", None)
-    kept = given(leases, Who("p"))
-    assert len(leases._expiring) < 200
-    assert leases.next_end() == kept.expires
-
-
-def test_who_leaves_holds_nothing() -> None:
-    leases = Leases()
-    mine, other = given(leases, Who("p")), given(leases, Who("q"))
-    assert leases.left("p") == [mine]
-    assert list(leases) == [other]
-
-
 def test_replicas_get_the_same_in_the_same_order_once() -> None:
     leases = Leases()
     grants = [given(leases, Who("p", "m", 0, 2)) for _ in range(2)]
@@ -103,13 +87,6 @@ def test_what_one_replica_does_not_want_the_others_keep() -> None:
     with pytest.raises(LeaseExpired):
         leases.find(grant.number, "q", 1)
     assert leases.waiting(0, second) is grant, "it may ask again"
-
-
-def test_what_its_only_holder_does_not_want_ends() -> None:
-    leases = Leases()
-    grant = given(leases, Who("p", "m"))
-    assert leases.let_go(grant, None)
-    assert (leases.live(grant.number), leases.holding(np.array([1]))) == (None, set())
 
 
 def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> None:
@@ -150,15 +127,6 @@ def test_an_ack_of_long_ago_is_forgotten() -> None:
         leases.ack(first.number, "p", None)
 
 
-def test_the_grants_of_rows_are_found() -> None:
-    leases = Leases()
-    mine, others = given(leases, Who("p")), leases.give(1, np.array([2, 3]), ("x",), Who("q"), 10.0, 0.0)
-    assert leases.holding(np.array([1, 9])) == {mine.number}
-    assert leases.holding(np.array([2])) == {mine.number, others.number}
-    leases.ack(mine.number, "p", None)
-    assert leases.holding(np.array([1, 2])) == {others.number}
-
-
 def test_a_replica_that_was_restarted_gets_again_what_it_has_not_acked() -> None:
     leases = Leases()
     acked, open_ = (given(leases, Who("p", "m", 0, 2)) for _ in range(2))
@@ -181,13 +149,6 @@ def test_a_lease_that_ran_out_is_done_if_all_have_acked_who_were_announced() -> 
     assert [grant.done_as_far_as_known for grant in leases.ended(10.0)] == [False, True]
 
 
-def test_who_asks_is_checked() -> None:
-    with pytest.raises(Misuse):
-        Who("p", replica=0)
-    with pytest.raises(Misuse):
-        Who("p", "m", 2, 2)
-
-
 @each_case("who", [("", 0, 0), ("m", -1, 0), ("m", 2, 2), ("m", 1 << 40, 0), ("m", 0, -1)], ids=lambda who: str(who))
 def test_replicas_that_can_not_be(who: tuple[str, int, int]) -> None:
     with pytest.raises(Misuse):
@@ -205,17 +166,3 @@ def test_members_that_hold_nothing_are_forgotten_in_the_end_and_those_that_hold_
     assert (0, "member 4999") in leases._replicas
     assert (0, "member 0") not in leases._replicas
     assert [each.number for each in leases] == [each.number for each in kept]
-
-
-def test_a_member_of_many_that_are_all_used_keeps_its_replicas() -> None:
-    """What it was seen to have decides who has to ack."""
-    leases = Leases()
-    for replica in (0, 1, 2):
-        given(leases, Who("p", "three", replica))
-    for number in range(lease._MEMBERS - 1):
-        grant = given(leases, Who("p", f"member {number}", 0, 1))
-        leases.ack(grant.number, "p", 0)
-    grant = given(leases, Who("p", "three", 0))
-    leases.hand(grant, Who("q", "three", 1), 0.0)
-    assert leases.ack(grant.number, "p", 0) is None
-    assert leases.ack(grant.number, "q", 1) is None, "the third has not acked"

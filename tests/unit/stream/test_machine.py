@@ -485,18 +485,6 @@ def test_limits_hold_over_what_is_on_its_way(part: Partition) -> None:
     part.ask(r.GiveBack(client="p", ticket=admitted.ticket))
 
 
-def test_samplers_work_as_at_a_home(part: Partition) -> None:
-    part.append(3, groups=["a", "a", "b"], versions=at(1, 1, 5))
-    assert part.consume(sampler=CompleteGroups(2)).rows.tolist() == [0, 1]
-    part.append(1, groups=["b"], versions=at(9))
-    assert part.consume("score", sampler=Freshest(4)).rows.tolist() == [3, 2]
-    assert part.leader.home.books.progress.tally(1)["expired"] == 2
-    part.ask(r.Close(client="p", sequence=part.sequence()))
-    with pytest.raises(Closed):
-        part.append(1)
-    assert part.consume(sampler=CompleteGroups(2)).rows.tolist() == [2, 3]
-
-
 def test_what_a_lost_node_alone_had_is_named_once(part: Partition) -> None:
     part.append(2, keys=["k", "l"], ref=part.ref(2, "x", node=b"node-one"), digest=b"d")
     part.append(1, groups=["g"], ref=part.ref(1, "x", node=b"node-one"), nodes=(b"node-two",))

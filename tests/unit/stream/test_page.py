@@ -16,7 +16,6 @@ from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.home import Home
 from dataplane.stream.page import PAGE, Page
-from dataplane.stream.rows import Rows
 from dataplane.stream.settings import Settings
 
 INT = Field("dense", "int64", ())
@@ -51,33 +50,6 @@ def test_a_page_that_grows_keeps_what_it_has() -> None:
         8,
         -1,
     )
-
-
-def test_all_that_is_known_of_rows_stays_as_their_page_grows() -> None:
-    home, sizes = Home(Settings(("a", "b"))), [1, 1, 15, 200, 4000, 50]
-    for shard, rows in enumerate(sizes):
-        append(home, rows, shard + 1)
-        home.books.settle(0, np.array([home.books.rows.next - 1]), 2)
-    books, rows = home.books, home.books.rows.all()
-    places = books.rows.places(rows)
-    expected = np.concatenate([np.arange(count) for count in sizes])
-    assert len(rows) == sum(sizes) > PAGE
-    assert np.array_equal(books.facts.versions(places), expected)
-    assert np.array_equal(books.facts.lengths(places, "x"), expected)
-    assert books.facts.tags(places)["t"].tolist() == expected.tolist()
-    assert (books.facts.arrived(places) == 1.5).all()
-    assert np.array_equal(np.flatnonzero(books.progress.states(places, len(rows))[0] == 2), np.cumsum(sizes) - 1)
-    assert (books.progress.states(places, len(rows))[1] == 0).all()
-    pieces = books.rows.ref(rows, ["x"]).pieces("x")
-    assert [(piece.shard, len(piece.rows)) for piece in pieces] == list(enumerate(sizes, 1))
-
-
-def test_rows_beyond_what_a_page_has_room_for_are_not_there() -> None:
-    rows = Rows()
-    rows.append(stored(1, 2))
-    assert rows.there(np.array([0, 1, 2, PAGE - 1, PAGE])).tolist() == [True, True, False, False, False]
-    rows.put_back(np.array([900]))
-    assert rows.there(np.array([1, 2, 899, 900, 901])).tolist() == [True, False, False, True, False]
 
 
 def test_a_stream_of_one_row_takes_less_than_16_kib() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane.errors import Closed, Corrupt, LeaseExpired, NotReady
+from dataplane.errors import Corrupt, LeaseExpired, NotReady
 from dataplane.stream import requests as r
 from dataplane.stream.books import Books
 from dataplane.stream.packing import pack
@@ -53,13 +53,6 @@ def test_they_are_given_to_nobody_of_the_task_and_to_others(part: Prepared) -> N
     part.now += 1e6
     with pytest.raises(NotReady):
         part.consume()
-
-
-def test_those_that_are_kept_are_done(part: Prepared) -> None:
-    part.conclude(keep=True)
-    assert part.consume().rows.tolist() == [2, 3]
-    part.ack(part.consume("score").grant)
-    assert part.rows == [2, 3]
 
 
 def test_those_that_are_not_kept_are_given_again_and_that_was_a_delivery(part: Prepared) -> None:
@@ -157,14 +150,6 @@ def test_what_is_settled_after_its_client_was_taken_for_dead_is_refused_when_it_
     assert part.consume().rows.tolist() == [0, 1, 2, 3]
 
 
-def test_a_client_that_ends_has_given_back_what_it_has_prepared(part: Prepared) -> None:
-    part.ask(r.Leave(client="c"))
-    with pytest.raises(NotReady):
-        part.consume(min_rows=3)
-    part.ask(r.Leave(client="c", ended=True))
-    assert part.consume().rows.tolist() == [0, 1, 2, 3]
-
-
 def test_a_process_that_ends_has_too_though_its_sequences_are_forgotten() -> None:
     part = Prepared()
     part.append(2)
@@ -189,14 +174,6 @@ def test_what_is_lost_with_its_node_while_it_is_prepared_is_looked_at_when_it_is
     assert part.lost() == [(0, keep), (1, keep)]
 
 
-def test_what_the_last_task_has_done_is_not_lost(part: Prepared) -> None:
-    part.ack(part.consume("score").grant)
-    part.ask(r.Lose(node=b"the-node"))
-    part.conclude(keep=True)
-    assert part.rows == [2, 3]
-    assert part.lost() == []
-
-
 def test_what_two_tasks_have_prepared_is_lost_with_the_last(part: Prepared) -> None:
     first = part.grant
     part.prepare(part.consume("score", rows=2).grant)
@@ -206,13 +183,6 @@ def test_what_two_tasks_have_prepared_is_lost_with_the_last(part: Prepared) -> N
     part.conclude(keep=True, grant=first)
     assert part.rows == [2, 3]
     assert part.lost() == [(0, 1), (1, 1)]
-
-
-def test_a_node_that_is_back_when_it_is_decided_has_lost_nothing(part: Prepared) -> None:
-    part.ask(r.Lose(node=b"the-node"))
-    part.ask(r.Return(node=b"the-node", first=0))
-    part.conclude(keep=False)
-    assert part.consume().rows.tolist() == [0, 1, 2, 3]
 
 
 def test_rows_that_are_lost_before_it_is_committed_are_not_prepared(part: Prepared) -> None:
@@ -236,24 +206,6 @@ def test_those_that_are_dropped_go_when_it_is_decided(part: Prepared, keep: bool
     assert part.rows == [0, 1, 3]
     part.conclude(keep=keep)
     assert part.rows == [3]
-
-
-def test_a_closed_stream_is_not_over_before_it_is_decided(part: Prepared) -> None:
-    part.ask(r.Close(client="j", sequence=part.sequence()))
-    part.ack(part.consume().grant)
-    with pytest.raises(NotReady):
-        part.consume()
-    part.conclude(keep=True)
-    with pytest.raises(Closed):
-        part.consume()
-
-
-def test_everything_may_be_cleared_while_they_are_prepared(part: Prepared) -> None:
-    part.ask(r.Clear(client="j", sequence=part.sequence()))
-    part.conclude(keep=False)
-    with pytest.raises(LeaseExpired):
-        part.conclude(keep=True)
-    assert part.rows == []
 
 
 def test_a_state_of_rows_that_are_not_there_or_done_is_refused(part: Prepared) -> None:

@@ -8,10 +8,10 @@ import pytest
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import Misuse
 from dataplane.stream.page import PAGE
 from dataplane.stream.patch import Patch, There
-from dataplane.stream.rows import MAX_COLUMNS, Rows
+from dataplane.stream.rows import Rows
 
 INT = Field("dense", "int64", ())
 A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
@@ -37,15 +37,6 @@ def test_rows_are_read_in_any_order_over_pages_and_patches() -> None:
     assert found(rows, [PAGE + 1, 0, PAGE - 1, PAGE - 2], "x") == [(2, 2), (1, 0), (2, 0), (1, PAGE - 2)]
 
 
-def test_many_appends_of_one_row_share_pages() -> None:
-    rows = Rows()
-    for shard in range(PAGE + 10):
-        assert rows.append(stored(shard, 1, "x")) == shard
-    assert len(rows.pages) == 2
-    order = list(range(0, PAGE + 10, 7))[::-1]
-    assert found(rows, order, "x") == [(shard, 0) for shard in order]
-
-
 def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
     """Its page is there still, for others: a row has moved away, and comes back."""
     rows, again = Rows(), np.array([1])
@@ -58,26 +49,6 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
     assert shards(rows.remove(again)) == [3], "and the first patch is needed still"
     assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
-
-
-def test_interleaved_patches_are_put_back_in_the_order_asked_for() -> None:
-    rows = Rows()
-    rows.append(stored(1, 200, "x"))
-    even, odd = np.arange(0, 200, 2), np.arange(1, 200, 2)
-    rows.extend(odd, stored(3, 100, "y"), replace=False)
-    rows.extend(even[::-1], stored(2, 100, "y"), replace=False)
-    order = np.random.default_rng(0).permutation(200).tolist()
-    expected = [(3, row // 2) if row % 2 else (2, 99 - row // 2) for row in order]
-    assert found(rows, order, "y") == expected
-
-
-def test_columns_come_in_the_order_asked_for_from_any_layers() -> None:
-    rows = Rows()
-    rows.append(stored(1, 2, "x", "y"))
-    rows.extend(np.array([1, 0]), stored(2, 2, "z"), replace=False)
-    ref = rows.ref(np.array([0, 1]), ["z", "x"])
-    assert ref.columns == ("z", "x")
-    assert [piece.rows.array().tolist() for piece in ref.pieces("z")] in ([[1, 0]], [[1], [0]])
 
 
 def test_a_column_that_is_there_is_refused_and_nothing_changes() -> None:
@@ -122,22 +93,6 @@ def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() ->
     assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]
 
 
-def test_no_rows_bring_no_patch() -> None:
-    rows = Rows()
-    rows.append(stored(1, 1, "x"))
-    for replace in (False, True):
-        assert rows.extend(np.empty(0, np.int64), stored(2, 1, "x")[:0], replace=replace)[1] == []
-    assert shards(rows.clear()) == [1]
-
-
-def test_a_column_of_another_kind_is_refused() -> None:
-    rows = Rows()
-    rows.append(stored(1, 1, "x"))
-    with pytest.raises(SchemaMismatch):
-        rows.append(stored(2, 1, "x", field=Field("dense", "float32", ())))
-    assert (rows.count, rows.next) == (1, 1)
-
-
 def test_what_is_replaced_may_be_kept_for_a_while() -> None:
     rows = Rows()
     rows.append(stored(1, 3, "x"))
@@ -146,22 +101,6 @@ def test_what_is_replaced_may_be_kept_for_a_while() -> None:
     assert rows.remove(np.array([2])) == []
     assert shards(rows.unkept(kept)) == [1]
     assert shards(rows.remove(np.array([0, 1]))) == [2]
-
-
-def test_columns_have_a_limit() -> None:
-    rows = Rows()
-    rows.append(stored(1, 1, *(f"c{i}" for i in range(MAX_COLUMNS))))
-    with pytest.raises(LimitExceeded, match="one more"):
-        rows.append(stored(2, 1, "c1", "one more"))
-    assert rows.count == 1
-
-
-def test_what_is_only_asked_for_takes_no_place_among_the_columns() -> None:
-    rows = Rows()
-    for i in range(2 * MAX_COLUMNS):
-        assert rows.mask([f"c{i}"]) is None
-    rows.append(stored(1, 1, "x"))
-    assert rows.mask(["x"]) == 1
 
 
 def several(*nodes: bytes, columns: str = "x") -> BatchRef:

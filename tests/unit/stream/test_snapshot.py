@@ -24,7 +24,7 @@ from dataplane.stream.lease import Grant, Who
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.patch import Patch
 from dataplane.stream.progress import LEASED
-from dataplane.stream.sampler import CompleteGroups, Fifo, TokenBalanced
+from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
 from tests.cases import each_case
@@ -215,49 +215,6 @@ def test_all_that_is_known_is_there_again(size: int) -> None:
     assert again.home.books.rows.count == again.rows().size > 2 * PAGE - 10
 
 
-def test_a_restored_stream_is_restored_as_well() -> None:
-    stream = filled()
-    first = restored(stream)
-    held = first.consume(30, "reward")
-    first.extend(held.rows[held.rows > PAGE], "y", under=held)
-    first.append(3, groups=["g"] * 3)
-    second = restored(first, 500)
-    assert_same(first, second)
-
-
-def test_rows_go_when_all_are_done_and_their_bytes_with_them() -> None:
-    released: list[Patch] = []
-    stream = filled()
-    snapshot = Snapshot(stream.home, stream.now)
-    again = Stream(empty(snapshot.head, released.extend))
-    patches = 0
-    for block, columns in told(snapshot, 1000):
-        put_back(again.home, block, again.now)
-        for rows, task, ref in columns:
-            put_columns(again.home, rows, task, ref, {})
-            patches += 1
-    finish(again.home)
-    for task in TASKS:
-        again.ack(again.consume(3 * PAGE, task))
-    again.drop(*again.rows())
-    assert (again.home.books.rows.count, again.home.books.nbytes, again.home.books.groups.open) == (0, 0, 0)
-    assert len(released) == patches
-    assert not again.home.books.rows.pages
-
-
-def test_leased_rows_are_pending_and_that_was_no_try() -> None:
-    stream = Stream(max_deliveries=2)
-    stream.append(3)
-    stream.nack(stream.consume(3))
-    stream.consume(2)
-    again = restored(stream)
-    assert figures(again.home, LATER)["task"]["actor"]["pending"] == 3
-    grant = again.consume(3)
-    assert grant.rows.tolist() == [0, 1, 2]
-    again.nack(grant)
-    assert again.home.books.dead_letters() == ["actor"]
-
-
 @each_case("size", [PAGE, 1])
 def test_the_very_same_append_is_recognised(size: int) -> None:
     stream = Stream()
@@ -348,17 +305,6 @@ def test_a_stream_without_rows() -> None:
     assert again.home.drained(0)
     with pytest.raises(Closed):
         again.home.admit(Entry("p", 1, 8, 0, lambda ticket: None, lambda error: None))
-
-
-def test_lengths_are_what_samplers_are_shown() -> None:
-    stream = Stream()
-    stream.append(8, columns=("ids",), lengths={"ids": np.array([9, 1, 1, 1, 1, 1, 1, 9])})
-    again = restored(stream, 3)
-    for each in (stream, again):
-        each.consume(1, "reward", ["ids"])
-        grant = each.consume(8, "actor", ["ids"], TokenBalanced("ids", 2))
-        assert grant.rows.tolist() == list(range(8))
-        assert each.home.books.lengths(grant.rows, "ids").tolist() == [9, 1, 1, 1, 1, 1, 1, 9]
 
 
 # A property

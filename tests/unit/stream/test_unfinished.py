@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from dataplane.batch.field import Field
 from dataplane.batch.joined import joined
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LeaseExpired, Misuse, NotReady, ProtocolMismatch
+from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.pieces import Piece, stale_version
 from dataplane.stream.settings import Settings
@@ -180,15 +179,6 @@ def test_pieces_and_spans_are_those_of_a_plain_list(steps: list[tuple[str, int, 
     rows.drain()
 
 
-def test_a_piece_of_another_digest_is_not_the_one_that_came() -> None:
-    rows = Rows()
-    rows.begin()
-    rows.grow(0, NODES[0], 1, 2, again=True)
-    for number, digest in ((0, 99), (3, 1)):
-        with pytest.raises(Misuse):
-            rows.ask_grow(0, Piece(rows.tokens[0], number, 1, False, digest), rows.shard(NODES[0], "x", INTS), 1)
-
-
 def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:
     rows = Rows()
     rows.begin()
@@ -279,16 +269,3 @@ def test_false_bounds_are_no_reference() -> None:
             BatchRef.decode(msgspec.msgpack.encode(told))
     told[6][0][2] = [0, 4, b"B\x00\x03"]
     assert BatchRef.decode(msgspec.msgpack.encode(told)) == ref
-
-
-def test_nothing_is_said_of_rows_that_are_no_row() -> None:
-    rows = Rows()
-    rows.begin()
-    for ask in (
-        r.TakeUp(client="n/1/9", sequence=1, row=5, token=9, lease_s=1.0),
-        r.GiveUp(client="n/1/9", sequence=2, row=5, token=9),
-        r.Hear(client="n/1/9", row=5, token=9),
-    ):
-        with pytest.raises(LeaseExpired):
-            rows.part.ask(ask)
-    assert np.array_equal(rows.part.leader.home.books.rows.all(), [0])

@@ -124,15 +124,6 @@ def test_what_is_remembered_of_a_large_write_is_small() -> None:
         asked.run(write)
 
 
-def test_a_command_in_flight_that_comes_again_is_done_once() -> None:
-    machine = TableMachine("t")
-    take = r.encode_request(r.Take(client="c", sequence=2, task="train", rows=numbers(0), give=numbers(0)))
-    machine.apply(r.encode_request(r.Write(client="c", sequence=1, keys=["a"])))
-    commands = [machine.decide(take, 1, 0.0).commands for _ in range(2)]
-    results = [r.decode_result(machine.apply(command)) for [command] in commands]
-    assert [isinstance(result, r.Given) and result.granted for result in results] == [True, True]
-
-
 def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> None:
     asked = Asked()
     for number in range(WINDOW + 1):
@@ -289,14 +280,6 @@ def test_a_table_that_is_dropped_ends_and_its_numbers_go_on() -> None:
     for refused in (r.Look(all=True), r.Write(client="c", sequence=99, keys=["a"])):
         with pytest.raises(Closed):
             asked.run(refused)
-
-
-def test_clients_that_have_ended_are_forgotten() -> None:
-    asked = Asked()
-    for client in ("aa/1/1", "aa/2/1", "bb/1/1"):
-        asked.run(r.Write(client=client, sequence=1, keys=[client]))
-    asked.run(r.End(node="aa/1/"))
-    assert asked.machine.sessions.producers == ["aa/2/1", "bb/1/1"]
 
 
 def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:

@@ -55,37 +55,6 @@ def test_rows_are_numbered_as_they_come_and_found_by_key() -> None:
     assert (len(table), table.all().tolist()) == (3, [5, 6, 7])
 
 
-def test_columns_of_several_writes_are_read_together_in_any_order() -> None:
-    table = made()
-    table.write(["a", "b", "c"], stored(1, 3, "x", "y"))
-    table.write(["c", "a", "b"], stored(2, 3, "z"))
-    ref = table.read(numbers(2, 0, 1), ["z", "x"])
-    assert ref.columns == ("z", "x")
-    assert cells(ref, "z") == [(2, 0, 0), (2, 0, 1), (2, 0, 2)]
-    assert cells(ref, "x") == [(1, 0, 2), (1, 0, 0), (1, 0, 1)]
-    assert table.read(numbers(0)).columns == ("x", "y", "z")
-
-
-def test_many_writes_of_one_row_are_read_in_the_order_asked_for() -> None:
-    table = made()
-    for shard in range(300):
-        table.write([f"k{shard}"], stored(shard, 1, "x"))
-    order = np.random.default_rng(0).permutation(300)
-    assert [shard for shard, _, _ in cells(table.read(order), "x")] == order.tolist()
-
-
-def test_what_all_rows_have_is_read_where_no_column_is_named() -> None:
-    table = made()
-    table.write(["a", "b"], stored(1, 2, "x"))
-    table.write(["a"], stored(2, 1, "y"))
-    assert table.read(numbers(0, 1)).columns == ("x",)
-    table.write(["bare"])
-    with pytest.raises(Misuse, match="no column that all of them have"):
-        table.read(numbers(0, 2))
-    with pytest.raises(Misuse, match="'b' of 't' has no column 'y'"):
-        table.read(numbers(0, 1), ["y"])
-
-
 def test_a_column_that_is_replaced_is_freed_cell_by_cell() -> None:
     table = made()
     table.write(["a", "b"], stored(1, 2, "x", "y"))
@@ -134,20 +103,6 @@ def test_a_key_is_free_when_its_row_is_gone_and_its_number_is_not() -> None:
         table.numbers(["c"])
 
 
-def test_rows_that_went_cost_nothing() -> None:
-    table = made()
-    for start in range(0, 100_000, 1000):
-        given, _ = table.write([f"k{i}" for i in range(start, start + 1000)], stored(1, 1000, "x"))
-        assert given[0] == start
-        table.take("t", given)
-        table.clear(given[:-1])
-    assert len(table) == 100
-    assert table._lines.count < 4096
-    assert table.all().tolist() == list(range(999, 100_000, 1000))
-    assert table.taken("t").all()
-    assert table.keys(numbers(1999)) == ["k1999"]
-
-
 def test_a_call_that_is_refused_has_changed_nothing() -> None:
     table = made()
     table.write(["a"], stored(1, 1, "x"), [{"n": 1}], [4])
@@ -176,15 +131,6 @@ def test_a_column_that_no_other_row_has_may_become_another() -> None:
     table.write(["a", "b"], stored(3, 2, "x", field=FLOAT))
     assert table.schema == {"x": FLOAT}
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
-
-
-def test_tags_are_merged() -> None:
-    table = made()
-    table.write(["a", "b"], None, [{"n": 1}, {}], [4, 1])
-    table.write(["b", "a"], None, [{"m": [2]}, {"n": 3, "o": None}], [5, 9])
-    assert table.look(table.all()).tags == [{"n": 3, "o": None}, {"m": [2]}]
-    assert table.tag_bytes(["a", "b", "c"]).tolist() == [13, 6, 0]
-    assert table.look(table.all(), tags=False).tags == []
 
 
 def test_pages_end_where_tags_are_too_large() -> None:

@@ -77,31 +77,10 @@ def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: Choice, cl
     assert chosen.of(NODE, BOTH) == [SECOND, FIRST]
 
 
-def test_one_that_works_starts_anew(chosen: Choice) -> None:
-    for _ in range(5):
-        fail(chosen, NODE, FIRST, 2)
-        chosen.worked(NODE, FIRST, 10)
-    assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
-    assert chosen.statistics() == {"first": 50, "second": 0}
-
-
 def test_all_that_fail_are_tried_in_their_order(chosen: Choice) -> None:
     for transport in (SECOND, FIRST):
         fail(chosen, NODE, transport, 3)
     assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
-
-
-def test_it_says_that_it_puts_one_aside(chosen: Choice, caplog: pytest.LogCaptureFixture) -> None:
-    fail(chosen, NODE, FIRST, 3)
-    assert len(caplog.messages) == 4
-    assert "first has failed 3 times in a row" in caplog.messages[-1]
-
-
-def test_what_is_remembered_is_bounded(chosen: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_REMEMBERED", 10)
-    for number in range(100):
-        fail(chosen, number.to_bytes(8), FIRST)
-    assert len(chosen._records) == 10
 
 
 def test_a_host_without_a_device_has_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

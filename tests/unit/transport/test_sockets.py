@@ -90,13 +90,6 @@ def test_runs_are_all_of_it_in_order_and_bounded(chosen: list[Stretch]) -> None:
         assert len(run) == 1 or sum(stop - start for start, stop in run) <= sockets._BATCH
 
 
-def test_it_ends_when_it_is_told_to(ends: tuple[socket.socket, socket.socket], memory: Memory) -> None:
-    with mapping(memory) as mapped:
-        for chosen in ([(0, SIZE)], [(start, start + 10) for start in range(0, SIZE, 100)]):
-            with pytest.raises(EOFError):
-                send(ends[0], memory, mapped, chosen, lambda: True)
-
-
 def test_a_file_that_is_shorter_is_not_mapped(memory: Memory) -> None:
     """Who looks at what is mapped and not there dies."""
     with pytest.raises((ValueError, OSError)):

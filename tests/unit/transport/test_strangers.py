@@ -111,9 +111,3 @@ async def test_who_says_nothing_is_closed_in_time(port: Port, monkeypatch: pytes
     theirs = port.come("a", b"half of it")
     await until(lambda: gone(theirs))
     assert len(port.strangers) == 0
-
-
-async def test_all_go_at_the_end(port: Port) -> None:
-    waiting = [port.come(f"{number}") for number in range(5)]
-    port.strangers.close()
-    assert all(map(gone, waiting))

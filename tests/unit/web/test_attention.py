@@ -11,7 +11,7 @@ from dataplane.web.feed import Feed
 from dataplane.web.looks import look
 from tests.cases import each_case
 from tests.unit.observe.figures import task
-from tests.unit.web.looking import A, B, C, looked, part, stats
+from tests.unit.web.looking import A, looked, part, stats
 
 
 def shown(feed: Feed) -> list[tuple[str, str, str]]:
@@ -58,15 +58,6 @@ def test_a_host_that_does_less_than_before_stands_out() -> None:
     assert not any(alerts for second, alerts in found.items() if second < 165)
 
 
-def test_a_host_that_answers_late_stands_out() -> None:
-    feed = Feed("x")
-    for second in range(6):
-        seen = looked(float(second), stats(A), stats(B), stats(C))
-        late = {A: 0.002, B: 0.003, C: 0.4}
-        feed.took(dataclasses.replace(seen, answer_s=late))
-    assert [(alert.tag, alert.of) for alert in feed.tick.alerts] == [("slow", C)]
-
-
 def test_a_warning_comes_once_its_cause_lasts_and_goes_with_it() -> None:
     feed = Feed("x")
     held = part(9, 0, waiting=2, behind=["reward"], oldest_s=1.0)
@@ -83,23 +74,9 @@ def test_a_task_that_nobody_consumes_is_named() -> None:
     assert ("warning", "unattended", "task") in shown(feed)
 
 
-def test_a_role_that_computes_for_a_minute_is_not_unattended() -> None:
-    feed = Feed("x")
-    for second in range(0, 90, 2):
-        stream = part(90 + second, min(second, 20), oldest_s=130.0)
-        feed.took(looked(float(second), stats(A, 100.0 + second, streams={"s": stream})))
-        assert "reward" not in [alert.of.partition("/")[2] for alert in feed.tick.alerts], second
-
-
 def test_dead_letters_are_named_as_they_come() -> None:
     feed = Feed("x")
     for second in range(8):
         dead = {"reward": task(dead=3 if second < 3 else 4), "actor": task()}
         feed.took(looked(float(second), stats(A, streams={"s": part(0, 0, task=dead)})))
         assert shown(feed) == ([("warning", "dead letters", "task")] if second >= 3 + HOLD_S else [])
-
-
-def test_a_coordinator_that_does_not_answer_is_named() -> None:
-    feed = Feed("x")
-    feed.took(looked(0.0, stats(A), coordination={"coordinator": "etcd at x", "answers": False}))
-    assert ("critical", "no coordinator", "cluster") in shown(feed)

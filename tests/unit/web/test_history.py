@@ -47,19 +47,3 @@ def test_series_are_bounded_in_number() -> None:
         history.add(float(second), {("s", second, number): 1.0 for number in range(80)})
         assert len(history) <= 100
     assert history._values.nbytes <= 128 * 3 * 4
-
-
-def test_a_clock_that_goes_back_counts_as_now() -> None:
-    history = History(1.0, 3)
-    history.add(10.0, {("a",): 1.0})
-    history.add(5.0, {("a",): 3.0})
-    assert rounded(history.series(("a",))) == [None, None, 2]
-    assert history.end == 10
-
-
-def test_figures_are_short() -> None:
-    history = History(1.0, 3)
-    history.add(0.0, {("a",): 123456.7})
-    history.add(1.0, {("a",): 0.0001234567})
-    history.add(2.0, {("a",): 0.0})
-    assert rounded(history.series(("a",))) == [123500, 0.0001235, 0]

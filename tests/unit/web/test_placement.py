@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.web.placement import EVENTS, FORGET_S, Placement
+from dataplane.web.placement import EVENTS, Placement
 from tests.unit.web.looking import A, B, C, looked, stats
 
 KEY = f"rollouts/s1/0-{A}"
@@ -47,16 +47,6 @@ def test_a_stream_that_was_dropped_is_not_without_a_leader() -> None:
     placement.took(looked(0.0, stats(A, leads={KEY: 1})))
     placement.took(looked(1.0, stats(A)))
     assert (placement.leaders, placement.leaderless) == ({}, {})
-
-
-def test_what_nobody_leads_is_forgotten_in_the_end() -> None:
-    placement = Placement()
-    placement.took(looked(0.0, stats(A, leads={KEY: 1}), stats(B)))
-    for at_s in (1.0, FORGET_S):
-        placement.took(looked(at_s, stats(B), silent={A: "gone"}))
-        assert [*placement.leaderless] == [KEY]
-    placement.took(looked(FORGET_S + 2, stats(B), silent={A: "gone"}))
-    assert placement.leaderless == {}
 
 
 def test_members_come_and_go() -> None:

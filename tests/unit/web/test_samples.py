@@ -61,13 +61,6 @@ def _group(name: str, age_s: float) -> dict[str, object]:
     return {"group": name, "rows": 5, "of": 8, "dropped": 0, "age_s": age_s}
 
 
-def test_a_silent_host_is_named_with_the_reason() -> None:
-    now = looked(0.0, stats(A), silent={B: "no answer within 1 s"})
-    own, other = sample(now, None).hosts
-    assert (own.own, own.silent) == (True, "")
-    assert (other.name, other.silent) == ("b:1", "no answer within 1 s")
-
-
 def test_names_of_strangers_are_short_and_plain() -> None:
     hostile = "\x1b[31m<script>\u202e" + "x" * 10_000
     now = looked(0.0, stats(A, streams={hostile: part(1, 0)}, spill_error=hostile))

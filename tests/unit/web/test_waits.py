@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataplane.web.samples import sample
-from dataplane.web.waits import MAX_WAITS, Wait, Waits
+from dataplane.web.waits import Wait, Waits
 from tests.unit.observe.figures import task
 from tests.unit.web.looking import A, B, looked, part, stats
 
@@ -21,12 +21,6 @@ def test_consumers_wait_for_who_makes_their_columns() -> None:
     tasks = {"reward": task(leased=8), "actor": task(pending=8, waiting=1, ready={"ids,score": 0})}
     [wait] = waits_at(0.0, Waits(), streams={"s": part(8, 0, task=tasks)})
     assert (wait.who, wait.whom, wait.what) == ("actor", "reward", "ids,score (0 rows ready)")
-
-
-def test_consumers_of_an_empty_stream_wait_for_producers() -> None:
-    tasks = {"reward": task(waiting=1, ready={"ids": 0}), "actor": task()}
-    [wait] = waits_at(0.0, Waits(), streams={"s": part(0, 0, task=tasks)})
-    assert wait.whom == "producers"
 
 
 def test_a_group_is_waited_for_since_its_first_row() -> None:
@@ -49,8 +43,3 @@ def test_a_wait_that_lasts_says_since_when() -> None:
     assert [w.since_s for w in waits_at(13.0, waits, streams={"s": stream})] == [3.0]
     assert waits_at(14.0, waits) == []
     assert [w.since_s for w in waits_at(15.0, waits, streams={"s": stream})] == [0.0]
-
-
-def test_waits_are_bounded_in_number() -> None:
-    streams = {f"s{i}": part(9, 0, waiting=1, behind=["actor"]) for i in range(MAX_WAITS + 50)}
-    assert len(waits_at(0.0, Waits(), streams=streams)) == MAX_WAITS

@@ -81,15 +81,6 @@ def test_two_percent_of_bfloat16_cost_little_more_than_three() -> None:
     assert len(delta) < 0.035 * len(old)
 
 
-def test_a_run_of_bytes_that_changed_costs_itself() -> None:
-    old = np.zeros(8 * BLOCK, np.uint8)
-    new = old.copy()
-    new[BLOCK : 2 * BLOCK] = 1
-    delta = encode(old, new, 2, len(old))
-    assert delta is not None
-    assert len(delta) < BLOCK + 1024
-
-
 def test_deltas_follow_one_another() -> None:
     first = np.random.default_rng(1).integers(0, 256, BLOCK + 100).astype(np.uint8)
     second = changed(first, 2, 0.1, 1)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from dataplane.errors import DataplaneError, Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.errors import Freed, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
@@ -60,11 +60,6 @@ def test_what_has_no_number(body: bytes) -> None:
     assert LOCAL.number(body) is None
 
 
-def test_a_number_is_read_of_a_tag_that_is_not_known() -> None:
-    """A later version may have it, and waits for the answer."""
-    assert LOCAL.number(encode(["steal", 7, "x"])) == 7
-
-
 WORST: dict[str, Any] = {
     "a number beyond 64 bits": 1 << 70,
     "a negative one": -(1 << 70),
@@ -84,21 +79,6 @@ def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
     assert (said.id, said.name) == (7, "LimitExceeded")
     assert len(encoded(said)) < 1 << 18
     assert msgspec.msgpack.decode(answered(said, "somebody"), type=m.Reply).fields["limit"] == 1
-
-
-def test_fields_that_a_message_holds_come_as_they_are() -> None:
-    holders = ({"holder": "x", "bytes": 1 << 63, "how": "pinned"},)
-    said = failure(1, LimitExceeded("x", what="y", asked=2, limit=3), "z")
-    assert said == m.Failure(1, "LimitExceeded", "x", {"what": "y", "asked": 2, "limit": 3})
-    error = DataplaneError("x")
-    error.fields["holders"] = holders
-    assert failure(1, error, "z").fields == {"holders": list(holders)}
-
-
-@each_case("reply", [m.Stored(3, 1 << 64), m.Admitted(3, b"x", -(1 << 64))])
-def test_an_answer_that_can_not_be_encoded_is_a_failure(reply: Any) -> None:
-    said = msgspec.msgpack.decode(answered(reply, "z"), type=m.Reply)
-    assert (said.id, said.name) == (3, "Misuse")
 
 
 def test_a_fault_is_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,19 +32,6 @@ def test_messages_survive_any_cuts(sent: list[bytes], data: st.DataObject) -> No
     assert list(framer.feed(b"")) == []
 
 
-@given(bodies)
-def test_byte_by_byte(sent: list[bytes]) -> None:
-    framer = Framer()
-    got = [body for i in b"".join(map(framed, sent)) for body in framer.feed(bytes([i]))]
-    assert got == sent
-
-
-def test_a_frame_is_its_length_and_its_message() -> None:
-    message = m.Abort([1, 2, 3])
-    (body,) = Framer().feed(frame(message))
-    assert frame(message) == framed(body)
-
-
 @each_case("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
 def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: int) -> None:
     framer = Framer()
@@ -59,14 +46,6 @@ def test_messages_before_a_false_length_are_delivered() -> None:
         for body in framer.feed(framed(b"one") + struct.pack("<I", m.MAX_FRAME + 1)):
             got.append(body)
     assert got == [b"one"]
-
-
-def test_the_largest_message_goes_through() -> None:
-    body = bytes(m.MAX_FRAME)
-    framer = Framer()
-    stream = framed(body)
-    got = [b for start in range(0, len(stream), 100_000) for b in framer.feed(stream[start : start + 100_000])]
-    assert got == [body]
 
 
 def test_a_message_that_no_reader_takes_is_not_sent() -> None:

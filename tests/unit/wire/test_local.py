@@ -17,7 +17,7 @@ import pytest
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
-from dataplane.wire.local import Channel, connect, format_address, listen, parse_address, peer
+from dataplane.wire.local import Channel, connect, listen, parse_address, peer
 from tests.cases import each_case
 
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.Request | m.Reply)
@@ -82,11 +82,6 @@ def raw() -> Any:
 # Addresses
 
 
-def test_an_address_and_back() -> None:
-    assert parse_address("unix:///run/a b/node.sock") == Path("/run/a b/node.sock")
-    assert format_address(Path("/run/a b/node.sock")) == "unix:///run/a b/node.sock"
-
-
 @each_case("address", ["", "unix://", "unix://node.sock", "/node.sock", "tcp:///node.sock", "UNIX:///x"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="no address of a node"):
@@ -104,11 +99,6 @@ def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
         assert os.umask(0) == 0
     finally:
         os.umask(before)
-
-
-def test_a_path_that_is_taken(tmp_path: Path) -> None:
-    with listen(tmp_path / "s"), pytest.raises(OSError, match="in use"):
-        listen(tmp_path / "s")
 
 
 def test_who_is_at_the_other_end(tmp_path: Path) -> None:
@@ -139,30 +129,6 @@ async def test_messages_in_both_directions_in_order(ends: Ends) -> None:
     assert one.got == [m.Done(i) for i in range(100)]
 
 
-async def test_more_than_the_socket_takes_at_once(ends: Ends) -> None:
-    one, two = ends
-    messages = [m.Put(i, os.urandom(1 << 20), b"", "", 1.0) for i in range(8)]
-    for message in messages:
-        one.channel.send(message)
-    await two.message(8)
-    assert two.got == messages
-    one.channel.send(m.Stats(9))
-    assert await two.message(9) == m.Stats(9)
-
-
-async def test_one_side_closes(ends: Ends) -> None:
-    one, two = ends
-    one.channel.send(m.Stats(1))
-    one.channel.close()
-    assert not one.channel.open
-    assert await two.end() is None
-    assert two.got == [m.Stats(1)]
-    one.channel.close()
-    two.channel.close()
-    assert (one.closed, two.closed) == ([None], [None])
-    one.channel.send(m.Stats(2))  # to nobody
-
-
 async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -> None:
     """Sending to a side that has gone must not lose what it said before it went."""
     one, two = ends
@@ -172,16 +138,6 @@ async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -
         two.channel.send(m.Stats(i))
     assert await two.end() is None
     assert two.got == [m.Failure(0, "Rejected", "because", {})]
-
-
-async def test_nothing_is_delivered_after_the_close(ends: Ends) -> None:
-    one, two = ends
-    two.on_message = lambda message: two.channel.close()
-    one.channel.send(m.Stats(1))
-    one.channel.send(m.Stats(2))
-    await two.end()
-    assert two.got == [m.Stats(1)]
-    assert two.closed == [None]
 
 
 NONSENSE = {
@@ -202,17 +158,6 @@ async def test_nonsense_closes(raw: Any, what: str) -> None:
     assert end.got == [m.Stats(1)]
     with suppress(ConnectionResetError):  # what it had not read is lost
         assert theirs.recv(1) == b""
-
-
-async def test_what_the_receiver_refuses_closes(ends: Ends) -> None:
-    one, two = ends
-
-    def refuse(message: Any) -> None:
-        raise ProtocolMismatch("not this one")
-
-    two.on_message = refuse
-    one.channel.send(m.Stats(1))
-    assert str(await two.end()) == "not this one"
 
 
 async def test_a_side_that_does_not_read_is_cut_off(raw: Any) -> None:
@@ -269,21 +214,6 @@ async def test_descriptors_behind_messages_that_wait(ends: Ends) -> None:
         os.close(descriptor)
 
 
-async def test_descriptors_that_are_closed_while_their_message_waits(ends: Ends) -> None:
-    """Their numbers may be those of other files by the time the message goes: those must not be passed."""
-    one, two = ends
-    reads, writes = pipes(70)
-    expected = [os.fstat(descriptor).st_ino for descriptor in writes]
-    one.channel.send(m.Put(0, bytes(3 << 20), b"", "", 1.0))
-    one.channel.send(m.Reserved(1, [], grants(70)), writes)
-    for descriptor in writes:
-        os.dup2(reads[0], descriptor)
-    await two.message(2)
-    assert [os.fstat(theirs).st_ino for theirs in two.taken] == expected
-    for descriptor in (*reads, *writes):
-        os.close(descriptor)
-
-
 async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends) -> None:
     one, _ = ends
     before = len(os.listdir("/proc/self/fd"))
@@ -295,14 +225,6 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
     for descriptor in (*reads, *writes):
         os.close(descriptor)
     assert len(os.listdir("/proc/self/fd")) == before - 1
-
-
-async def test_fewer_descriptors_than_announced(ends: Ends) -> None:
-    one, two = ends
-    one.channel.send(m.Reserved(1, [], grants(1)))
-    error = await two.end()
-    assert isinstance(error, ProtocolMismatch)
-    assert "0 came" in str(error)
 
 
 async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
@@ -317,16 +239,6 @@ async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
     for read in reads:
         assert os.read(read, 1) == b""  # no other end is open any more
         os.close(read)
-
-
-async def test_who_takes_no_descriptors_gets_none(ends: Ends) -> None:
-    one, two = ends
-    reads, writes = pipes(1)
-    two.channel.send(m.Reserved(1, [], []), writes)
-    await one.message()
-    os.close(writes[0])
-    assert os.read(reads[0], 1) == b""
-    os.close(reads[0])
 
 
 # Detaching

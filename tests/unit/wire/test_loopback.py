@@ -96,19 +96,6 @@ async def test_both_ends_close_together_with_what_was_said_last(
     await closed(pair[1 - first])
 
 
-async def test_who_goes_at_once_leaves_nothing(relay: tuple[Relay, str], behind: Behind) -> None:
-    for _ in range(20):
-        await closed(await opened(relay[1]))
-    ours = await opened(relay[1])
-    ours[1].write(b"x")
-    while True:
-        theirs = await behind.came.get()
-        if await theirs[0].read(1):
-            break
-        await closed(theirs)
-    await closed(ours, theirs)
-
-
 async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(
     relay: tuple[Relay, str], behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Union, get_args, get_origin
 
 import hypothesis.strategies as st
 import msgspec
-import pytest
 from hypothesis import given
 
 from dataplane.errors import Misuse
@@ -103,12 +102,3 @@ def test_what_a_later_minor_version_adds_at_the_end_is_ignored(union: Any) -> No
 def test_requests_and_replies_have_no_tag_in_common() -> None:
     tags = [kind.__struct_config__.tag for union in (m.Request, m.Reply) for kind in get_args(union)]
     assert len(set(tags)) == len(tags)
-
-
-def test_a_reply_is_no_request() -> None:
-    with pytest.raises(msgspec.ValidationError):
-        requests.decode(msgspec.msgpack.encode(m.Done(1)))
-
-
-def test_whatever_is_put_in_a_message_fits_a_frame() -> None:
-    assert m.MAX_INLINE + m.MAX_LAYOUT + 6 * m.MAX_SCOPE < m.MAX_FRAME

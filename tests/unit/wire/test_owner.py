@@ -72,12 +72,6 @@ def test_an_address_of_ipv4_in_a_socket_of_ipv6(way: None) -> None:
             assert owner(ours) == owner(theirs) == os.getuid()
 
 
-def test_who_has_gone_is_nobody(way: None) -> None:
-    with pair("127.0.0.1") as (ours, theirs):
-        theirs.close()
-        assert owner(ours) is None
-
-
 def test_who_has_not_accepted_yet_is_nobody(way: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
         assert owner(ours) is None

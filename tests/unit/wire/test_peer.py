@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +19,6 @@ from dataplane.errors import (
     Freed,
     LimitExceeded,
     PeerUnavailable,
-    ProtocolMismatch,
     Rejected,
 )
 from dataplane.wire import peer
@@ -138,17 +136,6 @@ async def test_a_request_and_its_reply(start: Start) -> None:
     assert heard == [asked]
 
 
-async def test_both_ask_each_other_and_themselves(start: Start) -> None:
-    one, other = start(), start()
-    await asyncio.gather(asks(one, other), asks(other, one), asks(one, one))
-
-
-async def test_any_port_is_one_of_its_own(start: Start) -> None:
-    addresses = {start().address for _ in range(3)}
-    assert len(addresses) == 3
-    assert all(address.startswith("tcp://127.0.0.1:") and not address.endswith(":0") for address in addresses)
-
-
 async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     two = start()
     monkeypatch.setattr(peer, "MAX_SOCKETS", 1)
@@ -195,33 +182,6 @@ async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCa
     await asks(one, other)
 
 
-async def test_an_answer_of_another_kind(start: Start) -> None:
-    one, other = start(), start()
-    with pytest.raises(ProtocolMismatch, match="Done where Described was due"):
-        await one.request(other.address, pm.Describe(one.next_id(), [1]), pm.Described, 5)
-
-
-async def test_many_at_once_each_get_their_own(start: Start) -> None:
-    async def answer(request: pm.Describe) -> Message:
-        await asyncio.sleep(0)
-        raise Freed(shard=request.shards[0])
-
-    one, other = start(), start(answer)
-
-    async def ask(number: int) -> int:
-        with pytest.raises(Freed) as caught:
-            await one.request(other.address, pm.Describe(one.next_id(), [number]), pm.Described, 5)
-        return int(caught.value.shard)
-
-    assert await asyncio.gather(*(ask(number) for number in range(200))) == list(range(200))
-
-
-async def test_a_burst_of_what_is_answered_at_once(start: Start) -> None:
-    """More than are answered at a time where that takes time: nothing is dropped."""
-    one, other = start(), start(lambda request: Done(request.id))
-    await asyncio.gather(*(asks(one, other) for _ in range(900)))
-
-
 async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
     """What is beyond the bound is refused at once, so that it can be asked again; another's requests are answered."""
     running = 0
@@ -252,22 +212,6 @@ async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
     assert not other._answering
 
 
-async def test_all_together_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "_AT_ONCE", 3)
-    go = asyncio.Event()
-
-    async def answer(request: Any) -> Message:
-        await go.wait()
-        return Done(request.id)
-
-    other = start(answer)
-    asked = [asyncio.create_task(asks(start(), other)) for _ in range(5)]
-    await until(lambda: sum(each.done() for each in asked) == 2)
-    go.set()
-    results = await asyncio.gather(*asked, return_exceptions=True)
-    assert sorted(type(result).__name__ for result in results) == ["Backpressure"] * 2 + ["NoneType"] * 3
-
-
 async def test_what_requests_keep_as_they_wait_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones are refused, to be asked again; small ones go on."""
     monkeypatch.setattr(peer, "_AT_ONCE_BYTES", 1 << 20)
@@ -288,14 +232,6 @@ async def test_what_requests_keep_as_they_wait_is_bounded(start: Start, monkeypa
         sorted(type(result).__name__ for result in results) == ["Backpressure"] * 4 + ["Done"] * 2 + ["NoneType"] * 20
     )
     assert other._answering_bytes == 0
-
-
-async def test_who_tells_many_answers_still(start: Start) -> None:
-    """What it has told others, and was not answered, is no reason not to answer."""
-    one, other = start(), start()
-    for _ in range(300):
-        one.tell("tcp://127.0.0.1:1", withdraw(one), Done)
-    await asks(other, one, 1.0)
 
 
 async def test_what_is_told_arrives(start: Start) -> None:
@@ -386,11 +322,6 @@ async def test_what_is_no_address_raises_as_everything_does(start: Start, addres
 # Keys
 
 
-async def test_who_has_the_key_is_heard(start: Start, key: Key) -> None:
-    one, other = start(key=key), start(key=key)
-    await asyncio.gather(asks(one, other), asks(other, one))
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"), [("other_key", "key"), (None, "key"), ("key", None)], ids=["wrong", "none", "needless"]
 )
@@ -410,22 +341,6 @@ async def test_who_has_another_key_or_none_is_not_heard(
         await asks(one, other, SOON_S)
     assert heard == []
     await asks(start(key=theirs_key), other)
-    assert len(heard) == 1
-
-
-async def test_the_public_half_alone_is_no_key(start: Start, key: Key, other_key: Key) -> None:
-    """Who has seen the public half can reach the node, and is not heard."""
-    heard: list[Any] = []
-
-    async def answer(message: Any) -> Message:
-        heard.append(message)
-        return Done(message.id)
-
-    other = start(answer, key=key)
-    with Raw(other.address, server=key, own=other_key) as raw:
-        raw.socket.send(encode(pm.Withdraw(1, b"", b"")))
-        await asks(start(key=key), other)
-        assert raw.socket.poll(0) == 0
     assert len(heard) == 1
 
 
@@ -626,20 +541,6 @@ async def test_ending_while_others_wait(start: Start) -> None:
     assert [type(result) for result in results] == [PeerUnavailable] * 2
 
 
-async def test_ending_before_an_answer_has_begun(start: Start) -> None:
-    """What came in the moment of the end is not left behind: Python says so of a coroutine that nobody awaits."""
-    answers: list[Coroutine[Any, Any, Message]] = []
-
-    def answer(request: Any) -> Coroutine[Any, Any, Message]:
-        answers.append(asyncio.sleep(0, Done(request.id)))
-        return answers[0]
-
-    other = start(answer)
-    other._asked([b"somebody", encode(withdraw(other))])
-    await other.aclose()
-    assert inspect.getcoroutinestate(answers[0]) == inspect.CORO_CLOSED
-
-
 async def test_more_than_a_queue_takes_for_nobody(start: Start) -> None:
     """Each hears it, at the latest by its deadline, and of the end at once."""
     one = start()
@@ -670,13 +571,6 @@ async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
     await never.aclose()
 
 
-async def test_a_port_that_is_taken(start: Start) -> None:
-    one = start()
-    with pytest.raises(OSError, match="in use"):
-        start(listen=one.address)
-    await asks(start(), one)
-
-
 @each_case("with_key", [False, True])
 async def test_a_port_is_free_again_after_the_end(start: Start, key: Key, with_key: bool) -> None:
     chosen = key if with_key else None
@@ -687,24 +581,6 @@ async def test_a_port_is_free_again_after_the_end(start: Start, key: Key, with_k
         await one.aclose()
         one = start(key=chosen, listen=address)
         assert one.address == address
-
-
-async def test_nothing_is_said_of_an_ordinary_end(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    one, other = start(), start()
-    await asyncio.gather(asks(one, other), asks(other, one))
-    one.tell("tcp://127.0.0.1:1", withdraw(one), Done)
-    await one.aclose()
-    await other.aclose()
-    assert caplog.text == ""
-
-
-async def test_each_request_is_counted_by_who_asks_and_who_is_asked(start: Start) -> None:
-    one, other = start(), start()
-    for number in range(3):
-        await one.request(other.address, pm.Describe(number, []), Done, 5.0)
-    with pytest.raises(PeerUnavailable):
-        await one.request("tcp://nobody", pm.Describe(9, []), Done, SOON_S)
-    assert (one.statistics(), other.statistics()) == (peer.PeersStatistics(3, 0), peer.PeersStatistics(0, 3))
 
 
 WATCHED = [("_accept", False), ("_take", False), ("_take", True)]
@@ -724,21 +600,6 @@ async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
                 await asks(one, other)
     assert (listeners(), strays(one)) == (there, [])
     await asks(one, other)
-
-
-@each_case(("callback", "keyed"), WATCHED)
-async def test_a_start_that_can_not_be_watched_leaves_nothing(
-    key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
-) -> None:
-    there = listeners()
-    peers = Peers(ANY, key if keyed else None, done)
-    with monkeypatch.context() as patch:
-        watches_no(patch, callback)
-        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-            peers.start()
-    async with asyncio.timeout(60):
-        await peers.aclose()
-    assert listeners() == there
 
 
 # Frames of partitions

@@ -39,13 +39,6 @@ def test_only_what_is_asked_for_counts(pairs: tuple[Pair, Pair], looks_s: float)
         assert not selector.only(ours.fileno(), 10.0)  # its end, which is the loop's to deal with
 
 
-def test_nothing_happens_in_time(pairs: tuple[Pair, Pair]) -> None:
-    (ours, _), _ = pairs
-    with PollingSelector() as selector:
-        selector.register(ours, selectors.EVENT_READ)
-        assert not selector.only(ours.fileno(), 0.001)
-
-
 class _Epoll:
     """Has nothing to tell. Between its second look and the next the processor is somebody else's for a millisecond."""
 

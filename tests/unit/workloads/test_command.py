@@ -38,14 +38,6 @@ def test_a_trace_is_written_and_shown_again(tmp_path: Path, capsys: pytest.Captu
     assert np.array_equal(kept.steps[3].tool_seconds, new.steps[3].tool_seconds)
 
 
-@pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has read")
-@each_case("name", ["video_understanding_7b", "search_7b"])
-def test_a_plot_is_drawn(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    shown(capsys, name, "--prompts", "8", "--plot", str(tmp_path / "drawn.png"))
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builtins.__import__
 
@@ -57,16 +49,6 @@ def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ValueError, match=r"pip install 'rollout-dataplane\[demo\]'"):
         summary.plot(generate("code_14b", prompts=1), tmp_path / "none.png")
-
-
-def test_lengths_of_a_file_that_do_not_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "t.json"
-    file.write_text('{"0": {"input": [1, 2], "output": [3, 4, 5]}}')
-    assert cli.main(["bench", "workload", str(file)]) == 1
-    assert f"{file}:1: " in capsys.readouterr().err
-    assert "1 step, 3 prompts" in shown(capsys, str(file), "--cycle")
-    file.write_text('{"0": {"input": [1, 1], "output": [3, 4]}}')
-    assert "1 step, 1 prompts, 2 responses" in shown(capsys, str(file), "--samples", "2")
 
 
 @each_case(
@@ -85,8 +67,3 @@ def test_a_wrong_command_line(arguments: list[str], said: str, capsys: pytest.Ca
         cli.main(["bench", "workload", *arguments])
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_trace_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "workload", "code_14b", "--scale", "1e9"]) == 1
-    assert "dataplane bench: a trace of" in capsys.readouterr().err

@@ -45,15 +45,6 @@ def file(tmp_path: Path) -> Path:
 # Files of lengths
 
 
-def test_single_turns(file: Path) -> None:
-    trace = read(saved(file, {"10": {"input": [5, 6], "output": [7, 8]}, "2": {"input": [1], "output": [2]}}))
-    assert [step.number for step in trace.steps] == [2, 10]
-    assert trace.steps[1].input_tokens.tolist() == [5, 6]
-    assert trace.steps[1].turn_output_tokens.tolist() == [7, 8]
-    assert trace.steps[1].group.tolist() == [0, 1]
-    assert trace.modality == "text"
-
-
 def test_several_turns(file: Path) -> None:
     sessions = [{"input": [100, 20, 30], "output": [1, 2, 3]}, {"input": [50], "output": [4]}]
     [step] = read(saved(file, {"0": sessions})).steps
@@ -61,21 +52,6 @@ def test_several_turns(file: Path) -> None:
     assert step.input_tokens.tolist() == [100, 50]
     assert step.turn_input_tokens.tolist() == [100, 20, 30, 50]
     assert step.turn_output_tokens.tolist() == [1, 2, 3, 4]
-
-
-def test_more_outputs_than_inputs_are_groups(file: Path) -> None:
-    [step] = read(saved(file, {"0": {"input": [5, 6], "output": [1, 2, 3, 4, 5, 6]}})).steps
-    assert step.group.tolist() == [0, 0, 0, 1, 1, 1]
-    assert step.input_tokens.tolist() == [5, 6]
-
-
-def test_a_group_size_may_be_told(file: Path) -> None:
-    saved(file, {"0": {"input": [5, 5, 6, 6], "output": [1, 2, 3, 4]}})
-    assert read(file, group_size=2).steps[0].input_tokens.tolist() == [5, 6]
-    with pytest.raises(SchemaMismatch, match=r"trace.json:1: .*not groups of 3"):
-        read(file, group_size=3)
-    with pytest.raises(SchemaMismatch, match=r"differs from its group's"):
-        read(file, group_size=4)
 
 
 def test_inputs_that_are_not_of_the_outputs(file: Path) -> None:
@@ -132,11 +108,6 @@ def test_a_directory_of_step_logs(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_directory_without_logs(tmp_path: Path) -> None:
-    with pytest.raises(SchemaMismatch, match=r"no packed_lengths_step_\*.jsonl"):
-        read(tmp_path)
-
-
 # Broken files
 
 
@@ -156,13 +127,6 @@ def test_a_file_of_lengths_that_is_cut_short(name: str, share: float, file: Path
     cut = text[: int(len(text) * share)].rstrip("]} \n0123456789.")
     file.write_text(cut)
     refused(file, cut.count("\n") + 1, "the file is cut short here")
-
-
-def test_a_log_that_is_cut_short(file: Path) -> None:
-    saved(file, PROMPT, PROMPT, json.dumps(PROMPT)[:50])
-    refused(file, 3, "the file is cut short here")
-    saved(file, json.dumps(PROMPT)[:50])
-    refused(file, 1, "the file is cut short here")
 
 
 @each_case(
@@ -211,27 +175,6 @@ def test_a_log_that_is_cut_short(file: Path) -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_file_and_line(lines: list[Any], line: int, what: str, file: Path) -> None:
     refused(saved(file, *lines), line, what)
-
-
-def test_fields_say_what_was_expected(file: Path) -> None:
-    error = refused(saved(file, {"0": {"input": [1, "x"], "output": [1, 2]}}), 1, "x")
-    assert (error.column, error.row) == ("input", 1)
-    assert error.expected == "an integer that is not negative"
-    assert error.found == '"x"'
-
-
-def test_a_file_that_is_not_text(file: Path) -> None:
-    file.write_bytes(b'{"0":\n\xff\xfe')
-    refused(file, 2, "not text in UTF-8")
-
-
-def test_what_the_caller_gets_wrong(file: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read(file)
-    with pytest.raises(ValueError, match="group_size"):
-        read(file, group_size=0)
-    with pytest.raises(ValueError, match="unpaired"):
-        read(file, unpaired="cut")  # type: ignore[arg-type]
 
 
 anything = st.recursive(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.workloads.quantiles import Quantiles, spread, tokens
+from dataplane.workloads.quantiles import Quantiles, spread
 
 
 def test_between_percentiles_is_linear() -> None:
@@ -30,24 +30,9 @@ def test_a_tail_is_a_power_law_and_ends_at_the_largest() -> None:
     assert known.at(np.array([0.9995]))[0] == pytest.approx(100 * 10**0.5, rel=0.01)
 
 
-def test_a_tail_of_zeros_is_linear() -> None:
-    assert Quantiles.of([0, 99, 100], [0, 0, 4]).at(np.array([0.995])).tolist() == [pytest.approx(2)]
-
-
-def test_normals() -> None:
-    values = Quantiles.normals([3, 1], [0, 100], [1, 2]).at((np.arange(40000) + 0.5) / 40000)
-    assert np.mean(values > 50) == pytest.approx(0.25, abs=0.001)
-    assert values[values < 50].std() == pytest.approx(1, rel=0.01)
-    assert values[values > 50].mean() == pytest.approx(100, abs=0.01)
-
-
 @given(st.lists(st.floats(-10, 10), max_size=200), st.integers(0, 5))
 def test_shares_are_in_the_order_of_their_scores_and_one_in_each_part(scores: list[float], seed: int) -> None:
     shares = spread(np.array(scores), np.random.default_rng(seed))
     assert sorted((shares * len(scores)).astype(int).tolist()) == list(range(len(scores)))
     order = np.argsort(np.array(scores), kind="stable")
     assert (np.diff(shares[order]) > 0).all()
-
-
-def test_tokens_are_whole_and_bounded() -> None:
-    assert tokens(np.array([-2.0, 0.6, 7.4, 99.0]), 1, 50).tolist() == [1, 1, 7, 50]

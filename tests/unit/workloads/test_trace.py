@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import SchemaMismatch
-from dataplane.workloads import Step, Trace
+from dataplane.workloads import Step
 from tests.cases import each_case
 
 
@@ -54,11 +54,3 @@ def test_a_step_keeps_its_own_arrays() -> None:
     assert step.input_tokens.tolist() == [10, 20]
     with pytest.raises(ValueError, match="read-only"):
         step.input_tokens[0] = 1
-
-
-def test_a_step_may_be_empty() -> None:
-    empty = Step(0, **{name: [] for name in arrays()})
-    assert (empty.prompts, empty.text_bytes, empty.response_tokens.tolist()) == (0, 0, [])
-    trace = Trace("none", "text", "nowhere", (empty, Step(1, **arrays())))
-    assert trace.multi_turn
-    assert trace.each(lambda step: step.turns).tolist() == [1, 2, 1]

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dataplane.workloads import vision
 from dataplane.workloads.generator import generate
-from tests.cases import each_case
 
 
 def test_examples_of_the_rule() -> None:
     assert vision.image_patches(448, 448) == 1024
     assert vision.image_patches(1024, 1024) == 5476
     assert vision.video_patches(32, 448, 448) == 16384
-
-
-@each_case(("patches", "megabytes"), [(4, 0.0188), (1024, 4.8), (5476, 25.8), (16384, 77)])
-def test_examples_in_bytes(patches: int, megabytes: float) -> None:
-    assert patches * vision.PATCH_BYTES / 1e6 == pytest.approx(megabytes, rel=0.01)
-
-
-def test_an_odd_frame_counts_as_two_and_nothing_has_no_patches() -> None:
-    assert vision.video_patches(3, 448, 448) == 2048
-    assert vision.image_patches(5, 5) == 4
 
 
 def test_the_video_of_a_prompt_leaves_some_text() -> None:

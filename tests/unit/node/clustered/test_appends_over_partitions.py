@@ -169,27 +169,6 @@ async def test_new_columns_do_not_wait_for_a_coordinator_that_is_away(tmp_path: 
         await taken.ack()
 
 
-async def test_structs_of_many_keys_are_one_column_for_all(tmp_path: Path) -> None:
-    """Each append may bring other keys: none of them is noted."""
-    async with writers(1, tmp_path) as nodes:
-        (client,) = await opened(nodes)
-        struct = Field("struct", children=tuple((f"k{n}", Field("text")) for n in range(100)))
-        await nodes[0].directory.learn(client.stream.table, {"s": struct})
-        more = Field("struct", children=(("other", Field("text")),))
-        assert client.stream.table.learning({"s": more}) is client.stream.table
-        with pytest.raises(SchemaMismatch):
-            client.stream.table.learning({"s": Field("text")})
-
-
-def test_ragged_rows_vary_as_they_like() -> None:
-    from dataplane.node.partitions.table import Table
-
-    table = Table(0, "s", "g", b"", 1).learning({"x": Field("ragged", "int64", (None, 4))})
-    assert table.learning({"x": Field("ragged", "int64", (None, None))}) is table
-    with pytest.raises(SchemaMismatch):
-        table.learning({"x": Field("ragged", "int64", (None,))})
-
-
 async def test_an_append_that_a_leader_had_let_in_is_let_in_at_once_by_the_next(tmp_path: Path) -> None:
     """Also where `max_lag` holds it, of which a leader knows nothing before it has asked the others: its rows elsewhere
     are held back meanwhile, and consumers may wait for them."""

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from dataplane.errors import Closed, NotReady
+from dataplane.errors import NotReady
 from dataplane.wire import messages as m
 from tests.unit.node.clustered.readers import Client, ids, look, readers
 from tests.unit.node.partitions.bench import WAIT_S
@@ -41,14 +41,6 @@ async def test_rows_of_all_partitions_are_shown_and_delivered_in_the_order_of_th
         assert sorted((await shown(client)).tags["id"]) == [2, 10]  # type: ignore[type-var]
 
 
-async def test_rows_that_have_no_group_have_numbers_of_their_own() -> None:
-    async with readers(2) as nodes:
-        for node in nodes:
-            await node.put([1, 2])
-        found = await shown(nodes[0].reader())
-        assert len(set(rows(found.group))) == 4
-
-
 async def test_what_is_shown_is_shown_again_once_a_partition_has_changed() -> None:
     async with readers(2) as nodes:
         await nodes[0].put([1])
@@ -73,16 +65,3 @@ async def test_a_choice_that_others_have_taken_is_no_delivery_and_holds_nothing(
             await client.take(2, min_rows=2, sampler=None, chosen=found.rows)
         left = await nodes[1].reader().take(1)
         assert sorted(ids(taken) + ids(left)) == [0, 1]
-
-
-async def test_who_looks_at_a_closed_stream_is_told_once_all_is_done() -> None:
-    async with readers(2) as nodes:
-        await nodes[1].put([1])
-        held = nodes[1].reader()
-        delivery = await held.take(1)
-        client = nodes[0].reader()
-        waiting = asyncio.create_task(shown(client))
-        await nodes[0].close_all()
-        await held.settle(delivery)
-        with pytest.raises(Closed):
-            await waiting

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
+from dataplane.errors import LeaseExpired, Misuse, NotReady
 from dataplane.node.clustered.gather import IN_A_ROW
 from dataplane.stream import requests as r
-from dataplane.stream.sampler import CompleteGroups, Freshest, TokenBalanced
+from dataplane.stream.sampler import CompleteGroups, Freshest
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.unit.node.clustered.readers import Client, ReaderBench, ids, readers, rows_of
@@ -29,17 +28,6 @@ async def given_by_all(nodes: list[ReaderBench], client: Client, rows: int = 4) 
     for number, node in enumerate(nodes):
         await node.put(range(rows * number, rows * (number + 1)))
     return await client.take(rows * len(nodes), min_rows=rows * len(nodes))
-
-
-async def test_a_delivery_of_one_partition_is_under_its_own_grant() -> None:
-    async with readers(2) as nodes:
-        await nodes[1].put(range(8))
-        client = nodes[0].reader()
-        delivery = await client.take(8, min_rows=8)
-        assert (delivery.stream, ids(delivery)) == (nodes[1].own.token, list(range(8)))
-        assert delivery.keys == [f"~{nodes[1].own.mark}.{row}" for row in range(8)]
-        await client.settle(delivery)
-        assert left(nodes) == 0
 
 
 async def test_rows_of_several_partitions_are_one_delivery() -> None:
@@ -62,14 +50,6 @@ async def test_rows_of_several_partitions_are_one_delivery() -> None:
             await client.settle(delivery)
 
 
-async def test_rows_that_are_given_back_are_given_again() -> None:
-    async with readers(2) as nodes:
-        client = nodes[0].reader()
-        await client.settle(await given_by_all(nodes, client), done=False)
-        again = await nodes[1].reader().take(8, min_rows=8)
-        assert sorted(ids(again)) == list(range(8))
-
-
 async def test_a_consumer_waits_until_all_partitions_together_have_enough() -> None:
     async with readers(3) as nodes:
         waiting = asyncio.create_task(nodes[0].reader().take(9, 600.0, min_rows=9))
@@ -77,18 +57,6 @@ async def test_a_consumer_waits_until_all_partitions_together_have_enough() -> N
             assert not waiting.done()
             await node.put([number] * 3)
         assert sorted(ids(await waiting)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
-async def test_too_few_rows_are_nobodys() -> None:
-    async with readers(2) as nodes:
-        client = nodes[0].reader()
-        for node in nodes:
-            await node.put(range(3))
-        with pytest.raises(NotReady):
-            await client.take(8, 0.0, min_rows=8)
-        with pytest.raises(NotReady):
-            await client.take(8, 0.3, min_rows=8)
-        assert len(ids(await nodes[1].reader().take(6, 0.0, min_rows=6))) == 6
 
 
 async def test_two_who_want_the_same_rows_get_them_one_after_the_other() -> None:
@@ -164,16 +132,6 @@ async def test_older_versions_of_other_hosts_are_given_now_and_then() -> None:
         assert given == [*range(1, IN_A_ROW + 1), 100]
 
 
-async def test_rows_of_the_same_version_that_wait_longest_are_given_now_and_then() -> None:
-    async with readers(2) as nodes:
-        await nodes[1].put([100])
-        for number in range(2 * IN_A_ROW):
-            await nodes[0].put([number])
-        client = nodes[0].reader()
-        assert ids(await client.take(1)) == [0]
-        assert 100 in [ids(await client.take(1))[0] for _ in range(IN_A_ROW)]
-
-
 async def test_the_freshest_rows_are_given_first_wherever_they_are() -> None:
     async with readers(3) as nodes:
         for number, node in enumerate(nodes):
@@ -220,40 +178,11 @@ async def test_the_last_group_of_a_closed_partition_waits_for_those_of_others() 
         assert sorted(ids(await clients[0].take(8, 600.0, **how))) == list(range(8))
 
 
-async def test_lengths_come_with_the_rows_of_each_partition() -> None:
-    async with readers(2) as nodes:
-        for number, node in enumerate(nodes):
-            await node.put(range(2), lengths={"x": np.array([number, 7])}, ref=ragged(node, 2))
-        delivery = await nodes[0].reader().take(4, min_rows=4, sampler=TokenBalanced("x", 2))
-        assert sorted(np.frombuffer(delivery.lengths["x"], np.int64).tolist()) == [0, 1, 7, 7]
-
-
 def ragged(node: ReaderBench, rows: int) -> BatchRef:
     from dataplane.batch.field import Field
 
     shard = node.ref(rows).shards()[0][1]
     return BatchRef.of(bytes.fromhex(node.name), rows, [("x", Field("ragged", "int64", (None,)), 8 * rows, shard, 0)])
-
-
-async def test_a_closed_stream_is_consumed_to_its_end() -> None:
-    async with readers(3) as nodes:
-        await nodes[0].put(range(3))
-        await nodes[2].put(range(3, 5))
-        clients = [node.reader() for node in nodes]
-        waiting = asyncio.create_task(clients[1].take(64, min_rows=64))
-        await nodes[0].close_all()
-        last = await waiting
-        assert sorted(ids(last)) == list(range(5))
-        others = [
-            asyncio.create_task(client.take(64, min_rows=rows)) for client, rows in zip(clients, (1, 2), strict=False)
-        ]
-        with pytest.raises(NotReady):  # they may be given back
-            await clients[2].take(1, 0.0)
-        await clients[1].settle(last)
-        for other in others:
-            with pytest.raises(Closed) as closed:
-                await other
-            assert closed.value.drained
 
 
 async def test_who_waits_for_the_end_is_given_what_others_give_back() -> None:
@@ -266,15 +195,6 @@ async def test_who_waits_for_the_end_is_given_what_others_give_back() -> None:
         waiting = asyncio.create_task(clients[1].take(8, min_rows=8))
         await clients[0].settle(held, done=False)
         assert sorted(ids(await waiting)) == [0, 0, 1, 1]
-
-
-async def test_what_no_partition_would_give_is_refused_at_once() -> None:
-    async with readers(1) as nodes:
-        client = nodes[0].reader()
-        wrong: list[dict[str, Any]] = [{"min_rows": 9}, {"lease_s": 0.0}, {"columns": []}, {"columns": ["x", "x"]}]
-        for how in [*wrong, {"task": "nobody"}]:
-            with pytest.raises(Misuse):
-                await client.take(8, 0.0, **how)
 
 
 async def test_the_turns_of_those_who_wait_are_forgotten_with_the_last() -> None:

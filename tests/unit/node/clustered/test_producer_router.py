@@ -76,13 +76,6 @@ async def test_a_group_has_one_partition_wherever_its_rows_come_from(tmp_path: P
             assert 0 < books.rows.count < 72
 
 
-async def test_whole_groups_stay_on_their_producers_node(tmp_path: Path) -> None:
-    async with writers(2, tmp_path) as nodes:
-        clients = await opened(nodes)
-        await clients[1].append(24, groups=GROUPS, whole=True)
-        assert [rows_of(node, client) for node, client in zip(nodes, clients, strict=True)] == [0, 24]
-
-
 async def test_groups_of_the_streams_size_are_whole_and_others_are_not(tmp_path: Path) -> None:
     async with writers(3, tmp_path) as nodes:
         clients = await opened(nodes, group_size=2)
@@ -130,20 +123,6 @@ async def test_an_append_waits_for_room_and_is_let_in_at_all_partitions_or_none(
             await taken.ack()
         assert (await waiting).new
         assert sum(rows_of(node, client) for node, client in zip(nodes, clients, strict=True)) <= 30
-
-
-async def test_two_shares_of_an_append_at_one_partition_are_each_let_in(tmp_path: Path) -> None:
-    """Whole groups come there as their producer's, and others by the table."""
-    async with writers(1, tmp_path) as nodes:
-        (client,) = await opened(nodes, max_rows=10, group_size=2)
-        for _ in range(5):
-            assert (await client.append(5, groups=["a", "a", "b", "c", "d"])).new
-            for _ in range(2):
-                await (await client.take(5)).ack()
-                if not rows_of(nodes[0], client):
-                    break
-        assert client.stream.own is not None
-        assert not nodes[0].machine(client.stream.own.key).home.admission.coming()
 
 
 async def test_what_was_admitted_and_does_not_come_makes_room_again(tmp_path: Path) -> None:
@@ -237,21 +216,6 @@ async def test_a_dropped_stream_is_closed_and_freed_everywhere(tmp_path: Path) -
         assert (await again[2].append(3)).first == 0
 
 
-async def test_nothing_is_appended_to_a_closed_stream_on_any_node(tmp_path: Path) -> None:
-    async with writers(3, tmp_path) as nodes:
-        first, second = nodes[0].connect(), nodes[1].connect()
-        await first.open()
-        await second.open()
-        await first.append(4)
-        await nodes[0].service.close(first.stream)
-        late = nodes[2].connect()
-        await late.open()
-        for client in (first, second, late):
-            with pytest.raises(Closed):
-                await client.append(4)
-        assert len((await second.take(4)).given.rows) == 4
-
-
 async def test_a_client_that_goes_gives_back_what_it_holds(tmp_path: Path) -> None:
     async with writers(2, tmp_path) as nodes:
         clients = await opened(nodes)
@@ -259,18 +223,6 @@ async def test_a_client_that_goes_gives_back_what_it_holds(tmp_path: Path) -> No
         await clients[1].take(8)
         clients[1].streams.leave()
         assert len((await clients[0].take(8, WAIT_S)).given.rows) == 8
-
-
-async def test_columns_of_a_third_node_stay_there_for_who_appends_them(tmp_path: Path) -> None:
-    async with writers(3, tmp_path) as nodes:
-        clients = await opened(nodes)
-        ref = clients[0].put(6)
-        assert (await clients[1].append(6, ref=ref)).new
-        assert nodes[0].retained.holders == [clients[1].stream.own.key]  # type: ignore[union-attr]
-        taken = await clients[2].take(6)
-        assert taken.given.ref.shards() == ref.shards()
-        await taken.ack()
-        await until(lambda: nodes[0].kept == 0)
 
 
 async def test_columns_that_a_third_node_keeps_for_what_did_not_come_are_let_go(tmp_path: Path) -> None:

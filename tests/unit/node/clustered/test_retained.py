@@ -78,21 +78,6 @@ async def test_what_two_partitions_need_goes_with_the_last(kept: Kept) -> None:
     assert kept.shards == 0
 
 
-async def test_what_was_not_taken_is_its_owners_still(kept: Kept) -> None:
-    ref = kept.put()
-    need = kept.retained.retain("s/1/0-a", ref)
-    kept.retained.release(need)
-    kept.retained.release(need)
-    assert (kept.shards, kept.retained.holders) == (1, [])
-
-
-async def test_of_a_reference_only_what_is_here_is_needed_here(kept: Kept) -> None:
-    elsewhere = BatchRef.of(OTHER, ROWS, [("x", INT, 8 * ROWS, 7, 0)])
-    assert kept.retained.retain("s/1/0-a", elsewhere).shards == ()
-    assert kept.retained.holders == []
-    kept.retained.settled("s/1/0-a", 1, [elsewhere.encode()])
-
-
 async def test_what_was_freed_is_not_retained(kept: Kept) -> None:
     ref = kept.put()
     kept.retained.retain("s/1/0-a", ref)

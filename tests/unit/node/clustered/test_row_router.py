@@ -37,16 +37,6 @@ async def test_rows_are_extended_by_what_was_delivered_and_by_key(tmp_path: Path
         assert [node.kept for node in nodes] == [0, 0, 0]
 
 
-async def test_a_column_that_is_there_is_refused_and_its_bytes_are_let_go(tmp_path: Path) -> None:
-    async with writers(2, tmp_path) as nodes:
-        clients = await opened(nodes)
-        reply = await clients[0].append(24, groups=GROUPS)
-        with pytest.raises(Misuse):
-            await clients[1].extend(reply.keys, "x")
-        assert nodes[1].kept == 0
-        assert not nodes[1].retained.holders
-
-
 async def test_what_went_to_others_meanwhile_is_not_extended(tmp_path: Path) -> None:
     async with writers(2, tmp_path) as nodes:
         clients = await opened(nodes)
@@ -59,20 +49,6 @@ async def test_what_went_to_others_meanwhile_is_not_extended(tmp_path: Path) -> 
         await second.ack()
         with pytest.raises(LeaseExpired):
             await first.ack()
-
-
-async def test_dropped_rows_and_groups_go_from_all_partitions(tmp_path: Path) -> None:
-    async with writers(3, tmp_path) as nodes:
-        clients = await opened(nodes)
-        reply = await clients[0].append(24, groups=GROUPS)
-        await clients[1].append(8, groups=[f"whole-{i}" for i in range(8)], whole=True)
-        token = clients[2].stream.token
-        await clients[2].ask(m.DropRows(1, token, b"", reply.keys[:8], []))
-        await clients[2].ask(m.DropRows(1, token, b"", [], [*GROUPS[8:], *(f"whole-{i}" for i in range(8))]))
-        for node in nodes:
-            await until(lambda: node.kept == 0)  # noqa: B023
-        with pytest.raises(Misuse, match="group"):
-            await clients[0].ask(m.DropRows(1, token, b"", [], ["nobody's"]))
 
 
 async def test_origins_that_do_not_name_each_row_once_are_refused(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import Corrupt, Misuse, NotReady, OwnerDied
-from dataplane.node.clustered.table_directory import key_of
+from dataplane.errors import Corrupt, NotReady, OwnerDied
 from dataplane.node.partitions.table import Table
 from dataplane.wire import messages as m
 from tests.cases import each_case
@@ -66,44 +65,6 @@ async def test_a_record_that_somebody_changed_is_corrupt_and_left_as_it_is(
         assert (await a.client().look("x")).keys == ["a", "c", "b"]
 
 
-async def test_where_nothing_was_written_there_is_nothing(tmp_path: Path) -> None:
-    async with table_nodes(2, tmp_path) as (a, b):
-        user = a.client()
-        assert (await user.look()).keys == []
-        assert await user.take("train", 0) is None
-        await user.clear("a")
-        with pytest.raises(Misuse, match="there is no table 't'"):
-            await user.read(["a"])
-        with pytest.raises(Misuse, match="there is no table"):
-            await user.write([], rows=np.array([3]).tobytes())
-        with pytest.raises(NotReady):
-            await user.ready("x")
-        assert [*a.replicas, *b.replicas] == []
-
-
-async def test_a_reference_to_another_nodes_columns_is_the_tables(tmp_path: Path) -> None:
-    async with table_nodes(3, tmp_path) as nodes:
-        ref = nodes[2].client().put(4, "x")
-        user = nodes[1].client()
-        await user.write(list("abcd"), ref=ref)
-        assert await user.read(list("abcd"), "x") == ref
-        await user.clear("a", "b", "c")
-        await until(lambda: nodes[2].live == 1)
-        await user.clear("d")
-        await until(lambda: all(map(nothing_kept, nodes)))
-
-
-async def test_a_write_that_is_refused_lets_go_of_its_columns(tmp_path: Path) -> None:
-    async with table_nodes(2, tmp_path) as nodes:
-        users = [node.client() for node in nodes]
-        await users[0].write(["a"], "x")
-        ref = users[1].put(1, "y")
-        with pytest.raises(Misuse, match="no row number 7"):
-            await users[0].write([], ref=ref, rows=np.array([7]).tobytes())
-        await until(lambda: not nodes[1].retained.holders)
-        assert nodes[1].live == 1  # it belongs to who put it
-
-
 async def test_rows_are_taken_once_whoever_asks(tmp_path: Path) -> None:
     async with table_nodes(3, tmp_path) as nodes:
         users = [node.client() for node in nodes]
@@ -125,22 +86,6 @@ async def test_rows_are_taken_once_whoever_asks(tmp_path: Path) -> None:
         for user in users:
             assert await user.take("eval", 4, 2, claim="step") == [4, 2]
             assert await user.ready("never", task="eval", claim="step", least=9) == [4, 2]
-
-
-async def test_who_waits_is_told_of_rows_that_come_elsewhere(tmp_path: Path) -> None:
-    async with table_nodes(2, tmp_path) as nodes:
-        waiting = [asyncio.ensure_future(node.client().ready("x", least=2, timeout_s=WAIT_S)) for node in nodes]
-        key = await until(lambda: key_of(nodes[0].tables.directory.find(T)))
-        await until(lambda: sum(len(h.waiters) for node in nodes for h in node.replicas if h.partition == key) == 2)
-        for number, node in enumerate(nodes):
-            await node.client().write([f"k{number}"], "x")
-        assert await asyncio.gather(*waiting) == [[0, 1], [0, 1]]
-        with pytest.raises(NotReady, match="fewer than 9 rows of table 't'"):
-            await nodes[1].client().ready("x", least=9, timeout_s=0.05)
-        await nodes[1].client().write(["more"])
-        hosted = hosted_at(leader(nodes, followers=None) or nodes[0])
-        assert hosted is not None
-        await until(lambda: not hosted.waiters)  # nobody is remembered who waited in vain
 
 
 @each_case("leading", [True, False])

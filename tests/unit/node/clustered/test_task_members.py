@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataplane.clock import Deadline
-from dataplane.errors import LeaseExpired, Misuse, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import LeaseExpired, OutcomeUnknown, PeerUnavailable
 from dataplane.node.clustered import session as sessions
 from dataplane.node.clustered.task_members import member_node
 from dataplane.node.partitions.table import Table
@@ -75,15 +74,6 @@ async def test_rows_that_one_replica_does_not_ack_go_to_others() -> None:
         assert ids(await nodes[1].reader().take(4, min_rows=4)) == list(range(4))
         with pytest.raises(LeaseExpired):
             await clients[2].settle(deliveries[2])
-
-
-async def test_rows_that_are_given_back_are_given_again() -> None:
-    async with readers(2) as nodes:
-        await nodes[0].put(range(4))
-        client = nodes[0].reader()
-        first = await client.take(4, replica=0, **HOW)
-        await client.settle(first, done=False)
-        assert ids(await nodes[1].reader().take(4)) == list(range(4))
 
 
 async def test_an_answer_that_was_lost_is_given_again() -> None:
@@ -206,30 +196,6 @@ async def test_what_was_given_by_a_node_that_has_ended_goes_to_others() -> None:
         await until(lambda: all(node.members.gone(home.name) for node in others))
         with pytest.raises(LeaseExpired):
             await clients[0].settle(first)
-
-
-async def test_replicas_ask_for_the_same_columns() -> None:
-    async with readers(1) as nodes:
-        await nodes[0].put(range(4))
-        client = nodes[0].reader()
-        await client.take(4, replica=0, **HOW)
-        with pytest.raises(Misuse, match="are given the same"):
-            await client.take(4, replica=1, columns=["y"], **HOW)
-
-
-async def test_replicas_choose_once() -> None:
-    async with readers(3) as nodes:
-        for number, node in enumerate(nodes):
-            await node.put([number])
-        clients = [node.reader() for node in nodes]
-        found = await clients[0].ask(look(replica=0, **HOW))
-        rows = np.frombuffer(found.rows, np.int64)
-        chosen = rows[[found.tags["id"].index(2), found.tags["id"].index(0)]].tobytes()
-        first = await clients[0].take(2, replica=0, sampler=None, chosen=chosen, **HOW)
-        again = await clients[1].ask(look(replica=1, **HOW))
-        assert again.rows == b""
-        second = await clients[1].take(2, replica=1, sampler=None, **HOW)
-        assert ids(first) == ids(second) == [2, 0]
 
 
 async def test_a_replica_that_waits_for_rows_is_told_that_others_were_given_some() -> None:

@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import pytest
 
-from dataplane.errors import DataplaneError, LimitExceeded
+from dataplane.errors import DataplaneError
 from dataplane.node.partitions.table import Table
 from dataplane.stream import requests as r
 from tests.unit.node.partitions.bench import WAIT_S, benches, until
@@ -49,26 +48,6 @@ async def test_each_node_appends_up_to_the_limit_of_all_and_goes_on_when_there_i
             await nodes[taken % 3].done(partition, given.grant)
             taken += len(given.rows)
         await asyncio.gather(*appends)
-
-
-async def test_one_node_has_all_of_it_if_the_others_use_none() -> None:
-    async with benches(3, make=StreamBench) as nodes:
-        for node in nodes:
-            table = await node.opened(max_rows=LIMIT)
-        for node in nodes:
-            await append(node, table, 1)
-        for _ in range(3):
-            found = await nodes[0].take(table, 9)
-            assert found is not None
-            await nodes[0].done(found[0], found[1].grant)
-        for node in [*nodes, *nodes]:  # each has to have back what the one before had
-            await append(node, table, LIMIT)
-            assert rows(nodes, table) == LIMIT
-            found = await nodes[0].take(table, LIMIT)
-            assert found is not None
-            await nodes[0].done(found[0], found[1].grant)
-        with pytest.raises(LimitExceeded):
-            await append(nodes[1], table, LIMIT + 1)
 
 
 async def test_what_was_lent_to_a_partition_that_is_no_more_is_lent_again() -> None:

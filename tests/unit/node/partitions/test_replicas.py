@@ -48,23 +48,6 @@ async def test_a_follower_leads_at_once_when_the_leaders_process_has_ended(keyed
         assert await b.append(P, "z") == (2,)
 
 
-async def test_a_leader_goes_on_when_its_followers_process_has_ended() -> None:
-    async with benches(2, settings=PATIENT) as (a, b):
-        await a.replicas.create(P, "n0")
-        await until(lambda: a.led(P))
-        await b.aclose()
-        assert await a.append(P, "x") == (0,)
-        assert a.led(P, followers=0)
-
-
-async def test_a_partition_that_is_deleted_is_nowhere() -> None:
-    async with benches(2) as (a, b):
-        await a.replicas.create(P, "n0")
-        await until(lambda: a.led(P))
-        await b.replicas.delete(P)
-        await until(lambda: a.replicas.find(P) is None and b.replicas.find(P) is None)
-
-
 async def test_the_lead_is_handed_over() -> None:
     async with benches(2, settings=PATIENT) as (a, b):
         await a.replicas.create(P, "n0")

@@ -11,21 +11,12 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import LeaseExpired, LimitExceeded, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import LimitExceeded, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.wire.partition_messages import FRAME_BYTES
-from tests.simulation.machine import Lease, Settle, encode
+from tests.simulation.machine import Lease, encode
 from tests.unit.node.partitions.bench import SETTINGS, benches, until
 
 P = "streams/rollouts/1"
-
-
-async def test_a_refusal_of_the_partition_is_final() -> None:
-    async with benches(2) as (a, b):
-        await a.replicas.create(P, "n0")
-        request = encode(Settle("c", 1, "train", ((0, (1, 1)),), True))
-        for node in (a, b):
-            with pytest.raises(LeaseExpired):
-                await node.router.ask(P, request, Deadline.after(600.0))
 
 
 async def test_a_partition_that_there_is_not_is_lost() -> None:

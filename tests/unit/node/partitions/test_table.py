@@ -42,29 +42,6 @@ def test_a_node_that_joins_wins_its_share_and_nothing_else_moves() -> None:
     assert after.retired(version).moved(GROUPS, now) == []
 
 
-def test_a_closed_partition_takes_no_new_groups_and_is_asked_for_its_own() -> None:
-    before = made("a", "b", "c")
-    after = before.draining(1)
-    assert after.open == (0, 2)
-    assert after.own("b") is None
-    ((_, positions, numbers),) = after.moved(GROUPS, after.place(GROUPS))
-    assert set(numbers) == {1}
-    assert len(positions) == (before.place(GROUPS) == 1).sum()
-    gone = after.without(1)
-    assert gone.find(1) is None
-    assert gone.older == ((1, (0, 2)),)
-    assert gone.extended(["e"]).own("e") == 3  # numbers are not used again
-
-
-def test_a_lost_partition_is_named() -> None:
-    table = made("a", "b").losing(LostPartition(0, "a", 7))
-    assert table.lost == (LostPartition(0, "a", 7),)
-    assert table.open == (1,)
-    assert table.losing(LostPartition(0, "a")) == table
-    assert table.told(table.lost, "a").lost == ()
-    assert table.told((), "a") == table
-
-
 def test_versions_that_are_needed_are_bounded() -> None:
     table = made("a")
     for number in range(MAX_OLDER):
@@ -72,11 +49,6 @@ def test_versions_that_are_needed_are_bounded() -> None:
     with pytest.raises(Misuse, match="versions of its placement"):
         table.extended(["x"])
     assert table.retired(table.older[0][0]).extended(["x"]).own("x") is not None
-
-
-def test_a_stream_without_an_open_partition_places_nothing() -> None:
-    with pytest.raises(Misuse, match="no open partition"):
-        made("a").draining(0).place(["g"])
 
 
 def test_a_value_that_is_no_table_is_corrupt() -> None:

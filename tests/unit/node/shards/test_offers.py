@@ -128,15 +128,6 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     assert store.statistics().disk.read == 0
 
 
-async def test_what_is_in_memory_too_is_sent_from_there(store: Store, offered: Offers) -> None:
-    """Written ahead, it can be sent without being checked."""
-    shards = [await put(store, seed) for seed in range(4)]
-    await until(lambda: store.statistics().disk.files and store.ready(shards[-1]))
-    for shard in shards:
-        if store.ready(shard):
-            assert not (await offered.offer(offer(shard, checks=True))).sums
-
-
 async def test_who_can_not_check_gets_it_from_memory(store: Store, tcp: Tcp, offered: Offers) -> None:
     shards = [await put(store, seed) for seed in range(8)]
     await until(lambda: store.statistics().spilled_shards)
@@ -165,12 +156,6 @@ async def test_no_more_at_a_time_and_each_in_turn(store: Store, tcp: Tcp, monkey
     finally:
         await made.aclose()
     assert store.statistics().pinned == 0
-
-
-async def test_an_offer_that_nobody_takes_runs_out(store: Store, offered: Offers) -> None:
-    shard = await put(store, 1)
-    await offered.offer(offer(shard, timeout_s=0.1))
-    await until(lambda: not len(offered) and store.statistics().pinned == 0)
 
 
 async def test_the_second_is_sent_to_the_first(store: Store, offered: Offers) -> None:

@@ -40,12 +40,6 @@ async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
     assert not running._ends
 
 
-async def test_a_host_that_is_gone_before() -> None:
-    running = Running(Members(b"a"), yes)
-    with pytest.raises(TimeoutError):
-        await wait(running, b"a", b"b")
-
-
 async def test_other_changes_while_it_ends() -> None:
     members = Members(b"a", b"b")
     running = Running(members, yes)
@@ -68,15 +62,6 @@ async def test_cancelled_by_its_caller_and_told_at_once() -> None:
     one.cancel()
     await asyncio.gather(one, return_exceptions=True)
     assert one.cancelled()
-
-
-async def test_what_has_ended_is_not_told() -> None:
-    members = Members(b"a")
-    running = Running(members, yes)
-    async with running.needing(b"a"):
-        pass
-    members.lose(b"a")
-    await asyncio.sleep(0)
 
 
 async def test_it_ends_when_a_host_does_not_answer_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,15 +54,6 @@ async def test_each_round_doubles_the_places(count: int, here: int) -> None:
     assert not sources._changed
 
 
-async def test_who_waits_for_nothing_goes_on() -> None:
-    sources = Sources(ME)
-    await choose(sources, b"a")
-    assert await choose(sources, b"b", patience_s=0.01) == ME
-    sources.has(1, b"c")
-    assert await choose(sources, b"d", patience_s=0.01) == b"c"
-    assert await choose(sources, b"e", patience_s=0.01) == b"c", "of two places the one with fewer readers"
-
-
 async def test_nobody_is_sent_to_itself_or_to_who_has_it_not() -> None:
     sources = Sources(ME)
     sources.has(1, b"a")
@@ -75,14 +66,6 @@ async def test_nobody_is_sent_to_itself_or_to_who_has_it_not() -> None:
     assert await choose(sources, b"c") == ME, "nor is anybody else sent there"
 
 
-async def test_who_has_gone_is_no_place() -> None:
-    sources = Sources(ME)
-    sources.has(1, b"a")
-    sources.has(2, b"a")
-    sources.gone({b"a", b"nobody"})
-    assert await choose(sources, b"b") == ME
-
-
 async def test_cancelled_it_counts_for_nothing() -> None:
     sources = Sources(ME)
     assert await choose(sources, b"a") == ME
@@ -93,13 +76,3 @@ async def test_cancelled_it_counts_for_nothing() -> None:
     sources.ended(1, ME)
     assert not sources._readers
     assert await choose(sources, b"c") == ME
-
-
-async def test_what_is_remembered_is_bounded() -> None:
-    sources = Sources(ME)
-    for shard in range(5000):
-        sources.has(shard, b"a")
-    for holder in range(100):
-        sources.has(4999, b"%d" % holder)
-    assert len(sources._holders) == 4096
-    assert len(sources._holders[4999]) == 64
