@@ -165,38 +165,11 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
 
 
-@pytest.mark.long
-def test_a_name_that_would_be_lines_of_the_log_is_one(tmp_path: Path) -> None:
-    node = Node(tmp_path)  # of its own: it tells of few lines of one process
-    try:
-        with Raw(node.address, greet=False) as raw:
-            raw.ask(m.Hello(1, m.MAJOR, m.MINOR, "x\n2026-01-01 ERROR the disk is full\x1b[2J", False))
-            raw.socket.sendall(framed(b"\xc1"))
-            assert raw.is_cut_off()
-        eventually(lambda: "the disk is full" in node.log(), "it is told of")
-        in_order(node)
-    finally:
-        node.stop()
-
-
 def test_settings_that_can_not_be_are_misuse(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.socket.sendall(framed(msgspec.msgpack.encode(["open", 9, "s", [[], 0, 0, -1, 5, 1]])))
         assert [(each.id, each.name) for each in (raw.hear(), raw.hear())] == [(0, "ProtocolMismatch"), (9, "Misuse")]
         assert raw.is_cut_off()
-
-
-@pytest.mark.long
-def test_values_that_are_nested_too_deep_to_be_told_of_are_misuse(node: Node) -> None:
-    """They came in one message, and would go in another."""
-    deep: list[Any] = []
-    for _ in range(400):
-        deep = [deep]
-    with Raw(node.address) as raw:
-        wrote = raw.ask(m.WriteRows(raw.next(), "deep", b"", "", b"", ["a"], b"", [{"x": deep}]))
-        looked = raw.ask(m.LookAtRows(raw.next(), "deep", b"", ["a"], b"", False, -1, [], True, 0))
-        assert {type(wrote), type(looked)} <= {m.Numbered, m.Looked, m.Failure}
-        assert isinstance(raw.ask(m.DropTable(raw.next(), "deep", b"")), m.Done)
 
 
 def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:

@@ -184,37 +184,6 @@ def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
         assert plane.table("state", durable=True).write(["a"]).tolist() == [5], "numbers go on"
 
 
-@pytest.mark.long
-def test_rows_that_others_own_too_are_there(tmp_path: Path) -> None:
-    with living(tmp_path) as plane:
-        put = plane.put({"x": [b"a" * MIB, b"b" * MIB, b"c"]})
-        plane.stream("rows", ["train"], durable=True).append(plane.retain(put), keys=["a", "b", "c"])
-        plane.table("state", durable=True).write(["a", "b", "c"], plane.retain(put))
-        plane.free(put)
-    with living(tmp_path) as plane:
-        table = plane.table("state")
-        with plane.stream("rows", ["train"], durable=True).consume("train", rows=3, columns=["x"]) as delivery:
-            assert [row[:1] for row in delivery.get()["x"]] == [b"a", b"b", b"c"]
-        assert [row[:1] for row in plane.get(table.read(["b", "c"], ["x"]))["x"]] == [b"b", b"c"]
-        table.drop()
-        eventually(lambda: plane.stats().shards == 0, "it goes with the last owner")
-
-
-@pytest.mark.long
-def test_a_name_is_one_table(tmp_path: Path) -> None:
-    with living(tmp_path) as plane:
-        plane.table("process").write(["a"], tags=[{"n": 1}])
-        with pytest.raises(dp.Misuse, match="drop it first"):
-            plane.table("process", durable=True).write(["b"])
-        plane.table("process").drop()
-        plane.table("process", durable=True).write(["b"])
-        assert plane.table("process").look().keys == ["b"], "it is the durable one for who does not say"
-    with living(tmp_path) as plane:
-        assert plane.table("process").look().keys == ["b"]
-    with dp.connect() as plane, pytest.raises(dp.Misuse, match="--data-dir"):
-        plane.table("state", durable=True).write(["a"])
-
-
 @pytest.mark.timeout(max(180, 20 * KILLS))
 def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, worked = random.Random(), threading.Event()

@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 import dataplane as dp
 from dataplane.wire import messages as m
-from dataplane.wire.framing import frame
 from tests.chaos.raw import Raw
 from tests.chaos.test_hostile import own_memory
 from tests.processes import MIB, StandingNode, eventually
@@ -76,28 +74,6 @@ def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node
         assert all(isinstance(each, m.Delivered) and len(each.versions) == ROWS for each in heard)
 
 
-@pytest.mark.long
-def test_room_that_was_given_and_could_not_be_told_is_given_back(node: StandingNode) -> None:
-    """The answer waits behind others that the client does not take, and then the client wants it no more."""
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        tasks = [f"t{number}" for number in range(6)]
-        stream, full = plane.stream("s", tasks=tasks), plane.stream("full", tasks=["actor"], max_rows=1)
-        full.append({"x": np.zeros(1)})
-        opened, limited = (raw.ask(m.Open(raw.next(), name, None)).stream for name in ("s", "full"))
-        admit = raw.next()
-        raw.send(m.Admit(admit, limited, 1, 8, 0, "", b"", 600.0))
-        for task in tasks:
-            raw.send(consume(raw.next(), opened, task))
-        eventually(lambda: full.stats()["waiting"] == 1, "it waits to append")
-        stream.append({"x": np.zeros(ROWS, np.int8)}, group=[f"group-{row:06d}" for row in range(ROWS)])
-        with full.consume("actor", rows=1, columns=["x"], timeout=60):
-            pass  # now it is let in, and can not be told
-        raw.send(m.Cancel(admit))
-        heard = [raw.hear() for _ in range(len(tasks) + 1)]
-        assert [each.name for each in heard if each.id == admit] == [m.CANCELLED]
-        full.append({"x": np.zeros(1)}, timeout=30)
-
-
 def consume(number: int, stream: bytes, task: str) -> m.Consume:
     return m.Consume(number, stream, task, ROWS, ROWS, ["x"], dp.Fifo(), b"", b"", "", None, 0, 60.0, 60.0)
 
@@ -151,19 +127,6 @@ def test_half_messages_are_bounded_together_and_leave_nothing_behind(node: Stand
         for raw in raws:
             raw.close()
     eventually(lambda: own_memory(node.pid) - before < 16 * MIB, "what they took is given back")
-
-
-@pytest.mark.long
-def test_a_large_message_goes_through_while_others_have_half_of_one(node: StandingNode) -> None:
-    half = struct.pack("<I", m.MAX_FRAME) + bytes(m.MAX_FRAME // 2)
-    with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(Raw(node.address)).socket.sendall(half)
-        raw = stack.enter_context(Raw(node.address))
-        raw.send(m.Free(raw.next(), list(range(1 << 40, (1 << 40) + 300_000)), [], ""))
-        assert isinstance(raw.hear(), m.Done)
-    assert len(frame(m.Free(1, list(range(1 << 40, (1 << 40) + 300_000)), [], ""))) > 2 * MIB
-    assert psutil.pid_exists(node.pid)
 
 
 async def test_large_requests_and_large_answers_at_once_do_not_wait_for_each_other(node: StandingNode) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,15 +74,6 @@ def test_a_parents_draft_in_the_child(node: StandingNode, use: str) -> None:
         outcome = in_child(getattr(draft, use))
         assert isinstance(outcome, dp.Forked) or (use == "drop" and outcome is None)
         assert np.array_equal(plane.get(draft.seal())["x"].numpy(), pattern(1, MIB))
-
-
-@pytest.mark.long
-def test_closing_in_the_child_closes_nothing_of_the_parents(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
-        assert in_child(plane.close) is None
-        assert plane.stats().pinned_bytes == MIB
-        assert np.array_equal(view, pattern(1, MIB))
 
 
 @pytest.mark.long
@@ -186,62 +176,6 @@ def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, c
 
 
 @pytest.mark.long
-def test_a_grandchild_holds_what_its_parent_inherited(node: StandingNode, child: Any) -> None:
-    """A worker that is forked forks again, after its own parent has dropped its views."""
-    with dp.connect(node.address) as watcher:
-        plane = dp.connect(node.address)
-        ref = plane.put({"x": pattern(1, MIB)})
-        views = [plane.get(ref)["x"].numpy()]
-
-        def fork_again() -> Any:
-            def look() -> bool:
-                for seed in range(2, 6):
-                    with dp.connect(node.address) as own:
-                        own.free(own.put({"x": pattern(seed, 14 * MIB)}, timeout=60))
-                return bool(np.array_equal(views[0], pattern(1, MIB)))
-
-            return in_child(look)
-
-        ask = child(fork_again)
-        views.clear()
-        plane.close()
-        watcher.free(ref)
-        eventually(lambda: watcher.stats().clients == 2, "the parent's connection ended")
-        assert ask() is True
-
-
-@pytest.mark.long
-def test_a_child_without_pins_maps_nothing_more_and_reads_other_planes(
-    tmp_path: Path, node: StandingNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the node that gave it no pins it can read nothing, also not by a mapping of its own; of others all."""
-    monkeypatch.setattr("dataplane.client.inheriting._ANSWER_S", 0.2)
-    with (
-        StandingNode(tmp_path / "other", spill=0) as second,
-        dp.connect(node.address) as plane,
-        dp.connect(second.address) as other,
-    ):
-        batch = plane.get(plane.put({"x": pattern(1, MIB)}))
-        view = other.get(other.put({"x": pattern(2, MIB)}))["x"].numpy()
-        node.freeze()
-        try:
-            assert isinstance(in_child(lambda: batch["x"].torch()), dp.Forked)
-            assert in_child(lambda: bool(np.array_equal(view, pattern(2, MIB)))) is True
-        finally:
-            node.thaw()
-
-
-@pytest.mark.long
-def test_a_child_reads_what_a_node_held_that_has_died(node: StandingNode) -> None:
-    """Nobody can change it any more."""
-    plane = dp.connect(node.address)
-    view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
-    node.kill()
-    assert in_child(lambda: bool(np.array_equal(view, pattern(1, MIB)))) is True
-    plane.close()
-
-
-@pytest.mark.long
 def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, child: Any) -> None:
     with dp.connect(node.address) as plane:
         draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
@@ -290,35 +224,6 @@ def test_the_child_connects_by_itself(node: StandingNode) -> None:
 
         ref = pickle.loads(in_child(work))
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB))
-
-
-@pytest.mark.long
-def test_a_fork_while_other_threads_use_the_plane(node: StandingNode) -> None:
-    """The parent's messages must not be disturbed, whatever was half sent when it forked."""
-    with dp.connect(node.address) as plane:
-        stop = threading.Event()
-        errors: list[Exception] = []
-
-        def use(seed: int) -> None:
-            try:
-                while not stop.is_set():
-                    ref = plane.put({"x": pattern(seed, 4 << 10)})
-                    assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, 4 << 10))
-                    plane.free(ref)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(10):
-                assert isinstance(in_child(plane.stats), dp.Forked)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        assert not errors
 
 
 def use_in_process(plane: dp.Plane, pipe: Any) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -132,24 +130,6 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
 
 
 @pytest.mark.long
-def test_nothing_is_answered_before_a_greeting(node: StandingNode) -> None:
-    with Raw(node.address, greet=False) as raw:
-        raw.send(m.Stats(1))
-        failure = raw.hear()
-        assert (failure.id, failure.name) == (0, "ProtocolMismatch")
-        assert raw.is_cut_off()
-
-
-@pytest.mark.long
-def test_random_bytes(node: StandingNode) -> None:
-    chance = random.Random(1)
-    for round_ in range(60):
-        with Raw(node.address, greet=round_ % 2 == 0) as raw, suppress(OSError):
-            for _ in range(5):
-                raw.socket.sendall(chance.randbytes(chance.choice([1, 7, 100, 5000])))
-
-
-@pytest.mark.long
 def test_frames_of_random_bytes(node: StandingNode) -> None:
     chance = random.Random(2)
     tags = ["hello", "reserve", "seal", "abort", "put", "pin", "prefetch", "unpin", "free", "stats", "cancel", "alive"]
@@ -264,25 +244,6 @@ def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> N
 
 
 @pytest.mark.long
-def test_a_payload_beyond_the_limit(node: StandingNode) -> None:
-    with Raw(node.address) as raw:
-        reply = raw.ask(m.Put(raw.next(), bytes(m.MAX_INLINE + 1), one_column(8), "", 1.0))
-        assert reply.name == "LimitExceeded"
-        assert raw.put() > 0
-
-
-@pytest.mark.long
-def test_rows_of_nothing_are_not_worth_memory(node: StandingNode) -> None:
-    """A column of no width has as many rows as it says; freeing one of them must not make a table of all."""
-    with Raw(node.address) as raw:
-        field = Field("dense", "uint8", (0,))
-        layout = ShardLayout((("x", ColumnLayout(field, 2**31, 2**31, ((0, 0),))),)).encode()
-        reply = raw.ask(m.Put(raw.next(), b"", layout, "", 1.0))
-        if isinstance(reply, m.Stored):
-            raw.ask(m.Free(raw.next(), [], [(reply.shard, [0], (0, 1, b""))], ""))
-
-
-@pytest.mark.long
 def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingNode) -> None:
     """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
     with Raw(node.address) as raw:
@@ -291,14 +252,6 @@ def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingN
         layout = ShardLayout(tuple((f"{i}", table) for i in range(9_000))).encode()
         reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
         assert isinstance(reply, m.Failure)
-
-
-@pytest.mark.long
-def test_freeing_a_column_a_million_times(node: StandingNode) -> None:
-    with Raw(node.address) as raw:
-        shard = raw.put(60_000)
-        reply = raw.ask(m.Free(raw.next(), [], [(shard, [0] * 1_000_000, (0, 59_999, b""))], ""))
-        assert isinstance(reply, m.Done)
 
 
 # What belongs to others
@@ -323,20 +276,6 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
         assert isinstance(victim.ask(m.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
 
 
-@pytest.mark.long
-def test_descriptors_that_nobody_asked_for(node: StandingNode) -> None:
-    open_before = psutil.Process(node.pid).num_fds()
-    with Raw(node.address) as raw:
-        read, write = os.pipe()
-        for _ in range(50):
-            socket.send_fds(raw.socket, [frame(m.Stats(raw.next()))], [write] * 100)
-            assert isinstance(raw.hear(), m.Figures)
-        os.close(write)
-        assert os.read(read, 1) == b""  # nobody else has the other end
-        os.close(read)
-    eventually(lambda: psutil.Process(node.pid).num_fds() <= open_before + 1, "it keeps none")
-
-
 # Too much
 
 
@@ -352,44 +291,6 @@ def test_half_frames_from_many(node: StandingNode) -> None:
     finally:
         for raw in raws:
             raw.close()
-
-
-@pytest.mark.long
-def test_byte_by_byte(node: StandingNode) -> None:
-    with Raw(node.address) as raw:
-        for byte in frame(m.Stats(9)):
-            raw.socket.sendall(bytes([byte]))
-        assert isinstance(raw.hear(), m.Figures)
-
-
-@pytest.mark.long
-def test_a_flood_of_requests_that_wait(node: StandingNode) -> None:
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        held = raw.reserve(14 * MIB)
-        payload, layout = bytes(m.MAX_INLINE), one_column(m.MAX_INLINE, name="x" * 10_000)
-        for _ in range(3 * m.MAX_WAITING):
-            raw.send(m.Reserve(raw.next(), [8 * MIB], 60.0))
-        for _ in range(m.MAX_WAITING):
-            raw.send(m.Put(raw.next(), payload, layout, "s", 60.0))
-        eventually(lambda: plane.stats().waiting >= m.MAX_WAITING, "they wait")
-        assert plane.stats().waiting <= m.MAX_WAITING + 1
-        names = {raw.hear().name for _ in range(2 * m.MAX_WAITING)}
-        assert names == {"LimitExceeded"}
-        raw.send(m.Abort(held))
-
-
-@pytest.mark.long
-def test_waiting_for_very_many_shards(node: StandingNode) -> None:
-    """Each request names as many as fit a frame, and all of them wait: what they name must not add up."""
-    with Raw(node.address) as raw:
-        raw.reserve(14 * MIB)
-        for _ in range(60):
-            with suppress(OSError):
-                raw.send(m.Reserve(raw.next(), [1] * 3500 + [0] * 100, 60.0))
-        numbers = [1] * 1_000_000
-        for _ in range(30):
-            with suppress(OSError):
-                raw.send(m.Pin(raw.next(), numbers, 60.0))
 
 
 @pytest.mark.long
@@ -428,40 +329,6 @@ def test_an_answer_is_not_read(node: StandingNode) -> None:
         assert np.array_equal(plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
 
 
-@pytest.mark.long
-def test_views_of_a_client_that_is_cut_off_stay(node: StandingNode) -> None:
-    with dp.connect(node.address) as other, dp.connect(node.address) as plane:
-        before = other.stats().memory_used
-        ref = plane.put({"x": pattern(1, 3 * MIB)})
-        view = plane.get(ref)["x"].numpy()
-        plane._plane._connection._socket.send(b"\xff" * 4)  # a length that nobody may send
-        with pytest.raises((dp.ProtocolMismatch, dp.PeerUnavailable)):
-            plane.stats()
-        other.free(ref)
-        room = other.stats().memory_budget - other.stats().memory_used
-        other.free(other.put({"x": pattern(2, room)}))
-        assert np.array_equal(view, pattern(1, 3 * MIB))
-        del view
-        eventually(lambda: other.stats().memory_used == before, "its end gives the memory back")
-
-
-@pytest.mark.long
-def test_connections_that_come_and_go(node: StandingNode) -> None:
-    def come(speak: Callable[[Raw], object]) -> None:
-        with Raw(node.address) as raw:
-            speak(raw)
-
-    with dp.connect(node.address) as plane:
-        clients = plane.stats().clients
-        for _ in range(100):
-            come(lambda raw: raw.reserve(4096, 8192))
-            come(lambda raw: raw.send(m.Reserve(raw.next(), [BUDGET - 4096], 60.0)))
-            come(lambda raw: raw.socket.sendall(b"\x00\x00"))
-        eventually(lambda: plane.stats().clients == clients, "all have gone")
-        eventually(lambda: plane.stats().waiting == 0, "nobody waits")
-        assert plane.stats().reserved_bytes <= MIB  # the neighbour's
-
-
 # Every request has one answer
 
 
@@ -481,13 +348,3 @@ def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) 
         assert (reply.id, reply.name) == (request.id, m.CANCELLED)
         raw.send(m.Cancel(request.id), m.Cancel(12345))
         assert raw.ask(m.Stats(101)).id == 101
-
-
-@pytest.mark.long
-def test_a_number_that_is_in_use(node: StandingNode) -> None:
-    with Raw(node.address) as raw:
-        raw.reserve(14 * MIB)
-        request = m.Reserve(7, [8 * MIB], 60.0)
-        raw.send(request, request)
-        assert raw.hear().name == "ProtocolMismatch"
-        assert raw.is_cut_off()

@@ -126,38 +126,6 @@ def test_killed_while_others_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_was_copied_outlives_its_owner(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    ref = one.put({"x": pattern(1, 2 * MIB)})
-    view = other.get(ref)["x"].numpy()
-    two[0].kill()
-    eventually(lambda: members(other) == {other.stats().node}, "the dead one is no member")
-    assert np.array_equal(view, pattern(1, 2 * MIB))
-    assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, 2 * MIB))
-    del view
-    other.free(ref)
-    eventually(lambda: other.stats().memory_used == 0, "it was freed here")
-
-
-@pytest.mark.long
-def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, planes: Planes) -> None:
-    other, one = planes
-    old = one.stats().node
-    ref = one.put({"x": pattern(1, 2 * MIB)})
-    two[1].kill()
-    with Host(tmp_path / "again", two[0], listen=two[1].listens) as host, dp.connect(host.address) as again:
-        together(again, other)
-        assert again.stats().node != old
-        new = again.put({"x": pattern(2, 2 * MIB)})
-        assert np.array_equal(other.get(new)["x"].numpy(), pattern(2, 2 * MIB))
-        for plane in (again, other):
-            with pytest.raises(dp.OwnerDied) as caught:
-                plane.get(ref)
-            assert caught.value.node == old
-        assert np.array_equal(again.get(other.put({"x": pattern(3, MIB)}))["x"].numpy(), pattern(3, MIB))
-
-
-@pytest.mark.long
 def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> None:
     """Away is not gone: it is the same member as before, what it holds can be read again, and nothing that was offered
     meanwhile stays."""

@@ -15,7 +15,7 @@ import dataplane as dp
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
-from tests.processes import StandingNode, Worker, before_requests, eventually, pattern
+from tests.processes import StandingNode, Worker, before_requests, eventually
 
 
 @pytest.fixture
@@ -55,65 +55,7 @@ def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None
             assert (delivery.groups, delivery.versions, delivery.keys) == (["g"], [7], [key])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("more", [0, 1])
-def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, more: int) -> None:
-    values = pattern(1, m.MAX_INLINE + 64 * more)
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        kinds = asked(stream)
-        stream.append({"x": values})
-        assert kinds == (["Admit", "Reserve", "Seal", "Append"] if more else ["AppendInline"])
-        assert take(stream) == [values.tolist()]
-
-
-@pytest.mark.long
-def test_an_append_made_again_is_counted_once_and_keeps_nothing(node: StandingNode) -> None:
-    """Also where the stream is full."""
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"], max_rows=2)
-        for _ in range(3):
-            assert stream.append({"x": [1, 2]}, keys=["p", "q"], timeout=60) == ["p", "q"]
-        with pytest.raises(dp.Backpressure):
-            stream.append({"x": [1]}, keys=["p"], timeout=0.05)
-        assert (plane.stats().shards, stream.stats()["rows"]) == (1, 2)
-        assert take(stream) == [[1, 2]]
-        eventually(lambda: plane.stats().memory_used == 0, "all of it is freed")
-
-
-@pytest.mark.long
-def test_rows_that_are_refused_keep_nothing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        stream.append({"x": [1]}, keys=["p"])
-        with pytest.raises(dp.Misuse):
-            stream.append({"x": [2]}, keys=["p"])
-        with pytest.raises(dp.Misuse):
-            stream.extend(["q"], {"y": [2]})
-        with pytest.raises(dp.Misuse):
-            stream.extend(["p"], {"x": [2]})
-        stream.close()
-        with pytest.raises(dp.Closed):
-            stream.append({"x": [2]})
-        assert plane.stats().shards == 1
-        assert stream.stats()["waiting"] == 0
-
-
 # Who waits
-
-
-@pytest.mark.long
-def test_an_append_waits_for_room_in_the_stream_with_its_bytes(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
-        stream = plane.stream("s", ["a"], max_rows=1)
-        stream.append({"x": [1]})
-        thread = threading.Thread(target=other.stream("s").append, args=({"x": [2]},))
-        thread.start()
-        eventually(lambda: stream.stats()["waiting"] == 1, "it waits")
-        assert plane.stats().shards == 1
-        assert take(stream) == [[1]]
-        thread.join()
-        assert take(stream) == [[2]]
 
 
 @pytest.mark.long
@@ -264,14 +206,3 @@ def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: s
         assert plane.stats().shards == 1
         assert len(take(stream)[0]) == 1
         eventually(lambda: plane.stats().memory_used == 0, "nothing else was kept")
-
-
-@pytest.mark.long
-def test_columns_for_rows_that_are_not_there_keep_nothing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        stream = plane.stream("s", ["a"])
-        columns = m.Inline(bytes(64), ROW, [64])
-        for rows, keys, holds in ((int64s(5), [], b""), (b"", ["p"], b""), (int64s(0, 1), [], b""), (b"", [], b"")):
-            said = raw.ask(m.ExtendInline(raw.next(), token(stream), columns, rows, holds, keys, {}, False, 5.0))
-            assert isinstance(said, m.Failure)
-        assert plane.stats().memory_used == 0

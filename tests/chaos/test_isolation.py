@@ -147,24 +147,6 @@ def test_a_reader_can_not_open_its_descriptor_again_for_writing(node: StandingNo
 
 
 @pytest.mark.long
-def test_a_reader_lets_go_of_segments_that_are_no_more(node: StandingNode) -> None:
-    """Producers come and go, each with a segment of its own: neither descriptors nor mappings of a reader grow."""
-
-    def mine() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:dataplane")
-
-    with dp.connect(node.address) as plane:
-        seen = []
-        for seed in range(12):
-            with dp.connect(node.address) as producer:
-                ref = producer.put({"x": pattern(seed, MIB)})
-                assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
-            plane.free(ref)
-            seen.append(mine())
-        assert seen[-1] == seen[3]
-
-
-@pytest.mark.long
 def test_512_processes_put_into_a_node_of_a_tebibyte(tmp_path: Path) -> None:
     """Each has a segment, which the node maps too: one as large as the budget for each were more than there are
     addresses."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -138,15 +137,6 @@ def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_link_only_takes_longer(two: tuple[list[Host], list[dp.Plane]]) -> None:
-    (near, _), (a, b) = two
-    near.slow_down("1gbit")
-    ref = put(a, 2, 16 * MIB)
-    assert fetched(b, ref, 2, 16 * MIB)
-    assert known(b) == 2
-
-
-@pytest.mark.long
 def test_a_node_that_is_stopped_and_continued(two: tuple[list[Host], list[dp.Plane]]) -> None:
     (near, _), (a, b) = two
     ref = put(a, 3)
@@ -174,19 +164,3 @@ def test_a_node_killed_while_others_read_from_it(tmp_path: Path) -> None:
         assert fetched(c, own, 6), "the others go on"
         for plane in (b, c):
             eventually(lambda plane=plane: not plane.stats().pinned_bytes, "nothing is held")
-
-
-@pytest.mark.long
-def test_who_reads_at_once_fetches_once(two: tuple[list[Host], list[dp.Plane]], tmp_path: Path) -> None:
-    (_, far), (a, _) = two
-    ref = put(a, 7, 8 * MIB)
-    before = far.received()
-    planes: list[Any] = [dp.connect(far.address) for _ in range(8)]
-    try:
-        for plane in planes:
-            plane.prefetch(ref)
-        assert all(fetched(plane, ref, 7, 8 * MIB) for plane in planes)
-    finally:
-        for plane in planes:
-            plane.close()
-    assert far.received() - before < 1.05 * 8 * MIB

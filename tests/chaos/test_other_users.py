@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
 import dataplane as dp
 from dataplane.wire import peer_messages as pm
@@ -77,20 +76,6 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
             assert other.hear() == "nothing"
         assert members(here) == {here.stats().node, there.stats().node}
         assert np.array_equal(there.get(ref)["x"].numpy(), pattern(1, MIB))
-
-
-@pytest.mark.long
-def test_the_same_user_is_answered(hosts: list[Host]) -> None:
-    """So it is not for another reason that others are not."""
-    context: zmq.Context[Any] = zmq.Context()
-    try:
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.connect(hosts[0].listens)
-        socket.send(msgspec.msgpack.encode(pm.LedTables(1, None)))
-        assert socket.poll(10_000)
-    finally:
-        context.destroy(linger=0)
 
 
 def test_another_user_does_not_get_behind_the_port(hosts: list[Host]) -> None:

@@ -249,27 +249,6 @@ def test_columns_that_came_from_a_third_host_survive_the_leader(cluster: Cluster
 
 
 @pytest.mark.long
-def test_what_a_task_had_acked_is_not_lost_to_it(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
-    streams[2].append(ids(6), keys=list("abcdef"))
-    eventually(lambda: streams[0].stats()["rows"] == 6, "they are there")
-    with streams[0].consume("actor", rows=4, min_rows=4, columns=["id"], timeout=60) as delivery:
-        used = set(map(str, delivery.keys))
-    cluster.kill(2)
-    told: list[Any] = []
-
-    def all_told() -> bool:
-        told.extend(streams[0].lost("actor"))
-        return len(told) >= 2
-
-    eventually(all_told, "those that it had not")
-    assert {row.key for row in told} == set("abcdef") - used
-    assert streams[0].lost() == [], "the others are told to nobody"
-    with pytest.raises(dp.Misuse, match="has no task 'critic': it has reward, actor"):
-        streams[0].lost("critic")
-
-
-@pytest.mark.long
 def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
@@ -353,43 +332,6 @@ def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path, joi
     assert np.array_equal(np.sort(seen), np.arange(60))
 
 
-@pytest.mark.long
-def test_what_was_put_on_two_hosts_survives_one(cluster: Cluster) -> None:
-    large = np.random.default_rng(1).integers(0, 255, (64, 20_000), np.uint8)
-    ref = cluster.planes[2].put({"pixels": large, "n": np.arange(64)}, replicas=2)
-    assert sum(plane.stats().shards for plane in cluster.planes) == 4
-    small = cluster.planes[2].put({"n": np.arange(3)}, replicas=3)
-    single = cluster.planes[2].put({"n": np.arange(3)})
-    assert cluster.planes[0].get(ref[:4])["n"].to_list() == [0, 1, 2, 3]
-    cluster.kill(2)
-    for plane in cluster.planes[:2]:
-        batch = plane.get(ref[10:20])
-        assert np.array_equal(batch["pixels"].numpy(), large[10:20])
-        assert plane.get(small)["n"].to_list() == [0, 1, 2]
-        with pytest.raises(dp.OwnerDied):
-            plane.get(single)
-    del batch
-    cluster.planes[0].free(ref)
-    cluster.planes[0].free(small)
-    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "replicas are freed")
-    with pytest.raises(dp.Lost):
-        cluster.planes[1].get(ref)
-
-
-@pytest.mark.long
-def test_what_is_freed_is_freed_on_both(cluster: Cluster) -> None:
-    ref = cluster.planes[0].put({"n": np.arange(64)}, replicas=3)
-    other = cluster.planes[0].put({"n": np.arange(64)}, replicas=2, scope="step")
-    cluster.planes[0].free(ref[:32])
-    cluster.planes[1].free(ref[32:])
-    cluster.planes[0].free(scope="step")
-    eventually(lambda: all(map(nothing_kept, cluster.planes)), "replicas are freed with what they are of")
-    assert len(other) == 64
-    with pytest.raises(dp.LimitExceeded, match="there are 3"):
-        cluster.planes[0].put({"n": np.arange(64)}, replicas=4)
-    assert nothing_kept(cluster.planes[0])
-
-
 def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], replicas=2) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=5)
@@ -413,48 +355,6 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
             break
     assert sorted(seen) == sorted(set(range(30)) - done)
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")
-
-
-@pytest.mark.long
-def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(cluster: Cluster) -> None:
-    """A new leader has rows that died with the old one on their second host, together with rows of that host's own."""
-    streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in cluster.planes]
-    for number in (1, 2, 0):
-        for part in range(4):
-            streams[number].append(ids(30, 30 * (4 * number + part)), group=GROUPS)
-    cluster.kill(0)
-    streams[1].close()
-    found = drained(streams[1], "actor", ["id"])
-    assert [row for stream in streams[1:] for row in stream.lost()] == []
-    assert sorted(found) == list(range(360))
-
-
-@pytest.mark.long
-def test_rows_that_lack_what_died_with_a_leader_are_told_and_keep_nobody(cluster: Cluster) -> None:
-    """Of a column that was brought on the leader's own host nobody else has anything but what its follower knows."""
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    with streams[2].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
-        streams[2].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
-    cluster.kill(2)
-    streams[0].close()
-    assert drained(streams[1], "actor", ["id", "reward"]) == []
-    told = [*streams[0].lost(), *streams[1].lost()]
-    assert sorted(str(row.group) for row in told) == sorted(GROUPS)
-    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "their other columns are freed")
-
-
-@pytest.mark.long
-def test_columns_that_were_replaced_from_another_host_are_freed(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    for number in (1, 2):
-        delivery = streams[number].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60).__enter__()
-        streams[number].extend(delivery.ref, {"reward": np.full(30, float(number))})
-        delivery.nack() if number == 1 else delivery.ack()
-    with streams[0].consume("actor", rows=30, min_rows=30, columns=["reward"], timeout=60) as delivery:
-        assert delivery.get()["reward"].to_list() == [2.0] * 30
-    eventually(lambda: all(map(nothing_kept, cluster.planes)), "also what nobody needs since it was replaced")
 
 
 @pytest.mark.long

@@ -88,41 +88,6 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef) -> m.Append:
 
 
 @pytest.mark.long
-def test_who_is_admitted_after_it_fell_silent_keeps_nobody_out(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        stream = plane.stream("s", ["a"], max_rows=1)
-        stream.append({"x": [1]})
-        raw.send(m.Admit(raw.next(), token(stream), 1, 8, 0, "", b"", 60.0))
-        eventually(lambda: stream.stats()["waiting"] == 1, "it waits")
-        seen = plane.stats().uptime_s
-        eventually(lambda: plane.stats().uptime_s > seen + LEASE_S, "it is silent")
-        assert take(stream) == [1]
-        reply = raw.hear()
-        assert isinstance(reply, m.Admitted)
-        stream.append({"x": [2]}, timeout=60)
-        ref = plane.put({"x": [9]})
-        refused = raw.ask(append(raw, stream, reply.ticket, ref))
-        assert (type(refused), refused.name) == (m.Failure, "LeaseExpired")
-        assert take(stream) == [2]
-        plane.free(ref)
-
-
-@pytest.mark.long
-def test_a_ticket_of_a_stream_that_was_dropped_is_given_back_in_silence(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        stream = plane.stream("s", ["a"], max_rows=1)
-        reply = raw.ask(m.Admit(raw.next(), token(stream), 1, 8, 0, "", b"", 5.0))
-        assert isinstance(reply, m.Admitted)
-        gone = token(stream)
-        stream.drop()
-        raw.send(m.GiveBack(gone, reply.ticket), m.GiveBack(gone, 12345), m.GiveBack(b"nonsense", 1))
-        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
-        seen = plane.stats().uptime_s
-        eventually(lambda: plane.stats().uptime_s > seen + 2 * LEASE_S, "its silence was looked at")
-        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
-
-
-@pytest.mark.long
 def test_nobody_gives_back_what_another_was_admitted_with(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw, Raw(node.address) as thief:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -138,36 +103,6 @@ def test_nobody_gives_back_what_another_was_admitted_with(node: StandingNode) ->
 
 
 # Who dies half-way
-
-
-def half_way(pipe: Any, address: str, who: dict[str, Any]) -> None:
-    """Brings a column for the rows that it holds, and does not ack them."""
-    stream = dp.connect(address).stream("s")
-    delivery = stream.consume("score", rows=3, columns=["x"], **who)
-    stream.extend(delivery.ref, {"y": [0, 0, 0]})
-    pipe.send(delivery.keys)
-    pipe.recv()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("who", [{}, {"member": "m", "replica": 0, "replicas": 1}], ids=["one", "a replica"])
-def test_what_was_brought_by_who_was_killed_before_its_ack_is_brought_again(
-    node: StandingNode, who: dict[str, Any]
-) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["score", "use"], max_deliveries=2)
-        keys = stream.append({"x": [1, 2, 3]})
-        with Worker(half_way, node.address, who) as worker:
-            assert worker.hear() == keys
-            worker.kill()
-        eventually(lambda: plane.stats().clients == 1, "the node noticed")
-        with stream.consume("score", rows=3, columns=["x"], timeout=60, **who) as delivery:
-            assert delivery.keys == keys
-            stream.extend(delivery.ref, {"y": [10 * x for x in values(delivery)]})
-        assert stream.stats()["task"]["score"]["dead"] == 0
-        with stream.consume("use", rows=3, columns=["y"], timeout=0) as delivery:
-            assert delivery.get()["y"].to_list() == [10, 20, 30]
-        assert (plane.stats().shards, plane.stats().memory_used) == (0, 0)
 
 
 def frozen_scorer(pipe: Any, address: str) -> None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +18,7 @@ from dataplane.stream.block import Block, Head
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from tests.cases import each_case
-from tests.chaos.raw import Raw, framed, one_column
+from tests.chaos.raw import Raw, one_column
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
@@ -544,72 +543,6 @@ def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) 
             else:
                 assert raw.is_cut_off()
     assert set(plane.streams()) == {"s", "t"}
-
-
-@pytest.mark.long
-def test_a_sampler_or_settings_that_can_not_be(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    node, _, stream = lied_to
-    for body in (
-        ["open", 7, "t", [["a"] * 2, 0, 0, -1, 5]],
-        ["open", 7, "t", [[f"{i}" for i in range(100_000)], 0, 0, -1, 5]],
-        ["consume", 7, token(stream), "a", 1, 1, ["x"], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0],
-        ["consume", 7, token(stream), "a", 1, 1, ["x"], ["nothing"], b"", b"", "", None, 0, 1.0, 1.0],
-    ):
-        with Raw(node.address) as raw:
-            raw.socket.sendall(framed(msgspec.msgpack.encode(body)))
-            assert raw.is_cut_off()
-
-
-@pytest.mark.long
-def test_an_append_and_the_end_of_a_wait_at_once(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    """The home serves somebody who has just been cancelled and does not know it yet: what it gave is given back."""
-    node, plane, _ = lied_to
-    other = plane.stream("t", ["a"], max_rows=2)
-    with Raw(node.address) as raw:
-        tickets = [admitted(raw, other), admitted(raw, other)]
-        waiting = consume(raw, other)
-        behind = m.Admit(raw.next(), token(other), 1, 8, 0, "", b"", 60.0)
-        raw.send(waiting, behind)
-        eventually(lambda: other.stats()["task"]["a"]["waiting"] == 1 == other.stats()["waiting"], "both wait")
-        ref = plane.put({"x": [7]})
-        raw.send(
-            m.Cancel(waiting.id),
-            append(raw, other, tickets[0], ref),
-            m.Cancel(behind.id),
-            m.GiveBack(token(other), tickets[1]),
-        )
-        replies = {reply.id: reply for reply in (raw.hear() for _ in range(3))}
-        assert replies[waiting.id].name == replies[behind.id].name == m.CANCELLED
-        assert take(other) == [7]
-        other.append({"x": [1, 2]}, timeout=0)
-
-
-@pytest.mark.long
-def test_a_delivery_that_fits_no_message(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    _, plane, _ = lied_to
-    stream = plane.stream("t", ["a"])
-    for start in range(0, 4000, 1000):
-        stream.append({"x": np.arange(1000) + start}, tags={"why": [f"{start}" + "y" * 2000] * 1000})
-    with pytest.raises(dp.LimitExceeded):
-        take(stream, rows=4000)
-    assert stream.stats()["task"]["a"]["leased"] == 0
-    assert take(stream, rows=1000) == list(range(1000))
-    stream.drop()
-
-
-@pytest.mark.long
-def test_looking_often_is_not_remembered(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    node, plane, _ = lied_to
-    stream = plane.stream("t", ["a"])
-    with Raw(node.address) as raw:
-        for _ in range(300):
-            reply = raw.ask(m.Look(raw.next(), token(stream), "a", "", None, 0, ["x"], [], [], 10, -1, 0.0))
-            assert reply.name == "NotReady"
-        look = m.Look(raw.next(), token(stream), "a", "", None, 0, ["x"], [], [], 10, -1, 60.0)
-        raw.send(look)
-        stream.append({"x": [1]})
-        assert raw.hear().id == look.id
-        stream.drop()
 
 
 @pytest.mark.long

@@ -20,10 +20,8 @@ pytest.importorskip("rich")
 import torch
 from rich.console import Console
 
-import dataplane as dp
-from examples.multimodal_grpo import crew, digits, grpo, killed, ledger, patches, reward, summary, tokens
+from examples.multimodal_grpo import crew, grpo, killed, ledger, patches, reward, summary, tokens
 from examples.multimodal_grpo.__main__ import main
-from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Failed, Job, Killed
 from examples.multimodal_grpo.watch import Watch
 from tests.cases import each_case
@@ -93,24 +91,7 @@ def test_an_image_comes_back_from_its_patches() -> None:
     np.testing.assert_allclose(again, image, atol=1e-6)
 
 
-@each_case("size", [(0, 28), (28, 42), (100, 112)])
-def test_sides_that_do_not_fit_are_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="multiples of 28"):
-        patches.grid_of(*size)
-
-
-def test_a_picture_keeps_its_brightness_in_every_size() -> None:
-    np.testing.assert_allclose(digits.draw(np.full((8, 8), 0.25), 112, 140), 0.25, rtol=1e-6)
-    half = digits.draw(np.repeat([[0.0], [1.0]], 4, axis=0).repeat(8, axis=1), 112, 112)
-    assert half[:, :40].max() == 0
-    assert half[:, -40:].min() == 1
-
-
 # Tokens, rewards, GRPO
-
-
-def test_a_prompt_has_a_placeholder_for_each_four_patches() -> None:
-    assert tokens.prompt((1, 8, 12)).count(tokens.IMAGE_PAD) == 24
 
 
 def test_the_right_answer_is_rewarded() -> None:
@@ -132,16 +113,6 @@ def test_a_response_that_was_followed_far_enough_pulls_no_further() -> None:
 
 
 # The board, the count
-
-
-def test_the_board_shows_the_newest(tmp_path: Path) -> None:
-    board = Board(tmp_path / "newest")
-    assert board.read() is None
-    with dp.connect(config=dp.NodeConfig(memory="2MiB", spill=0)) as plane:
-        board.post(1, plane.put({name: np.zeros(1) for name in "abcdef"}))
-        newest = plane.put({"value": np.zeros(1)})
-        board.post(2, newest)
-    assert board.read() == (2, newest)
 
 
 def drained(appended: int, *, expired: int = 0) -> dict[str, Any]:
@@ -280,11 +251,6 @@ def test_the_job_goes_on_where_it_was_after_all_of_its_processes_were_killed(tmp
     assert books.exact
     assert books.counted.keys() == {"0.0", "0.2"}, "rows of both lives"
     assert steps < 8, "updates of the life before were not made again"
-
-
-def test_shares_are_of_whole_groups() -> None:
-    with pytest.raises(ValueError, match="32 prompts a batch can not be shared among 3 ranks"):
-        crew.run(Job(ranks=3), Watch(Job(), Console(file=io.StringIO())))
 
 
 @pytest.mark.usefixtures("_no_other_node")

@@ -79,20 +79,6 @@ def test_rows_that_are_refused_have_their_own_errors_and_the_others_are_in(plane
     assert [x for x, _, _ in drained(stream, 3)] == [0, 1, 3]
 
 
-def test_an_error_that_somebody_was_told_is_not_told_again(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"])
-    with stream.appender(max_delay=0) as appender:
-        appender.append(row(0), keys=["a"])
-        for _ in range(2):
-            with pytest.raises(dp.Misuse):
-                appender.append(row(1), keys=["a"])
-        appender.flush()
-        appender.send(row(1), keys=["a"])
-        with pytest.raises(dp.Misuse):
-            appender.flush()
-        appender.flush()
-
-
 def test_what_was_sent_may_be_changed_and_kinds_may_follow_each_other(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"])
     kinds: list[Any] = [np.zeros(1), [[1, 2]], [[0.5]], [[2**63]], [np.zeros(3)], ["a"], [b"b"], [{"k": 1}], [None]]
@@ -128,26 +114,6 @@ def test_a_stream_that_is_full_holds_who_sends(plane: dp.Plane) -> None:
         thread.join()
 
 
-def test_a_stream_that_stays_full_refuses_each_row(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"], max_rows=3)
-    with stream.appender(max_rows=4, max_delay=60, timeout=0.05) as appender:
-        sent = [appender.send(row(x)) for x in range(4)]  # a block of four never fits, and three do one by one
-        for each in sent[:3]:
-            each.result()
-        with pytest.raises(dp.Backpressure):
-            sent[3].result()
-
-
-def test_a_block_that_finds_no_room_brings_what_there_is_room_for(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"], max_rows=8)
-    stream.append({"x": np.arange(4), "ids": [[]] * 4, "answer": [""] * 4})
-    with stream.appender(max_rows=7, max_delay=60) as appender:
-        for x in range(7):
-            appender.send(row(4 + x))
-        assert [x for x, _, _ in drained(stream, 8)] == list(range(8))  # which waits for rows, as they do for room
-    assert [x for x, _, _ in drained(stream, 3)] == [8, 9, 10]
-
-
 def test_what_was_sent_when_the_stream_or_the_node_goes_fails(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", tasks=["t"], max_rows=1)
@@ -165,15 +131,6 @@ def test_what_was_sent_when_the_stream_or_the_node_goes_fails(node: StandingNode
         for each in sent[1:]:
             with pytest.raises(dp.PeerUnavailable):
                 each.result()
-
-
-def test_a_plane_that_is_closed_leaves_nobody_waiting(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", tasks=["t"])
-        appender = stream.appender(max_delay=0.05)
-        appender.send(row(0))
-    with pytest.raises(dp.Closed):
-        appender.send(row(1)).result()
 
 
 def test_threads_share_an_appender(plane: dp.Plane) -> None:

@@ -70,23 +70,3 @@ def test_tensors_of_what_came_are_writable_and_arrays_of_it_stay(node: StandingN
         tensor[:] = 7
         assert batch["x"].torch().tolist() == [7] * 8
         assert batch["x"].numpy().tolist() == list(range(8))
-
-
-def test_a_row_that_was_freed_by_itself_is_not_brought(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": [1, 2, 3]})
-        plane.free(ref[1])
-        with pytest.raises(dp.Freed):
-            plane.get(ref)
-        assert plane.get(ref[[0, 2]])["x"].numpy().tolist() == [1, 3]
-
-
-def test_what_went_to_disk_is_brought_too(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": [[1, 2, 3]]})
-        large = [plane.put({"x": np.full((1, 1 << 20), fill, np.uint8)}) for fill in range(10)]
-        assert plane.stats().spilled_bytes > 0
-        held = plane.get(large[0])
-        assert plane.get(ref)["x"].to_list() == [[1, 2, 3]]
-        assert held["x"].numpy()[0, 0] == 0
-        assert plane.stats().pinned_bytes == 1 << 20

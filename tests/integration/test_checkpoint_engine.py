@@ -99,19 +99,6 @@ def test_a_refit_as_nemo_rl_does_it(plane: Any) -> None:
     assert plane.weights("actor").versions() == [1, 2]
 
 
-def test_who_looks_by_himself_has_the_newest(plane: Any) -> None:
-    trainer, late = made(name="w", keep=1), made(name="w", keep=1)
-
-    async def find() -> dict[str, float]:
-        return {name: float(tensor[0, 0]) async for name, tensor in late.get_weights()}
-
-    for step in (1, 2, 3):
-        trainer.expect(step, publishes=True)
-        asyncio.run(trainer.send_weights(parameters(step)))
-        assert asyncio.run(find())["layers.0"] == float(step)
-        assert late.version == step
-
-
 def test_what_it_refuses(plane: Any) -> None:
     engine = made(timeout=0.05)
     with pytest.raises(dp.Misuse, match="prepare"):

@@ -39,13 +39,6 @@ def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["streams"]["rollouts"]["task"]["actor"]["pending"] == 3
 
 
-def test_top_prints_once_where_there_is_no_terminal(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["top", address]) == 0
-    printed = capsys.readouterr().out
-    assert "rollouts: 3 rows" in printed
-    assert "\x1b" not in printed
-
-
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
 def test_top_looks_in_intervals(address: str, interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -148,12 +141,3 @@ def test_top_ends_when_it_is_told_to(address: str, how: signal.Signals) -> None:
         terminal.until(b"rollouts: 3 rows")
         terminal.process.send_signal(how)
         assert terminal.end() == 0
-
-
-def test_top_ends_with_the_node(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, Terminal(node.address) as terminal:
-        terminal.until(b"memory")
-        node.kill()
-        assert terminal.end() == 1
-        assert terminal.process.stderr is not None
-        assert b"dataplane top: " in terminal.process.stderr.read()

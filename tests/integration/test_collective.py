@@ -81,13 +81,6 @@ def test_rows_of_a_reference_are_broadcast(plane: dp.Plane, ranks: Ranks, picked
     assert values(ranks.call("broadcast", [None, ref, None, None])) == [plane.get(ref).to_dict()] * SIZE
 
 
-def test_a_scatter_gives_each_rank_its_own_rows_of_any_number_and_length(plane: dp.Plane, ranks: Ranks) -> None:
-    refs = [plane.put(rows(count, count)) for count in (11, 1, 40, 23)]
-    outcomes = ranks.call("scatter", [None, refs, None, None])
-    assert values(outcomes) == [plane.get(ref).to_dict() for ref in refs]
-    assert [outcome.read_bytes for outcome in outcomes] == [0, sum(ref.nbytes for ref in refs), 0, 0]
-
-
 def test_a_gather_gives_one_rank_all_rows_in_the_order_of_ranks(plane: dp.Plane, ranks: Ranks) -> None:
     refs = [plane.put(rows(count, count)) for count in (5, 12, 0, 3)]
     expected = [plane.get(ref).to_dict() for ref in refs]
@@ -151,15 +144,6 @@ def test_ranks_that_ask_for_different_things_are_told_so(plane: dp.Plane, ranks:
             with pytest.raises(dp.Misuse, match=message):
                 raise error
     assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
-
-
-def test_a_group_of_some_ranks_and_of_one(plane: dp.Plane, ranks: Ranks) -> None:
-    ref = plane.put(rows(9, 3))
-    expected = plane.get(ref).to_dict()
-    for members in ((1, 3), (2,)):
-        outcomes = ranks.within("get", members, [ref] * SIZE)
-        assert [outcome.value for outcome in outcomes] == [expected if r in members else None for r in range(SIZE)]
-        assert {type(outcome.error) for rank, outcome in enumerate(outcomes) if rank not in members} == {dp.Misuse}
 
 
 def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(plane: dp.Plane, ranks: Ranks) -> None:

@@ -40,17 +40,6 @@ def test_a_socket_that_nobody_listens_at(tmp_path: Path, face: str) -> None:
         FACES[face](f"unix://{tmp_path}/node.sock")
 
 
-def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
-    (tmp_path / "node.sock").write_text("x")
-    with pytest.raises(dp.PeerUnavailable):
-        dp.connect(f"unix://{tmp_path}/node.sock")
-
-
-def test_a_path_that_is_too_long(tmp_path: Path) -> None:
-    with pytest.raises(dp.PeerUnavailable):
-        dp.connect(f"unix://{tmp_path}/{'x' * 200}.sock")
-
-
 @both_faces
 @each_case("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
 def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
@@ -190,20 +179,6 @@ def test_a_node_that_does_not_start_says_why(tmp_path: Path, settings: dict[str,
     with pytest.raises(dp.Rejected, match=f"did not start.*{reason}"):
         dp.connect(config=config)
     assert os.environ.get("DATAPLANE_ADDRESS") == before
-
-
-@both_faces
-def test_settings_that_are_no_config(face: str) -> None:
-    with pytest.raises(dp.Misuse, match="NodeConfig"):
-        FACES[face](config={"memory": "1MiB"})
-
-
-def test_two_nodes_at_one_path(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node:
-        with pytest.raises(AssertionError, match="a node listens at"):
-            StandingNode(tmp_path, spill=0)
-        with dp.connect(node.address) as plane:
-            assert plane.stats().pid == node.pid
 
 
 def test_more_clients_at_once_than_the_backlog_takes(tmp_path: Path) -> None:

@@ -42,13 +42,6 @@ def answered(*planes: Any) -> None:
     eventually(lambda: all(coordination(plane)["answers"] for plane in planes), "the coordinator answers all", 40)
 
 
-def test_alone_it_runs_no_server(tmp_path: Path) -> None:
-    with Host(tmp_path / "one", founding=True) as one, dp.connect(one.address) as plane:
-        eventually(lambda: coordination(plane)["answers"], "it is a member of its own")
-        assert coordination(plane)["coordinator"] == "this process"
-        assert servers(one) == [0]
-
-
 def test_three_run_a_server_each_and_one_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(Host(tmp_path / "0", founding=True))

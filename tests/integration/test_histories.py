@@ -42,35 +42,6 @@ def test_responses_are_there_by_prompt_the_oldest_epoch_first(plane: Any) -> Non
     assert plane.stats().shards == 0
 
 
-def test_the_oldest_epoch_and_the_least_reward_go_first(plane: Any) -> None:
-    history = plane.history("h", keep=2, samples=2)
-    for epoch in (1, 2):
-        for sample in (0, 1):
-            history.add("p", [epoch, sample], epoch=epoch, reward=sample)
-    history.add("p", [3, 3], epoch=3)
-    assert tokens_of(history, "p") == [[2, 0], [2, 1], [3, 3]]  # of the newest two epochs
-    history.add("p", [3, 4], epoch=3)
-    history.add("p", [3, 5], epoch=3)
-    assert tokens_of(history, "p") == [[2, 1], [3, 3], [3, 4], [3, 5]]
-    history.drop()
-    assert plane.stats().shards == 0
-
-
-def test_rows_are_recorded_by_reference(plane: Any) -> None:
-    history = plane.history("h")
-    responses = [np.arange(20_000 + row, dtype=np.int32) for row in range(4)]
-    ref = plane.put({"response_ids": responses, "key": ["a", "b", "a", "a"], "reward": np.arange(4.0)})
-    before = plane.stats().put_bytes
-    history.record(ref, epoch=7, reward="reward")
-    assert plane.stats().put_bytes - before < 20_000  # no tokens
-    plane.free(ref)
-    assert sorted(map(len, tokens_of(history, "a"))) == [20_000, 20_002, 20_003]
-    assert [each.reward for each in history.responses("b")] == [1.0]
-    history.record(plane.put({"t": [[1, 2], [3]]}), tokens="t", key=["c", "d"], epoch=[1, 2])  # int64: copied
-    assert (tokens_of(history, "c"), tokens_of(history, "d")) == ([[1, 2]], [[3]])
-    history.drop()
-
-
 def test_what_is_no_response_is_refused_and_leaves_nothing(plane: Any) -> None:
     history = plane.history("h")
     for bad in ([0.5], [[1]], ["a"], [1 << 40]):
@@ -142,39 +113,6 @@ def adds(pipe: Any, address: str, first: int) -> None:
             history.add("p", [number] * 5, epoch=number // 10, reward=number)
             history.add(f"p{number}", [number])
         pipe.send("done")
-
-
-def test_several_processes_record_one_prompt(plane: Any, node: StandingNode) -> None:
-    history = plane.history("h", keep=2, samples=4)
-    with Worker(adds, node.address, 0) as one, Worker(adds, node.address, 100) as other:
-        assert [worker.hear() for worker in (one, other, one, other)] == ["ready", "ready", "done", "done"]
-    held = history.responses("p")
-    assert 1 <= len(held) <= 8
-    assert all(len(set(each.tokens.tolist())) == 1 and len(each.tokens) == 5 for each in held)
-    assert [tokens_of(history, f"p{number}") for number in (0, 19, 100, 119)] == [[[0]], [[19]], [[100]], [[119]]]
-    history.drop()
-    assert plane.stats().shards == 0
-
-
-def test_a_recorder_that_is_killed_leaves_nothing_but_responses(plane: Any, node: StandingNode) -> None:
-    with Worker(adds, node.address, 0) as worker:
-        assert worker.hear() == "ready"
-        worker.kill()
-    history = plane.history("h", keep=2, samples=4)
-    history.add("p", [7])
-    assert [7] in tokens_of(history, "p")
-    history.drop()
-    eventually(lambda: plane.stats().shards == 0, "what was under way is freed")
-
-
-def test_tags_that_are_no_responses_are_passed_over(plane: Any) -> None:
-    history = plane.history("h")
-    history.add("p", [1, 2])
-    for bad in (7, [1], ["x", 2, None, 4], [1, -2, None, 4], {"a": 1}):
-        plane.table("history/h").write(["p"], tags=[{"r5": bad, "r6": bad, "other": 1}])
-        assert tokens_of(history, "p") == [[1, 2]]
-    plane.table("history/h").write(["p"], tags=[{"r5": [1, 2, None, 4]}])  # of tokens that are not there
-    assert tokens_of(history, "p") == [[1, 2]]
 
 
 def test_both_faces_are_one(node: StandingNode) -> None:
@@ -286,13 +224,3 @@ def test_rows_that_a_closed_plane_left_are_recorded_by_the_next(node: StandingNo
         stream.close()
         plane.stream("rollouts", history=plane.history("h")).follower.wait(60)
         assert sorted(tokens_of(plane.history("h"), "p")) == [[1], [2], [3]]
-
-
-async def test_an_asynchronous_plane_is_followed_too(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        history = plane.history("h")
-        stream = await plane.stream("rollouts", ["actor"], history=history)
-        await stream.append({"response_ids": [[1]]}, group="p")
-        await stream.close()
-        await asyncio.to_thread(stream.follower.wait, 60)
-        assert [each.tokens.tolist() for each in await history.responses("p")] == [[1]]

@@ -121,22 +121,3 @@ def test_what_is_left_goes_to_disk_and_comes_back(plane: dp.Plane) -> None:
     for ref in refs + more:
         plane.free(ref)
     eventually(lambda: (plane.stats().memory_used, plane.stats().disk_used) == (0, 0), "all of it has gone")
-
-
-def test_room_that_comes_back_is_given_to_who_waits(tmp_path: Path) -> None:
-    with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plane:
-        ref = plane.put({"x": np.ones((96, 64 * KIB), np.uint8)})
-        with pytest.raises(dp.Backpressure):
-            plane.put({"x": np.ones((64, 64 * KIB), np.uint8)}, timeout=0)
-        plane.free(ref[::2])
-        other = plane.put({"x": np.full((64, 64 * KIB), 2, np.uint8)}, timeout=0)
-        assert plane.stats().memory_used == (48 + 64) * 64 * KIB
-        assert (plane.get(ref[1::2])["x"].numpy() == 1).all()
-        assert (plane.get(other)["x"].numpy() == 2).all()
-
-
-def test_rows_that_share_their_values_keep_them(plane: dp.Plane) -> None:
-    """Of a column of which equal rows are stored once, no row's memory goes before the last."""
-    ref = plane.put({"x": [np.full(16 * KIB, n % 2, np.uint8) for n in range(8)]}, dedupe=["x"])
-    plane.free(ref[::2])
-    assert all((row == 1).all() for row in plane.get(ref[1::2])["x"].numpy())

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -181,28 +180,6 @@ def test_columns_of_all_kinds(planes: Planes, kinds: Any) -> None:
     kinds.check(one.get(back), list(range(6)))
 
 
-def test_rows_and_columns_of_another_host(planes: Planes, kinds: Any) -> None:
-    one, other = planes
-    ref = one.put(kinds.columns())
-    kinds.check(other.get(ref[[5, 0, 3]]), [5, 0, 3])
-    kinds.check(other.get(ref[2:4]), [2, 3])
-    kinds.check(other.get(ref.select("answer", "big")[1:3]), [1, 2])
-    kinds.check(other.get(ref), list(range(6)))
-
-
-def test_rows_one_by_one_and_then_all(planes: Planes) -> None:
-    """What comes later is put beside what is there."""
-    one, other = planes
-    ref = one.put({"x": pattern(5, 4 * MIB, 64), "y": [np.full(row * 1000, row) for row in range(64)]})
-    for row in (63, 0, 17, 18, 17):
-        batch = other.get(ref[row : row + 1])
-        assert np.array_equal(batch["x"].numpy(), pattern(5, 4 * MIB, 64)[row : row + 1])
-        assert np.array_equal(batch["y"].numpy()[0], np.full(row * 1000, row))
-    batch = other.get(ref)
-    assert np.array_equal(batch["x"].numpy(), pattern(5, 4 * MIB, 64))
-    assert all(np.array_equal(got, np.full(row * 1000, row)) for row, got in enumerate(batch["y"].numpy()))
-
-
 def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
     with ExitStack() as stack:
         hosts = [stack.enter_context(Host(tmp_path / "0"))]
@@ -250,27 +227,6 @@ def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, lis
     after = one.stats()
     assert after.restored_bytes == 0
     assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
-
-
-def test_rows_of_what_the_owner_has_spilled(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
-    (_, other), refs = spilled
-    for seed, ref in enumerate(refs):
-        for row in (63, 0, 17):
-            assert np.array_equal(other.get(ref[row : row + 1])["x"].numpy()[0], pattern(seed, 2 * MIB, 64)[row])
-        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
-
-
-def test_what_was_spilled_compressed(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="always") as host,
-        Host(tmp_path / "two", host) as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-    ):
-        together(one, other)
-        refs = [one.put({"x": np.full((4, MIB // 2), seed, np.uint8)}) for seed in range(8)]
-        for seed, ref in enumerate(refs):
-            assert (other.get(ref)["x"].numpy() == seed).all()
 
 
 @pytest.mark.parametrize(
@@ -344,25 +300,6 @@ def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
     assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
 
 
-def test_scattered_rows_travel_as_their_bytes(two: Hosts, planes: Planes) -> None:
-    """Thousands of small ones that lie apart, dense and ragged: gathered where they are, and put where they belong."""
-    one, other = planes
-    rows = 1 << 13
-    dense = pattern(3, rows << 10, rows)
-    ragged = [np.full(100 + row % 100, row, np.int64) for row in range(rows)]
-    ref = one.put({"dense": dense, "ragged": ragged})
-    chosen = np.sort(np.random.default_rng(1).choice(rows, 1000, replace=False))
-    batch = other.get(ref[chosen])
-    assert np.array_equal(batch["dense"].numpy(), dense[chosen])
-    assert all(np.array_equal(got, ragged[row]) for row, got in zip(chosen, batch["ragged"].numpy(), strict=True))
-    payload = (1000 << 10) + 8 * sum(len(ragged[row]) for row in chosen)
-    assert payload < two[1].facts()["fetched"] < 1.1 * payload, "the tables of the ragged rows, and small gaps"
-    del batch
-    batch = other.get(ref)
-    assert np.array_equal(batch["dense"].numpy(), dense)
-    assert all(np.array_equal(got, expected) for got, expected in zip(batch["ragged"].numpy(), ragged, strict=True))
-
-
 def reading(pipe: Any, address: str) -> None:
     with dp.connect(address) as plane:
         pipe.send("connected")
@@ -381,27 +318,6 @@ def test_eight_processes_of_a_host_fetch_once(two: Hosts, planes: Planes) -> Non
         assert {worker.hear() for worker in workers} == {int(pattern(1, 8 * MIB).sum())}
         assert two[1].facts()["fetched"] <= 1.02 * 8 * MIB
         assert two[1].facts()["copies"] == planes[1].stats().shards
-
-
-def test_eight_threads_read_the_same_and_different(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    refs = [one.put({"x": pattern(seed, MIB)}) for seed in range(4)]
-    failed: list[str] = []
-
-    def read(first: int) -> None:
-        for turn in range(8):
-            seed = (first + turn) % 4
-            if not np.array_equal(other.get(refs[seed])["x"].numpy(), pattern(seed, MIB)):
-                failed.append(f"{seed} in {first}")
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert two[1].facts()["fetched"] <= 1.02 * 4 * MIB
-    assert other.stats().shards == 4
 
 
 def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
@@ -481,22 +397,6 @@ def test_of_many_hosts_few_read_at_the_owner(tmp_path: Path) -> None:
         assert sum(map(sent, many.hosts)) < 5.1 * size, "each has read it once"
 
 
-def test_a_part_that_was_read_is_no_copy_for_others(tmp_path: Path) -> None:
-    with Many(tmp_path, 3) as many:
-        one, other, last = many.planes
-        ref = one.put({"x": pattern(1, 4 * MIB, 64)})
-        other.get(ref[:8])
-        assert np.array_equal(last.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
-        assert sent(many.hosts[1]) == 0
-        other.get(ref)  # what it has not yet
-        eventually(lambda: sent(many.hosts[0]) + sent(many.hosts[2]) >= 8 * MIB, "all has come")
-        before = sent(many.hosts[0])
-        with Host(tmp_path / "more", *many.hosts) as host, dp.connect(host.address) as plane:
-            together(*many.planes, plane)
-            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
-        assert sent(many.hosts[0]) == before, "a host that has it all by now was read"
-
-
 @each_case("how", ["taken for others", "killed"])
 def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
     """Who was sent to it reads at the owner."""
@@ -513,22 +413,6 @@ def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
         eventually(lambda: sent(many.hosts[0]) == 8 * MIB, "it has come from the owner")
 
 
-def test_what_was_freed_does_not_come_from_a_copy(tmp_path: Path) -> None:
-    """From the moment that free has returned, wherever that is; a copy knows not what was freed, so it is not asked."""
-    with Many(tmp_path, 4) as many:
-        one, other, third, last = many.planes
-        ref, part = one.put({"x": pattern(1, 4 * MIB, 4)}), one.put({"x": pattern(2, 4 * MIB, 4)})
-        other.get(ref)
-        other.get(part)
-        third.free(ref)
-        third.free(part[:2])
-        for plane in (third, last, one):
-            for gone in (ref, part, part[1:3]):
-                with pytest.raises(dp.Freed):
-                    plane.get(gone)
-            assert np.array_equal(plane.get(part[2:])["x"].numpy(), pattern(2, 4 * MIB, 4)[2:])
-
-
 # Freeing
 
 
@@ -541,18 +425,6 @@ def test_what_was_freed_at_its_owner_is_gone(planes: Planes) -> None:
             other.get(ref)
         with pytest.raises(dp.Freed):
             other.get(dp.concat([one.put({"x": pattern(1, size, 4)}), ref]))
-
-
-@each_case("size", [8 << 10, 2 * MIB])
-def test_rows_that_were_freed_at_their_owner_are_gone(planes: Planes, size: int) -> None:
-    one, other = planes
-    ref = one.put({"x": pattern(1, size, 4), "y": pattern(2, size, 4)})
-    one.free(ref[1:2])
-    assert np.array_equal(other.get(ref[2:])["x"].numpy(), pattern(1, size, 4)[2:])
-    with pytest.raises(dp.Freed):
-        other.get(ref)
-    with pytest.raises(dp.Freed):
-        other.get(ref[1:2])
 
 
 def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:
@@ -571,18 +443,6 @@ def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:
                 plane.get(ref)
             plane.free(ref)
     assert two[1].facts()["copies"] == 0
-
-
-def test_rows_freed_by_who_did_not_read_them(planes: Planes) -> None:
-    one, other = planes
-    ref = one.put({"x": pattern(1, 2 * MIB, 4)})
-    other.free(ref[:3])
-    for plane in planes:
-        with pytest.raises(dp.Freed):
-            plane.get(ref[:1])
-        assert np.array_equal(plane.get(ref[3:])["x"].numpy(), pattern(1, 2 * MIB, 4)[3:])
-    other.free(ref[3:])
-    eventually(lambda: one.stats().memory_used == 0, "given back at the owner")
 
 
 # Memory
@@ -650,33 +510,10 @@ def test_members_are_told(two: Hosts, planes: Planes) -> None:
     assert members(one) == members(other)
 
 
-def test_a_reference_of_nobody_known(tmp_path: Path, planes: Planes) -> None:
-    with Host(tmp_path / "stranger") as host, dp.connect(host.address) as stranger:
-        assert members(stranger) == {stranger.stats().node}
-        ref = stranger.put({"x": [1]})
-        with pytest.raises(dp.OwnerDied) as caught:
-            planes[0].get(ref)
-        assert caught.value.node == stranger.stats().node
-        planes[0].free(ref)
-        assert stranger.get(ref)["x"].to_list() == [1]
-
-
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     auth.generate(tmp_path / "key")
     return tmp_path / "key"
-
-
-def test_with_a_key(tmp_path: Path, key: Path, kinds: Any) -> None:
-    with (
-        Host(tmp_path / "one", key=key) as host,
-        Host(tmp_path / "two", host, key=key) as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-    ):
-        together(one, other)
-        ref = one.put(kinds.columns())
-        kinds.check(other.get(ref), list(range(6)))
 
 
 @pytest.mark.parametrize(
@@ -738,34 +575,6 @@ def test_the_members_by_the_command(two: Hosts, planes: Planes, capsys: pytest.C
     assert any(two[1].listens in line and "tcp" in line for line in lines)
     assert cli.main(["members", "--json", two[0].address]) == 0
     assert set(json.loads(capsys.readouterr().out)["members"]) == members(planes[0])
-
-
-def test_the_members_of_a_node_that_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = NodeConfig(memory="1MiB", spill=0, prewarm=0, spill_dir=tmp_path)
-    with dp.connect(config=config) as plane:
-        assert plane.members() == {}
-        assert cli.main(["members", plane.address]) == 0
-        assert "alone" in capsys.readouterr().out
-        assert cli.main(["members", "--json", plane.address]) == 0
-        assert json.loads(capsys.readouterr().out) == {}
-
-
-def test_members_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["members", f"unix://{tmp_path}/none.sock"]) == 1
-    assert "dataplane members: " in capsys.readouterr().err
-
-
-def test_a_key_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "cluster.key"
-    assert cli.main(["keygen", str(path)]) == 0
-    said = capsys.readouterr()
-    key = auth.load(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key.secret.decode() not in said.out + said.err
-    before = path.read_bytes()
-    assert cli.main(["keygen", str(path)]) == 1
-    assert path.read_bytes() == before
-    assert cli.main(["keygen", str(tmp_path / "none" / "key")]) == 1
 
 
 def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -101,15 +101,6 @@ def leave(pipe: Any, address: str) -> None:
     pipe.send(plane.put(columns(5), device="keep"))
 
 
-def test_what_is_kept_lands_when_its_process_ends_cleanly(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        with Worker(leave, node.address) as producer:
-            ref = producer.hear()
-            producer.join()
-        assert same(plane.get(ref), 5)
-        assert plane.stats().memory_used > MIB
-
-
 def test_streams_and_scopes_take_what_is_kept(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         ref = plane.put(columns(1), device="keep", scope="step")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -106,45 +105,6 @@ def test_padded(stream: Stream) -> None:
     assert batch["answer"] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param("bool", marks=pytest.mark.long),
-        pytest.param("uint8", marks=pytest.mark.long),
-        pytest.param("uint16", marks=pytest.mark.long),
-        "float8_e4m3fn",
-        pytest.param("float64", marks=pytest.mark.long),
-        pytest.param("complex64", marks=pytest.mark.long),
-    ],
-)
-def test_every_dtype_is_padded(stream: Stream, dtype: str) -> None:
-    rows = [torch.tensor([1, 0, 1]).to(getattr(torch, dtype)), torch.tensor([1]).to(getattr(torch, dtype))]
-    stream.append({"x": rows})
-    stream.close()
-    [batch] = load(stream, columns=["x"], collate="padded", padding_value=1)
-    assert batch["x"].dtype == rows[0].dtype
-    assert batch["x"].to(torch.complex64).real.tolist() == [[1, 0, 1], [1, 1, 1]]
-
-
-def test_a_mask_takes_no_columns_place(stream: Stream) -> None:
-    stream.append({"x": [[1], [2, 3]], "x_mask": [1, 2]})
-    with pytest.raises(dp.Misuse, match="x_mask"):
-        list(load(stream, columns=["x", "x_mask"], collate="padded"))
-
-
-def test_a_function_of_the_users(stream: Stream) -> None:
-    fill(stream, 2)
-    assert list(load(stream, collate=lambda batch: batch["id"].to_list())) == [[0, 1]]
-
-
-def test_what_a_delivery_says_of_its_rows_is_there(stream: Stream) -> None:
-    fill(stream, 2)
-    batches = load(stream)
-    assert batches.delivery is None
-    assert [batches.delivery.keys for _ in batches] == [["k0", "k1"]]
-    assert batches.delivery is None
-
-
 def test_pinning_without_cuda_warns(stream: Stream) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
@@ -163,11 +123,6 @@ def test_tensors_go_to_a_device(stream: Stream, collate: Any) -> None:
     assert batch["ids"].device.type == "meta"
     assert batch["mixed"][0]["x"].device.type == "meta"
     assert batch["mixed"][0]["t"] == "u"
-
-
-def test_a_device_that_is_none_is_refused_at_once(stream: Stream) -> None:
-    with pytest.raises(dp.Misuse, match="names no device"):
-        load(stream, device="no such")
 
 
 @pytest.mark.gpu
@@ -219,15 +174,6 @@ def test_no_more_are_held_than_are_fetched_ahead(stream: Stream, prefetch: int) 
             break
 
 
-def test_rows_that_come_late_are_waited_for(plane: dp.Plane, stream: Stream) -> None:
-    batches = iter(load(stream))
-    late = threading.Thread(target=lambda: (eventually(lambda: figures(stream)["waiting"]), fill(stream, 2)))
-    late.start()
-    assert ids(next(batches)) == [0, 1]
-    late.join()
-    assert list(batches) == []
-
-
 def test_left_by_break_all_is_given_back(stream: Stream) -> None:
     fill(stream, 8)
     batches = load(stream, prefetch=2)
@@ -236,14 +182,6 @@ def test_left_by_break_all_is_given_back(stream: Stream) -> None:
         break
     assert (figures(stream)["pending"], figures(stream)["leased"], batches.steps) == (8, 0, 0)
     assert [ids(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_left_while_nothing_is_ready(stream: Stream) -> None:
-    fill(stream, 2, closed=False)
-    for _ in load(stream):
-        eventually(lambda: figures(stream)["waiting"] == 1)
-        break
-    assert figures(stream)["waiting"] == 0
 
 
 def test_a_step_that_fails_is_not_acked(stream: Stream) -> None:
@@ -264,16 +202,6 @@ def test_a_collate_that_fails_gives_back_and_is_told(stream: Stream) -> None:
     with pytest.raises(ZeroDivisionError):
         list(load(stream, collate=lambda _: 1 // 0))
     assert (figures(stream)["pending"], figures(stream)["leased"]) == (4, 0)
-
-
-def test_to_begin_again_ends_the_iteration_before(stream: Stream) -> None:
-    fill(stream, 4)
-    batches = load(stream)
-    first = iter(batches)
-    assert ids(next(first)) == [0, 1]
-    assert [ids(batch) for batch in batches] == [[0, 1], [2, 3]]
-    with pytest.raises(StopIteration):
-        next(first)
 
 
 def test_a_deadline_is_counted_from_when_a_batch_is_asked_for(stream: Stream) -> None:
@@ -317,17 +245,6 @@ def test_what_is_fetched_ahead_stays_leased_however_long_a_step_is(stream: Strea
     assert figures(stream)["redelivered"] == 0
 
 
-def test_replicas_see_the_same(plane: dp.Plane, stream: Stream) -> None:
-    fill(stream, 6)
-    with dp.connect(plane.address) as other, ThreadPoolExecutor(2) as ranks:
-        streams = [stream, other.stream("rollouts")]
-
-        def train(rank: int) -> list[list[int]]:
-            return [ids(batch) for batch in load(streams[rank], member="tp", replica=rank, replicas=2, prefetch=2)]
-
-        assert list(ranks.map(train, range(2))) == [[[0, 1], [2, 3], [4, 5]]] * 2
-
-
 # Resuming
 
 
@@ -353,18 +270,6 @@ def test_a_new_loader_goes_on_where_one_was_killed(plane: dp.Plane, stream: Stre
     resumed.load_state_dict(state)
     assert [ids(batch) for batch in resumed] == [[2, 3], [4, 5], [6, 7]]
     assert (resumed.steps, resumed.rows) == (4, 8)
-
-
-def test_a_step_that_was_acked_before_saving_does_not_come_again(stream: Stream) -> None:
-    fill(stream, 4)
-    batches = load(stream)
-    for _ in batches:
-        batches.ack()
-        batches.ack()
-        state = batches.state_dict()
-        break
-    assert (state["steps"], state["rows"]) == (1, 2)
-    assert [ids(batch) for batch in load(stream)] == [[2, 3]]
 
 
 class Turns:
@@ -421,13 +326,6 @@ def test_a_state_of_something_else_is_refused(stream: Stream, change: dict[str, 
 def test_what_is_no_argument(stream: Stream, how: dict[str, Any]) -> None:
     with pytest.raises(dp.Misuse):
         load(stream, **how)
-
-
-def test_what_is_no_stream_or_task(stream: Stream) -> None:
-    with pytest.raises(dp.Misuse, match="no task 'nobody'"):
-        dp.loader(stream, "nobody", rows=1, columns=["id"])
-    with pytest.raises(dp.Misuse, match="synchronous"):
-        dp.loader(stream._inner, "actor", rows=1, columns=["id"])  # type: ignore[arg-type]
 
 
 def test_a_plane_that_is_closed_meanwhile_is_told(plane: dp.Plane, stream: Stream) -> None:

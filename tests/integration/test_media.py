@@ -94,21 +94,6 @@ def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> No
     again.drop()
 
 
-@pytest.mark.usefixtures("empty")
-def test_images_in_a_table(plane: Any) -> None:
-    columns = rollouts()
-    table = plane.table("rollouts")
-    keys = [f"r{i}" for i in range(PROMPTS * RESPONSES)]
-    table.write(keys, columns)
-    late = {name: [values[7]] for name, values in columns.items()}
-    table.write(["r0"], late)  # in place of a row whose image others have
-    order = [31, 0, 1]
-    batch = plane.get(table.read([keys[i] for i in order], list(columns)))
-    assert same(batch, columns, [31, 7, 1])
-    del batch
-    table.drop()
-
-
 def test_images_of_another_host(tmp_path: Path) -> None:
     columns = rollouts()
     with (

@@ -19,10 +19,8 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane import cli
 from dataplane.client.observing import snapshot
 from dataplane.observe.snapshot import Snapshot
-from tests.cases import each_case
 from tests.integration.test_hosts import Host, together
 from tests.optional import needs
 from tests.processes import MIB, StandingNode, eventually, pattern
@@ -89,30 +87,6 @@ def test_what_was_done_is_counted(plane: Any) -> None:
 
 
 @needs("prometheus_client")
-def test_names_follow_the_conventions(plane: Any) -> None:
-    plane.stream("s", tasks=["t"]).append({"x": [1]})
-    for key in scraped(plane):
-        assert re.fullmatch(r"dataplane_[a-z_]+", key[0]), key
-        labels = {each.partition("=")[0] for each in key[1:]}
-        assert labels <= {"stream", "task", "role", "direction", "le", "node", "version"}, key
-
-
-@needs("prometheus_client")
-def test_a_client_that_died_is_still_counted(plane: Any, tmp_path: Path) -> None:
-    import os
-
-    address, child = plane.address, os.fork()
-    if not child:
-        other = dp.connect(address)
-        for _ in range(20):
-            other.put({"x": [1]})
-        os._exit(0)
-    os.waitpid(child, 0)
-    eventually(lambda: plane.stats().clients == 1, "the client has gone")
-    assert scraped(plane)["dataplane_put_seconds_count",] == 20
-
-
-@needs("prometheus_client")
 def test_hostile_names_neither_break_the_text_nor_grow_it(plane: Any) -> None:
     for name in ('a"b\n\\c{}', "\u2028 ☃", "(others)", "x" * 200, "x" * 200 + "y", " "):
         plane.stream(name, tasks=["t" * 150, '"']).append({"x": [1]})
@@ -161,13 +135,6 @@ def test_the_command_serves_them_and_says_where(tmp_path: Path) -> None:
         finally:
             process.terminate()
             process.stderr.close()
-
-
-@each_case("where", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
-def test_a_place_that_is_none_is_a_mistake(where: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["node", "--metrics", where])
-    assert "HOST:PORT" in capsys.readouterr().err
 
 
 class Prometheus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,19 +46,6 @@ def test_a_stream_of_blocks_of_several_widths_and_a_sliced_reference(plane: dp.P
         same(plane.get(last)["r"], [row[-2:] for row in every[::-1]])
 
 
-def test_a_table_of_several_widths(plane: dp.Plane) -> None:
-    table = plane.table("t")
-    table.write(["a", "b", "c", "d"], {"r": ROWS}, narrow=True)
-    table.put(["e"], {"r": [ROWS[3] * 70_000]}, narrow=["r"])
-    assert repr(table.schema()["r"]) == "ragged int64 [*, 5, 2]"
-    read = table.read(["a", "b", "c", "d", "e"])
-    same(plane.get(read)["r"], [*ROWS, ROWS[3] * 70_000])
-    assert plane.get(read)["r"].narrow().dtype == "int32"
-    same(plane.get(read.slice_rows("r", 0, 1, 9))["r"], [row[1:9] for row in [*ROWS, ROWS[3] * 70_000]])
-    with pytest.raises(dp.Misuse):
-        table.write(["f"], read[:1].slice_rows("r", 0, 1))
-
-
 def test_into_tensors_of_the_callers(plane: dp.Plane) -> None:
     import torch
 
@@ -102,16 +88,6 @@ def test_pairs_are_columns_in_place(plane: dp.Plane) -> None:
         plane.put({"p": {"a": [1], "b": [1, 2]}})
 
 
-def test_what_is_retained_is_whole_rows(plane: dp.Plane) -> None:
-    ref = plane.put({"r": ROWS})
-    kept = plane.retain(ref.slice_rows("r", 0, 0, 2))
-    plane.free(ref)
-    same(plane.get(kept)["r"], [row[:2] for row in ROWS])
-    plane.free(kept)
-    with pytest.raises(dp.Freed):
-        plane.get(kept)
-
-
 def test_ranks_of_a_group_read_each_its_share(plane: dp.Plane) -> None:
     """Rows that several ranks mean are read once for all, also where each means another part of them."""
     from dataplane.collective.overlaps import read_once
@@ -124,22 +100,3 @@ def test_ranks_of_a_group_read_each_its_share(plane: dp.Plane) -> None:
     same(first["r"], halves)
     same(second["r"], [row[start:] for row, start in zip(ROWS, starts, strict=True)])
     same(third["r"], halves[::-1])
-
-
-def test_many_threads_narrow_at_once(plane: dp.Plane) -> None:
-    failed: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            rows = [np.random.default_rng(seed).integers(0, 1 << seed, (300, 40)) for _ in range(4)]
-            ref = plane.put({"r": rows}, narrow=True)
-            same(plane.get(ref.slice_rows("r", 1, seed))["r"], [row[:, seed:] for row in rows])
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 8, 15, 31, 40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed

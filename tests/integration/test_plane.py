@@ -68,30 +68,6 @@ def test_rows_and_columns_by_reference(plane: Any) -> None:
     check(plane.get(left), [0, 1])
 
 
-def test_columns_of_several_puts_side_by_side(plane: Any) -> None:
-    everything = columns()
-    late = {name: everything.pop(name) for name in ("reward", "big")}
-    ref = plane.put(everything).union(plane.put(late))
-    check(plane.get(ref[1:4]), [1, 2, 3])
-
-
-def test_a_batch_of_no_rows(plane: Any) -> None:
-    ref = plane.put({"x": np.zeros((0, 3), np.float32), "t": []})
-    batch = plane.get(ref)
-    assert batch["x"].numpy().shape == (0, 3)
-    assert batch["x"].numpy().dtype == np.float32
-    assert batch["t"].to_list() == []
-    assert plane.stats().shards == 0
-    plane.free(ref)
-
-
-def test_no_rows_of_something(plane: Any) -> None:
-    batch = plane.get(plane.put(columns())[3:3])
-    assert len(batch) == 0
-    assert batch["answer"].to_list() == []
-    assert batch["big"].numpy().shape[0] == 0
-
-
 def test_a_repeated_reference_stores_and_reads_each_row_once(plane: Any) -> None:
     ref = plane.put({"pixels": pattern(1, MIB, 4)})
     stored = plane.stats().memory_used
@@ -100,14 +76,6 @@ def test_a_repeated_reference_stores_and_reads_each_row_once(plane: Any) -> None
     assert np.array_equal(batch["pixels"].numpy(), np.repeat(pattern(1, MIB, 4), 8, axis=0))
     assert plane.stats().memory_used == stored
     assert plane.stats().pinned_bytes == stored
-
-
-def test_deduplicated_columns_are_stored_once(plane: Any) -> None:
-    images = pattern(1, MIB, 4)
-    ref = plane.put({"pixels": np.repeat(images, 8, axis=0), "n": np.arange(32)}, dedupe=["pixels"])
-    assert plane.stats().memory_used <= 1.02 * MIB + 8192
-    batch = plane.get(ref[3:20])
-    assert np.array_equal(batch["pixels"].numpy(), np.repeat(images, 8, axis=0)[3:20])
 
 
 # Freeing
@@ -152,16 +120,6 @@ def test_free_columns(plane: Any) -> None:
     assert plane.stats().memory_used == 0
 
 
-def test_free_rows_of_deduplicated_and_repeated_ones(plane: Any) -> None:
-    ref = plane.put({"x": pattern(1, MIB, 4)}).repeat(2)
-    plane.free(ref[:1])  # of two that mean the same row
-    with pytest.raises(dp.Freed):
-        plane.get(ref[1:2])
-    assert np.array_equal(plane.get(ref[2:4])["x"].numpy(), np.repeat(pattern(1, MIB, 4)[1:2], 2, axis=0))
-    plane.free(ref)
-    assert plane.stats().memory_used == 0
-
-
 def test_scopes_are_freed_together(plane: Any) -> None:
     first = plane.put(columns(), scope="step-1")
     second = plane.put({"x": [1, 2]}, scope="step-1")
@@ -177,13 +135,6 @@ def test_scopes_are_freed_together(plane: Any) -> None:
     plane.free(scope="step-2")
     assert plane.get(kept)["x"].to_list() == [3]
     assert plane.stats().shards == 1
-
-
-def test_free_takes_one_thing(plane: Any) -> None:
-    ref = plane.put({"x": [1]})
-    for arguments in ({}, {"ref": ref, "scope": "s"}):
-        with pytest.raises(dp.Misuse, match="one of them"):
-            plane.free(**arguments)
 
 
 # Spilling
@@ -205,16 +156,6 @@ def test_more_than_memory_goes_to_disk_and_comes_back(plane: Any) -> None:
     eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
 
 
-def test_a_part_that_was_freed_stays_freed_on_disk(plane: Any) -> None:
-    ref = plane.put({"x": pattern(0, 4 * MIB, 4)})
-    plane.free(ref[1:2])
-    for seed in range(1, 12):
-        plane.put({"x": pattern(seed, 4 * MIB)})
-    with pytest.raises(dp.Freed):
-        plane.get(ref[:2])
-    assert np.array_equal(plane.get(ref[2:])["x"].numpy(), pattern(0, 4 * MIB, 4)[2:])
-
-
 # Drafts
 
 
@@ -234,13 +175,6 @@ def test_a_draft(plane: Any) -> None:
     eventually(lambda: plane.stats().memory_used == 0, "the draft's own hold goes with it")
 
 
-def test_a_draft_that_is_left_by_an_exception(plane: Any) -> None:
-    with pytest.raises(ZeroDivisionError), plane.draft({"x": dp.dense((3, MIB), "uint8")}):
-        assert plane.stats().reserved_bytes == 3 * MIB
-        raise ZeroDivisionError
-    assert plane.stats().memory_used == 0
-
-
 # Wrong use
 
 
@@ -258,14 +192,6 @@ def test_wrong_values_name_column_and_row(plane: Any) -> None:
         plane.put({"how": [len]})
     assert unknown.value.column == "how"
     assert plane.stats().shards == 0
-
-
-def test_columns_that_are_not_there(plane: Any) -> None:
-    ref = plane.put({"a": [1]})
-    with pytest.raises(dp.SchemaMismatch):
-        ref.select("b")
-    with pytest.raises(dp.SchemaMismatch):
-        plane.get(ref)["b"]
 
 
 @each_case("timeout", [float("nan"), None, "5"])
@@ -356,11 +282,3 @@ def test_the_figures(node: StandingNode, plane: Any) -> None:
     assert stats.uptime_s >= fresh.uptime_s
     with pytest.raises(dataclasses.FrozenInstanceError):
         stats.shards = 3
-
-
-def test_references_are_small(plane: Any) -> None:
-    import pickle
-
-    ref = plane.put({f"column_{i}": pattern(i, 512 << 10, 1024) for i in range(9)})
-    assert len(pickle.dumps(ref)) < 1024
-    assert len(pickle.dumps(ref[100:900])) < 1024

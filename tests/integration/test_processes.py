@@ -50,38 +50,6 @@ def relay(pipe: Any, address: str) -> None:
     pipe.recv()
 
 
-def test_a_reference_to_what_several_processes_put(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane, Worker(relay, node.address) as worker:
-        ref = worker.ask(plane.put({"x": pattern(1, MIB, 8), "n": list(range(8))}))
-        batch = plane.get(ref[[7, 0]])
-        assert batch["n"].to_list() == [7, 0]
-        assert batch["reward"].numpy().tolist() == [7.0, 0.0]
-        assert np.array_equal(batch["x"].numpy(), pattern(1, MIB, 8)[[7, 0]])
-
-
-def many_segments(pipe: Any, address: str, count: int) -> None:
-    planes = [dp.connect(address) for _ in range(count)]
-    refs = [plane.put({"x": pattern(seed, 128 << 10)}) for seed, plane in enumerate(planes)]
-    pipe.send(refs)
-    pipe.recv()
-    for plane in planes:
-        plane.close()
-
-
-def test_one_get_of_what_a_hundred_clients_put(tmp_path: Path) -> None:
-    """Each wrote into a segment of its own: more descriptors than go into one message."""
-    count = 100
-    with (
-        StandingNode(tmp_path, memory="32MiB") as node,
-        dp.connect(node.address) as plane,
-        Worker(many_segments, node.address, count) as worker,
-    ):
-        refs = worker.hear()
-        batch = plane.get(dp.concat(refs))
-        for seed in (0, 50, count - 1):
-            assert np.array_equal(batch["x"].numpy()[seed : seed + 1], pattern(seed, 128 << 10))
-
-
 def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:
     """Small puts of many columns with long names, no two of which lie alike: refused as a limit, and fewer are read;
     of those that lie alike, many more are."""
@@ -148,16 +116,6 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_an_embedded_node_ends_with_its_plane(tmp_path: Path) -> None:
-    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
-    with dp.connect(config=config) as plane:
-        pid, path = plane.stats().pid, Path(plane.address.removeprefix("unix://"))
-        assert path.is_socket()
-    assert not psutil.pid_exists(pid)  # reaped, too
-    assert not path.exists()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_embedded_node_waits_for_the_last_of_its_clients(tmp_path: Path) -> None:

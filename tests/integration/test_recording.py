@@ -81,19 +81,6 @@ def test_rows_are_recorded_once_they_are_done_and_make_a_stream_again(plane: Any
     again.drop()
 
 
-def test_a_step_is_replayed_by_its_version(plane: Any, tmp_path: Path) -> None:
-    stream = plane.stream("rollouts", ["record"])
-    fill(stream, 5)
-    with stream.record(tmp_path / "r", ["ids", "x"]):
-        pass  # what is ready is recorded when it is left
-    again = plane.replay(tmp_path / "r", "step", ["debug"], versions=3, columns=["x"])
-    (delivery,) = again.deliveries("debug", rows=100, min_rows=8, columns=["x"])
-    assert delivery.versions == [3] * 8
-    assert again.replay.rows == 8
-    with pytest.raises(Misuse, match="no column 'reward'"):
-        plane.replay(tmp_path / "r", "other", columns=["reward"])
-
-
 def test_a_recording_goes_on_where_it_was_closed(plane: Any, tmp_path: Path) -> None:
     stream = plane.stream("rollouts", ["record"])
     for first in (0, 2):
@@ -106,26 +93,6 @@ def test_a_recording_goes_on_where_it_was_closed(plane: Any, tmp_path: Path) -> 
     assert len(set(recorded(tmp_path / "r"))) == 32
     with pytest.raises(Misuse, match="is a recording of ids"):
         stream.record(tmp_path / "r", ["x"]).wait(WAIT_S)
-
-
-def test_two_recorders_do_not_write_one_directory(plane: Any, tmp_path: Path) -> None:
-    stream = plane.stream("rollouts", ["record"])
-    fill(stream, 1)
-    with stream.record(tmp_path / "r", ["ids"]) as first:
-        eventually(lambda: first.statistics().rows == 8, "it records")
-        with pytest.raises(Misuse, match="another process records"):
-            stream.record(tmp_path / "r", ["ids"]).wait(WAIT_S)
-
-
-def test_rows_of_which_some_have_a_group_are_replayed(plane: Any, tmp_path: Path) -> None:
-    stream = plane.stream("rollouts", ["record"])
-    for group in (None, "a", 7, None):
-        stream.append({"x": [1, 2]}, group=group)
-    with stream.record(tmp_path / "r"):
-        pass
-    again = plane.replay(tmp_path / "r", "again")
-    found = [group for each in again.deliveries("record", rows=3, columns=["x"]) for group in each.groups]
-    assert found == [None, None, "a", "a", 7, 7, None, None]
 
 
 @each_case(
@@ -222,24 +189,6 @@ def test_rows_that_come_again_are_recorded_once(node: StandingNode, tmp_path: Pa
     assert len(recorded(tmp_path / "r")) == 8
 
 
-def test_a_torn_part_is_left_out(node: StandingNode, tmp_path: Path) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts", ["record"])
-        worker = Worker(records, node.address, tmp_path / "r", 8)
-        worker.hear()
-        stream.append({"ids": [1], "x": [1]})
-        eventually(lambda: stream.stats()["rows"] == 0, "it is recorded")
-        worker.kill()
-        torn = tmp_path / "r" / "_open" / "part-00000001"
-        torn.write_bytes((tmp_path / "r" / "_open" / "part-00000000").read_bytes()[:-8])
-        (tmp_path / "r" / "_open" / ".abc.tmp").write_bytes(b"half")
-        assert len(recorded(tmp_path / "r")) == 1
-        stream.append({"ids": [2], "x": [2]})
-        stream.close()
-        stream.record(tmp_path / "r", ["ids", "x"]).wait(WAIT_S)
-    assert len(recorded(tmp_path / "r")) == 2
-
-
 def test_a_plane_that_is_closed_ends_its_recorder(node: StandingNode, tmp_path: Path) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", ["record"])
@@ -274,14 +223,3 @@ def test_the_commands_record_check_and_replay(node: StandingNode, tmp_path: Path
         again = plane.stream("again")
         found = [version for each in again.deliveries("debug", rows=8, columns=["x"]) for version in each.versions]
         assert found == [1] * 8 + [2] * 8
-
-
-def test_the_command_refuses_what_is_no_recording(tmp_path: Path, capsys: Any) -> None:
-    assert cli.main(["replay", str(tmp_path), "--check"]) == 1
-    assert "no recording" in capsys.readouterr().err
-    trace = tmp_path / "trace.json"
-    trace.write_text("{}")
-    for arguments, said in (([str(trace)], "bench.replay"), ([str(tmp_path), "--versions", "x"], "not 'x'")):
-        with pytest.raises(SystemExit):
-            cli.main(["replay", *arguments])
-        assert said in capsys.readouterr().err

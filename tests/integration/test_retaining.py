@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.batch.links import link_of, shard_of
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
@@ -90,29 +89,6 @@ def test_some_rows_of_some_columns(plane: Any) -> None:
     gone(plane)
 
 
-def test_who_retains_from_an_owner_has_no_less(plane: Any) -> None:
-    first = plane.put(columns())
-    second = plane.retain(first[2:6])
-    third = plane.retain(second[1:3])
-    plane.free(first)
-    plane.free(second)
-    check(plane, third, [3, 4])
-    plane.free(third)
-    gone(plane)
-
-
-def test_a_scope_frees_what_its_putter_owned(plane: Any) -> None:
-    first = plane.put(columns(), scope="step")
-    mine = plane.retain(first[3:5])
-    plane.free(first[3:4])
-    plane.free(scope="step")  # frees row 3 of the putter's a second time
-    check(plane, mine, [3, 4])
-    plane.free(scope="step")
-    check(plane, mine, [3, 4])
-    plane.free(mine)
-    gone(plane)
-
-
 def test_what_is_retained_goes_to_disk_and_comes_back(plane: Any) -> None:
     first = plane.put(columns())
     mine = plane.retain(first[2:4])
@@ -141,20 +117,6 @@ def test_nothing_can_be_retained_that_is_not_there(plane: Any) -> None:
     gone(plane)  # what was retained of other shards before one failed, too
 
 
-def test_no_rows_are_retained_without_a_message(plane: Any) -> None:
-    ref = plane.put(columns())
-    assert plane.retain(ref[:0]) == ref[:0]
-
-
-def test_more_rows_than_a_message_names_are_refused(plane: Any) -> None:
-    ref = plane.put({"x": np.zeros(2_000_000, np.uint8)})
-    with pytest.raises(dp.LimitExceeded, match="retain fewer rows"):
-        plane.retain(ref[::2])
-    mine = plane.retain(ref[1:])
-    plane.free(ref)
-    assert len(plane.get(mine)) == 1_999_999
-
-
 @pytest.mark.parametrize("plane", ["sync"], indirect=True)  # the other makes the same messages, by the same code
 def test_many_shards_are_retained_in_several_messages(plane: Any) -> None:
     refs = [plane.put({"x": np.array([number])}) for number in range(m.MAX_RETAINED + 10)]
@@ -180,28 +142,6 @@ def test_a_stream_has_what_was_retained_for_it(plane: Any) -> None:
     gone(plane)
 
 
-def test_a_streams_rows_can_be_retained(plane: Any) -> None:
-    stream = plane.stream("s", ["train"])
-    stream.append(columns())
-    with stream.consume("train", rows=8, columns=["pixels", "text"]) as delivery:
-        mine = plane.retain(delivery.ref[1:3])
-    eventually(lambda: stream.stats()["rows"] == 0, "the stream is done with them")
-    check(plane, mine, [1, 2])
-    plane.free(mine)
-    gone(plane)
-
-
-def test_what_was_freed_of_a_link_is_not_appended(plane: Any) -> None:
-    """The row is there, but nobody has it for the stream."""
-    first = plane.put(columns())
-    mine = plane.retain(first)
-    plane.free(mine[1:2])
-    stream = plane.stream("s", ["train"])
-    with pytest.raises(dp.Freed):
-        stream.append(mine)
-    check(plane, first, list(range(8)))
-
-
 def test_tables_rows_share_a_column_that_is_in_the_table(plane: Any) -> None:
     table = plane.table("t")
     stored: list[dp.BatchRef] = []
@@ -221,27 +161,6 @@ def test_tables_rows_share_a_column_that_is_in_the_table(plane: Any) -> None:
     with pytest.raises(dp.Freed):  # the table has it no more, though another does
         table.write(["e"], {"pixels": stored[0].select("pixels")})
     plane.free(mine)
-    gone(plane)
-
-
-def test_a_column_of_a_write_is_one_column_of_as_many_rows(plane: Any) -> None:
-    table, ref = plane.table("t"), plane.put({"x": [1, 2], "y": [3, 4]})
-    with pytest.raises(dp.SchemaMismatch, match="select one"):
-        table.write(["a", "b"], {"z": ref, "n": [1, 2]})
-    with pytest.raises(dp.SchemaMismatch, match="2 rows"):
-        table.write(["a"], {"z": ref.select("x"), "n": [1]})
-    table.write(["a", "b"], {"z": ref.select("x"), "y": ref.select("y")})
-    assert plane.get(table.read(["b"]))["z"].to_list() == [2]
-    table.drop()
-    gone(plane)
-
-
-def test_equal_rows_of_a_write_are_stored_once(plane: Any) -> None:
-    table = plane.table("t")
-    table.write([str(row) for row in range(8)], {"x": np.repeat(pattern(1, MIB), 8, axis=0)}, dedupe=["x"])
-    assert plane.stats().memory_used < 1.1 * MIB
-    assert np.array_equal(plane.get(table.read(["5"]))["x"].numpy(), pattern(1, MIB))
-    table.drop()
     gone(plane)
 
 
@@ -322,18 +241,6 @@ def test_rows_of_another_host_are_retained_and_freed_from_here(hosts: tuple[Any,
     gone(near)
 
 
-def test_who_frees_here_takes_nothing_from_an_owner_there(hosts: tuple[Any, Any, Host, Host]) -> None:
-    """Each host has a copy, and each frees what it owns."""
-    near, far, _, _ = hosts
-    first = near.put(columns())
-    theirs = far.retain(first)
-    check(far, theirs, list(range(8)))
-    near.free(first)
-    check(far, theirs, list(range(8)))
-    far.free(theirs)
-    gone(near)
-
-
 def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> None:
     """The host that rows were put on dies; they are freed where they are kept, one owner after the other."""
     near, far, one, _ = hosts
@@ -365,26 +272,3 @@ def test_a_link_to_a_node_that_has_died_says_so(hosts: tuple[Any, Any, Host, Hos
     eventually(lambda: len(far.members()["members"]) == 1, "it has died")
     with pytest.raises(dp.OwnerDied):
         far.retain(first)
-
-
-def test_tables_over_hosts_share_a_column(hosts: tuple[Any, Any, Host, Host]) -> None:
-    near, far, _, _ = hosts
-    stored: list[dp.BatchRef] = []
-    near.table("t").write(["a"], {"pixels": pattern(1, MIB), "n": [0]}, stored=stored.append)
-    far.table("t").write(["b"], {"pixels": stored[0].select("pixels"), "n": [1]})
-    near.table("t").clear(["a"])
-    for plane in (near, far):
-        ref = plane.table("t").read(["b"], ["pixels"])
-        assert np.array_equal(plane.get(ref)["pixels"].numpy(), pattern(1, MIB))
-    far.table("t").clear(["b"])
-    gone(near)
-    with pytest.raises(dp.Freed):
-        far.table("t").write(["c"], {"pixels": stored[0].select("pixels"), "n": [1]})
-
-
-def test_numbers_of_links_are_the_nodes_own(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        first = plane.put(columns())
-        mine = plane.retain(first)
-        pairs = zip(first.shards(), mine.shards(), strict=True)
-        assert all(link_of(b) and shard_of(b) == a and x == y for (x, a), (y, b) in pairs)

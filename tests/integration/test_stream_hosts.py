@@ -79,44 +79,6 @@ def test_what_one_host_computes_reaches_the_next_task_on_another(planes: list[An
     eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
-def test_a_consumer_that_waits_is_given_rows_that_come_elsewhere(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    found: list[int] = []
-
-    def wait() -> None:
-        with streams[0].consume("actor", rows=48, min_rows=48, columns=["id"], timeout=60) as delivery:
-            found.extend(int(i) for i in delivery.get()["id"].to_list())
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    streams[1].append(ids(24), group=GROUPS)
-    streams[2].append(ids(24, 24), group=GROUPS)
-    waiting.join(60)
-    assert sorted(found) == list(range(48))
-
-
-def test_rows_given_back_are_delivered_again_anywhere(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__().nack()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        assert sorted(delivery.get()["id"].to_list()) == list(range(24))
-
-
-def test_groups_are_complete_wherever_their_rows_come_from(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    for number, stream in enumerate(streams):
-        stream.append(ids(24, 24 * number), group=GROUPS)  # one row of each group
-    seen: list[str] = []
-    for _ in range(6):
-        with streams[0].consume(
-            "actor", rows=12, min_rows=12, columns=["id"], sampler=dp.CompleteGroups(3), timeout=60
-        ) as delivery:
-            assert all(delivery.groups.count(group) == 3 for group in delivery.groups)
-            seen += [str(group) for group in delivery.groups[::3]]
-    assert sorted(seen) == sorted(GROUPS)
-
-
 def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     keys = [f"row-{i}" for i in range(24)]
@@ -129,24 +91,6 @@ def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     streams[0].close()
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(24))
     eventually(lambda: nothing_kept(planes[0]), "the columns that came twice are freed too")
-
-
-def test_dropped_rows_and_groups_are_nobodys(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    keys = streams[0].append(ids(24), group=GROUPS)
-    streams[1].drop_rows(keys[:8])
-    streams[2].drop_rows(groups=GROUPS[8:16])
-    streams[0].close()
-    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(16, 24))
-
-
-def test_a_stream_made_with_other_settings_elsewhere_is_refused(planes: list[Any]) -> None:
-    planes[0].stream("rollouts", tasks=["actor"])
-    with pytest.raises(dp.Misuse, match="made with"):
-        planes[1].stream("rollouts", tasks=["critic"])
-    assert planes[2].stream("rollouts").settings.tasks == ("actor",)
-    with pytest.raises(dp.Misuse, match="there is no stream"):
-        planes[2].stream("nothing")
 
 
 def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[Any]) -> None:
@@ -163,32 +107,6 @@ def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[A
     again[0].append(ids(24), group=GROUPS)
     with again[2].consume("critic", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         assert len(delivery) == 24
-
-
-def test_a_limit_holds_for_the_stream_as_a_whole(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"], max_rows=30) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    with pytest.raises(dp.Backpressure):
-        streams[1].append(ids(24), group=GROUPS, timeout=0.2)
-    assert streams[2].stats()["rows"] == 24
-
-
-def test_replicas_on_several_hosts_are_given_the_same(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    how: dict[str, Any] = {"rows": 8, "min_rows": 8, "columns": ["id"], "member": "dp0", "replicas": 3, "timeout": 10}
-    seen: list[list[list[int]]] = [[], [], []]
-    for _ in range(3):
-        given = [stream.consume("actor", replica=rank, **how).__enter__() for rank, stream in enumerate(streams)]
-        for rank, delivery in enumerate(given):
-            seen[rank].append([int(i) for i in delivery.get()["id"].to_list()])
-        assert streams[0].stats()["task"]["actor"]["leased"] == 8
-        for delivery in given:
-            delivery.renew()
-            delivery.ack()
-    assert seen[0] == seen[1] == seen[2]
-    assert sorted(i for ids_ in seen[0] for i in ids_) == list(range(24))
-    eventually(lambda: nothing_kept(planes[0]), "what all replicas have acked is freed")
 
 
 def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any]) -> None:
@@ -217,20 +135,6 @@ class Odd:
         return dp.Choice(odd, np.flatnonzero(numbers % 5 == 0))
 
 
-def test_a_sampler_of_ones_own_chooses_among_the_rows_of_all_homes(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS, tags={"n": list(range(24))})
-    with streams[1].consume("actor", rows=4, min_rows=4, columns=["id"], sampler=Odd(), timeout=60) as delivery:
-        assert delivery.get()["id"].to_list() == [23, 21, 19, 17]
-        assert delivery.tags["n"] == [23, 21, 19, 17]
-    figures = streams[1].stats()["task"]["actor"]
-    assert (figures["acked"], figures["expired"]) == (4, 5)
-    with streams[2].consume(
-        "actor", rows=8, min_rows=5, columns=["id"], sampler=Odd(), member="m", replica=0, replicas=1, timeout=60
-    ) as delivery:
-        assert sorted(delivery.get()["id"].to_list()) == [1, 3, 7, 9, 11, 13]
-
-
 def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     found: list[int] = []
@@ -247,25 +151,6 @@ def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) 
     assert found == [4, 3]
     with pytest.raises(dp.NotReady):
         streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
-
-
-def test_what_one_stream_delivers_is_appended_to_another_from_a_third_host(planes: list[Any]) -> None:
-    raw = [plane.stream("raw", tasks=["filter"]) for plane in planes]
-    good = [plane.stream("good", tasks=["actor"]) for plane in planes]
-    raw[0].append(ids(24), group=GROUPS)
-    with raw[1].consume("filter", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        good[1].append(delivery.ref[::2], group=[str(group) for group in delivery.groups[::2]])
-        kept = sorted(int(i) for i in delivery.get()["id"].to_list()[::2])
-        more = planes[2].put({"label": np.arange(12.0)})
-        with good[0].consume("actor", rows=12, min_rows=12, columns=["id"], timeout=60) as other:
-            good[1].extend(other.ref, more)
-            other.nack()
-    with good[2].consume("actor", rows=12, min_rows=12, columns=["id", "label"], timeout=60) as delivery:
-        batch = delivery.get()
-        assert sorted(batch["id"].to_list()) == kept
-        assert sorted(batch["label"].to_list()) == list(range(12))
-        del batch
-    eventually(lambda: all(map(nothing_kept, planes)), "each host frees what was put there")
 
 
 def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
@@ -296,32 +181,6 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
     again.append(ids(24, 100), group=GROUPS)
     again.close()
     assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
-
-
-def test_a_checkpoint_reads_what_was_there_while_tasks_go_on(planes: list[Any], tmp_path: Path) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    going_on = threading.Thread(target=lambda: drained(streams[1], "actor", ["id"]))
-    going_on.start()
-    streams[2].checkpoint(tmp_path / "stream")
-    streams[0].close()
-    going_on.join(60)
-    streams[0].drop()
-    restored = planes[0].restore(tmp_path / "stream", name="again")
-    restored.close()
-    assert set(drained(restored, "actor", ["id"])) <= set(range(24))
-    eventually(lambda: all(plane.stats().put_bytes == plane.stats().freed_bytes for plane in planes), "all is freed")
-
-
-def test_the_next_delivery_is_fetched_while_this_one_is_worked_on(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    for first in (0, 8):
-        streams[0].append({"x": np.full((8, 100_000), first, np.float32)})
-    streams[0].close()
-    for number, delivery in enumerate(streams[1].deliveries("actor", rows=8, columns=["x"], timeout=60)):
-        del delivery  # nothing of it is read, nor of the next
-        eventually(lambda: planes[1].stats().fetched_bytes >= 2 * 8 * 400_000, "both have come")
-        assert number < 2
 
 
 def test_hundreds_who_wait_keep_nobody_from_acking(planes: list[Any]) -> None:

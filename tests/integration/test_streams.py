@@ -317,54 +317,6 @@ def test_ack_nack_renew(plane: Any) -> None:
     assert len(stream.dead_letters("a")) == 0
 
 
-@pytest.mark.usefixtures("empty")
-def test_a_lease_that_ends(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append(rollouts(2))
-    late = stream.consume("a", rows=2, columns=["x"], lease=0.05)
-    assert take(stream, "a", timeout=60) == [0, 1]
-    for call in (late.ack, late.nack, late.renew):
-        with pytest.raises(dp.LeaseExpired):
-            call()
-
-
-@pytest.mark.usefixtures("empty")
-def test_dropped_rows(plane: Any) -> None:
-    stream = plane.stream("s", ["a", "b"])
-    keys = stream.append(rollouts(6), group=["p"] * 3 + ["q"] * 3)
-    stream.drop_rows(keys[:1])
-    held = stream.consume("a", rows=2, columns=["x"], timeout=0)
-    assert values(held) == [1, 2]
-    stream.drop_rows(held.ref[1:])  # its holder may finish
-    assert take(stream, "b", sampler=dp.CompleteGroups(3)) == [1, 3, 4, 5]
-    held.ack()
-    with pytest.raises(dp.Misuse):
-        stream.drop_rows(keys[:1])
-    stream.drop_rows([])
-    assert take(stream, "a") == [3, 4, 5]
-    stream.close()
-    for task in ("a", "b"):
-        with pytest.raises(dp.Closed):
-            take(stream, task, timeout=5)
-    assert stream.stats()["rows"] == 0
-
-
-def test_bytes_go_with_the_last_ack(plane: Any) -> None:
-    stream = plane.stream("s", ["a", "b"])
-    kept = plane.put({"x": pattern(1, MIB)})
-    before = plane.stats()
-    keys = stream.append({"x": np.arange(8), "big": pattern(2, 2 * MIB, 8)})
-    stream.extend(keys[4:], {"y": pattern(3, MIB, 4)})
-    assert plane.stats().memory_used >= before.memory_used + 3 * MIB
-    for task in ("a", "b"):
-        assert take(stream, task, rows=4) == [0, 1, 2, 3]
-        assert take(stream, task, rows=4) == [4, 5, 6, 7]
-    after = plane.stats()
-    assert (after.shards, after.memory_used) == (before.shards, before.memory_used)
-    assert stream.stats()["bytes"] == stream.stats()["rows"] == 0
-    assert np.array_equal(plane.get(kept)["x"].numpy(), pattern(1, MIB))
-
-
 # Choosing
 
 
@@ -426,24 +378,6 @@ class Longest:
         return dp.Choice(order[lengths[order] > 0][:want], np.flatnonzero(lengths == 0))
 
 
-@pytest.mark.usefixtures("empty")
-def test_a_sampler_of_ones_own(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    columns = {"x": np.arange(6), "ids": [np.zeros(n) for n in (2, 5, 0, 3, 9, 4)]}
-    stream.append(columns, tags={"domain": ["math", "math", "math", "code", "math", "code"]})
-    assert take(stream, "a", rows=2, sampler=Longest()) == [4, 1]
-    assert take(stream, "a", rows=2, sampler=Longest()) == [0]
-    assert stream.stats()["task"]["a"]["expired"] == 1
-    with pytest.raises(dp.NotReady):
-        take(stream, "a", sampler=Longest(), timeout=0.05)
-    stream.append({"x": [6], "ids": [[1.0]]}, tags={"domain": "math"})
-    assert take(stream, "a", sampler=Longest(), timeout=60) == [6]
-    assert take(stream, "a") == [3, 5]
-    stream.close()
-    with pytest.raises(dp.Closed):
-        take(stream, "a", sampler=Longest(), timeout=5)
-
-
 def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
     """One finds that the other was quicker; what is left is ready still, and nothing needs to change for it."""
     meet = threading.Barrier(2, timeout=60)
@@ -495,48 +429,6 @@ def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
         seen += values(delivery)
     assert seen == list(range(20))
     assert stream.stats()["task"]["a"]["acked"] == 20
-
-
-@pytest.mark.usefixtures("empty")
-def test_deliveries_that_are_left(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append(rollouts(20))
-    several = stream.deliveries("a", rows=4, columns=["x"], prefetch=2)
-    assert values(next(several)) == [0, 1, 2, 3]
-    assert values(next(several)) == [4, 5, 6, 7]  # which acks the first
-    several.close()
-    stats = stream.stats()["task"]["a"]
-    assert (stats["acked"], stats["leased"], stats["pending"]) == (4, 0, 16)
-    assert take(stream, "a") == list(range(4, 20))
-
-
-def test_rows_come_as_soon_as_they_are_ready(node: StandingNode, plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    with dp.connect(node.address) as other:
-
-        def append() -> None:
-            theirs = other.stream("s")
-            eventually(lambda: theirs.stats()["task"]["a"]["waiting"] == 1, "somebody waits")
-            theirs.append(rollouts(1))
-            theirs.append(rollouts(1, 1))
-
-        thread = threading.Thread(target=append)
-        thread.start()
-        assert take(stream, "a", rows=5, min_rows=2, timeout=60) == [0, 1]
-        thread.join(60)
-
-
-@pytest.mark.usefixtures("empty")
-def test_replicas_get_the_same(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append(rollouts(6))
-    ranks = [{"member": "tp", "replica": rank, "replicas": 2} for rank in range(2)]
-    assert take(stream, "a", rows=2, **ranks[0]) == [0, 1]
-    assert take(stream, "a", rows=2, **ranks[0]) == [2, 3]
-    assert take(stream, "a", rows=2, **ranks[1]) == [0, 1]
-    assert stream.stats()["task"]["a"]["acked"] == 2
-    assert take(stream, "a", rows=2, **ranks[1]) == [2, 3]
-    stream.drop()
 
 
 def test_a_full_stream_holds_nobodys_memory(plane: Any) -> None:

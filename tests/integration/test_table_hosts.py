@@ -74,29 +74,6 @@ def test_rows_are_written_and_read_on_any_host(planes: list[Any], home: int) -> 
     eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
-def test_what_is_replaced_elsewhere_is_freed_there(planes: list[Any]) -> None:
-    name = at(planes, 0)
-    first, second = planes[1].table(name), planes[2].table(name)
-    first.write(["a", "b"], columns(2))
-    second.write(["a", "b"], columns(2, 7))
-    eventually(lambda: nothing_kept(planes[1]), "what was replaced")
-    assert planes[0].get(planes[0].table(name).read(["a", "b"]))["id"].to_list() == [7, 8]
-    second.drop()
-    eventually(lambda: all(map(nothing_kept, planes)), "what was dropped")
-    assert first.look().keys == []
-
-
-def test_a_reference_from_a_third_host_is_the_tables(planes: list[Any]) -> None:
-    ref = planes[2].put(columns(4))
-    table = planes[1].table(at(planes, 0))
-    table.write(list("abcd"), ref)
-    assert planes[0].get(table.read(list("dcba")))["id"].to_list() == [3, 2, 1, 0]
-    table.clear(["a", "b", "c"])
-    assert not nothing_kept(planes[2])
-    table.clear(["d"])
-    eventually(lambda: all(map(nothing_kept, planes)), "the reference is freed where it was put")
-
-
 def test_rows_are_taken_once_whoever_asks(planes: list[Any]) -> None:
     tables = [plane.table(at(planes, 1)) for plane in planes]
     tables[0].write([str(i) for i in range(60)], columns(60))
@@ -118,29 +95,6 @@ def test_rows_are_taken_once_whoever_asks(planes: list[Any]) -> None:
     for worker in workers:
         worker.join(60)
     assert sorted(won) == list(range(60))
-
-
-def test_ranks_on_several_hosts_claim_the_same(planes: list[Any]) -> None:
-    tables = [plane.table(at(planes, 2)) for plane in planes]
-    tables[0].write(list("abcdef"), columns(6))
-    for step, expected in (("0", [0, 1]), ("1", [2, 3])):
-        for table in tables:
-            ready = table.ready(["id"], task="train", claim=step, least=2)
-            assert table.take("train", ready[:2], claim=step).tolist() == expected
-
-
-@pytest.mark.parametrize("home", [0, 1])
-def test_who_waits_is_told_of_rows_that_come_elsewhere(planes: list[Any], home: int) -> None:
-    name = at(planes, home)
-    found: list[list[int]] = []
-    waiting = threading.Thread(
-        target=lambda: found.append(planes[0].table(name).ready(["id"], least=4, timeout=60).tolist())
-    )
-    waiting.start()
-    planes[1].table(name).write(["a", "b"], columns(2))
-    planes[2].table(name).write(["c", "d"], columns(2))
-    waiting.join(60)
-    assert found == [[0, 1, 2, 3]]
 
 
 def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[Any]) -> None:

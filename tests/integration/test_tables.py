@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,27 +34,6 @@ def rows(count: int, first: int = 0) -> dict[str, Any]:
 
 
 # From end to end
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_put_says_what_a_look_would(plane: Any) -> None:
-    table = plane.table("partition")
-    seen, names = table.put(["a", "b"], rows(2), tags=[{"n": 0}, {"n": 1}])
-    assert (seen.numbers.tolist(), names, seen.have.all()) == ([0, 1], ["x", "ids", "answer", "extra"], True)
-    seen, names = table.put(["b", "c"], {"reward": np.zeros(2)})
-    looked = table.look(["b", "c"], columns=names)
-    assert (seen.keys, seen.tags, seen.have.tolist()) == (looked.keys, looked.tags, looked.have.tolist())
-    assert names == [*rows(0), "reward"]
-    assert not seen.have.all()
-    assert seen.changes == looked.changes
-    seen, names = table.put([], None)
-    assert (len(seen), names) == (0, [])
-    many = [f"row {i}" for i in range(70_000)]
-    seen, names = table.put(many, {"x": np.arange(70_000)})
-    assert seen.keys == many
-    assert seen.have[:, names.index("x")].all()
-    assert not seen.have[:, names.index("reward")].any()
-    table.drop()
 
 
 @pytest.mark.usefixtures("empty")
@@ -126,32 +104,6 @@ def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_rows_by_number_and_rows_without_columns(plane: Any) -> None:
-    table = plane.table("t")
-    numbers = table.numbers(["b", "a"], create=True)
-    assert table.numbers(["a", "b"]).tolist() == [1, 0]
-    assert table.write(numbers, {"x": np.array([5, 6])}).tolist() == [0, 1]
-    assert plane.get(table.read(np.array([1, 0])))["x"].to_list() == [6, 5]
-    assert table.keys(numbers) == ["b", "a"]
-    assert table.write(["c"], tags=[{"bare": None}]).tolist() == [2]
-    assert table.look(["c", "a"]).tags == [{"bare": None}, {}]
-    with pytest.raises(dp.Misuse, match="'c' of 't' has no column 'x'"):
-        table.read([0, 2], ["x"])
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_numbers_go_on_where_the_last_table_of_the_name_ended(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a", "b"])
-    table.drop()
-    assert table.write(["a"]).tolist() == [2]
-    with pytest.raises(dp.Misuse, match="no row number 0"):
-        table.keys([0])
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
 def test_what_is_looked_at_again_says_nothing_unless_it_changed(plane: Any) -> None:
     table = plane.table("t")
     table.write(["a"], rows(1))
@@ -171,38 +123,6 @@ def test_what_is_looked_at_again_says_nothing_unless_it_changed(plane: Any) -> N
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_reference_is_the_tables(plane: Any) -> None:
-    table, ref = plane.table("t"), plane.put(rows(4))
-    table.write(list("abcd"), ref)
-    assert plane.get(table.read(["d"]))["x"].to_list() == [3]
-    table.write(list("abcd"), ref)  # again, as if the answer had been lost
-    assert plane.get(table.read(list("abcd")))["x"].to_list() == [0, 1, 2, 3]
-    table.drop()
-    with pytest.raises(dp.Freed):
-        plane.get(ref)
-
-
-@pytest.mark.usefixtures("empty")
-def test_repeated_rows_are_freed_with_the_last_of_them(plane: Any) -> None:
-    table, ref = plane.table("t"), plane.put({"pixels": np.arange(4)})
-    table.write([str(i) for i in range(8)], ref.repeat(2))
-    table.clear([str(i) for i in range(7)])
-    assert plane.get(table.read(["7"]))["pixels"].to_list() == [3]
-    table.clear(["7"])
-
-
-@pytest.mark.usefixtures("empty")
-def test_what_two_tables_have_is_freed_with_the_last(plane: Any) -> None:
-    ref = plane.put(rows(2))
-    one, other = plane.table("one"), plane.table("other")
-    one.write(["a", "b"], ref)
-    other.write(["x"], ref[1])
-    one.clear(["a", "b"])
-    assert plane.get(other.read(["x"]))["x"].to_list() == [1]
-    other.clear(["x"])
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
     table = plane.table("t")
     table.write(["a", "b"], rows(2))
@@ -212,16 +132,6 @@ def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(
         plane.get(old)
     assert plane.get(old[1])["x"].to_list() == [1]
     assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [9, 1]
-    table.drop()
-
-
-def test_a_view_outlives_its_row(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a"], {"x": pattern(1, MIB)})
-    view = plane.get(table.read(["a"]))["x"].numpy()
-    table.clear(["a"])
-    table.write(["b"], {"x": pattern(2, MIB)})
-    assert (view == pattern(1, MIB)).all()
     table.drop()
 
 
@@ -273,46 +183,7 @@ def test_what_can_not_be_asked_for(plane: Any) -> None:
     table.drop()
 
 
-@pytest.mark.usefixtures("empty")
-def test_no_rows_are_nothing(plane: Any) -> None:
-    table = plane.table("t")
-    assert table.write([], {"x": np.zeros(0)}).tolist() == []
-    assert plane.tables() == {}
-    table.write(["a"], {"x": np.zeros(1)})
-    assert table.write([], tags=[]).tolist() == []
-    assert len(table.read([], ["x"])) == 0
-    assert len(plane.get(table.read([], ["x"]))) == 0
-    assert len(table.look([])) == 0
-    assert table.numbers([]).tolist() == []
-    assert table.keys([]) == []
-    assert table.take("t", []).tolist() == []
-    table.clear([])
-    assert table.look().keys == ["a"]
-    table.drop()
-
-
 # Taking
-
-
-@pytest.mark.usefixtures("empty")
-def test_who_waits_is_told_when_enough_rows_are_ready(node: StandingNode, plane: Any) -> None:
-    found: list[list[int]] = []
-
-    def wait() -> None:
-        with dp.connect(node.address) as other:
-            found.append(other.table("t").ready(["x", "y"], task="train", least=2, timeout=60).tolist())
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    table = plane.table("t")
-    table.write(["a", "b"], {"x": np.arange(2)})
-    table.write(["b"], {"y": np.arange(1)})
-    table.write(["c"], {"y": np.arange(1), "x": np.arange(1)})
-    waiting.join(60)
-    assert found == [[1, 2]]
-    with pytest.raises(dp.NotReady, match="fewer than 3 rows of table 't'"):
-        table.ready(["x", "y"], least=3, timeout=0.05)
-    table.drop()
 
 
 def taker(pipe: Any, address: str) -> None:
@@ -345,41 +216,6 @@ def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
     assert table.ready(["x"], task="train").tolist() == [3, 5]
     table.untake()
     assert len(table.ready(["x"], task="train")) == 200
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_ranks_that_name_the_same_claim_are_given_the_same(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(list("abcdef"), {"x": np.arange(6)})
-    for step in range(3):
-        expected = [2 * step, 2 * step + 1]
-        for _ in range(3):
-            ready = table.ready(["x"], task="train", claim=f"step-{step}", least=2)
-            assert table.take("train", ready[:2], claim=f"step-{step}").tolist() == expected
-        assert table.claimed("train", f"step-{step}").tolist() == expected
-    with pytest.raises(dp.NotReady):
-        table.ready(["x"], task="train", claim="step-3")
-    assert table.ready(["x"], task="train", claim="step-0", least=99).tolist() == [0, 1]
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_rank_that_waits_is_told_of_the_claim(node: StandingNode, plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a", "b"], {"x": np.arange(2)})
-    found: list[list[int]] = []
-
-    def wait() -> None:
-        with dp.connect(node.address) as other:
-            found.append(other.table("t").ready(["x"], task="train", claim="s", least=3, timeout=60).tolist())
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    eventually(lambda: plane.stats().clients == 2)
-    assert table.take("train", [1], claim="s").tolist() == [1]
-    waiting.join(60)
-    assert found == [[1]]
     table.drop()
 
 
@@ -547,21 +383,6 @@ def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
     table.clear(["3"])
 
 
-@pytest.mark.usefixtures("empty")
-def test_a_waiting_writer_gets_the_memory_of_rows_that_are_cleared(plane: Any) -> None:
-    table = plane.table("t")
-    for number in range(3):
-        table.write([f"{number}.{i}" for i in range(10)], {"x": pattern(number, 10 * MIB, 10)})
-    for number in range(3):
-        table.clear([f"{number}.{i}" for i in range(1, 10)])
-    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=60)
-    for number in (0, 1, 2, 9):
-        got = plane.get(table.read([f"{number}.0"]))["x"].numpy()
-        assert (got[0] == pattern(number, (20 if number == 9 else 10) * MIB, 20 if number == 9 else 10)[0]).all()
-        del got
-    table.drop()
-
-
 # Size
 
 
@@ -586,25 +407,3 @@ def test_a_hundred_thousand_rows(plane: Any) -> None:
     assert table.keys(np.sort(order[count // 2 :])) == [keys[i] for i in np.sort(order[count // 2 :])]
     table.clear(order)
     assert plane.tables()["t"] == {"rows": 0, "bytes": 0, "columns": [], "tasks": ["t"]}
-
-
-@pytest.mark.usefixtures("empty")
-def test_rows_that_came_one_at_a_time_are_read_together(plane: Any) -> None:
-    table, count = plane.table("t"), 500
-    for number in range(count):
-        table.write([f"k{number}"], {"x": np.array([number]), "ids": [np.arange(number % 3)]})
-    batch = plane.get(table.read([f"k{number}" for number in reversed(range(count))]))
-    assert batch["x"].to_list() == list(reversed(range(count)))
-    del batch
-    table.clear(np.arange(count))
-
-
-@pytest.mark.usefixtures("empty")
-def test_many_columns(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a", "b"], {f"c{i}": np.arange(2) + i for i in range(200)})
-    assert len(table.read(["b"]).columns) == 200
-    assert plane.get(table.read(["b"]))["c199"].to_list() == [200]
-    with pytest.raises(dp.LimitExceeded, match="columns"):
-        table.write(["a"], {f"more{i}": np.zeros(1) for i in range(900)})
-    table.drop()

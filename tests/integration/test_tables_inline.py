@@ -54,17 +54,6 @@ def test_a_small_write_is_one_request_also_beside_columns_that_are_stored(node: 
         eventually(lambda: plane.stats().shards == 0, "all of it is freed")
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, more: int) -> None:
-    values = pattern(1, m.MAX_INLINE + 64 * more)
-    with dp.connect(node.address) as plane:
-        table = plane.table("t")
-        kinds = asked(table)
-        table.write([str(i) for i in range(8)], {"x": values.reshape(8, -1)})
-        assert kinds == (["Reserve", "Seal", "WriteRows"] if more else ["WriteInline"])
-        assert (plane.get(table.read([str(i) for i in range(8)]))["x"].numpy() == values.reshape(8, -1)).all()
-
-
 def test_a_small_write_waits_for_memory_and_leaves_nothing_where_there_is_none(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, ThreadPoolExecutor(1) as pool:
         table = plane.table("t")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
 from dataplane import testing
-from tests.processes import Worker
 
 
 def test_a_plane_in_this_process_does_what_a_plane_does() -> None:
@@ -30,29 +28,11 @@ def test_a_plane_in_this_process_does_what_a_plane_does() -> None:
         assert plane.get(table.read(["a"]))["answer"].to_list() == ["7"]
 
 
-def test_its_memory_is_small_and_has_no_disk() -> None:
-    with testing.plane(memory="4MiB") as plane:
-        plane.put({"x": np.zeros(3 << 20, np.uint8)})
-        with pytest.raises(dp.Backpressure):
-            plane.put({"x": np.zeros(3 << 20, np.uint8)}, timeout=0.05)
-
-
 def test_code_that_connects_by_itself_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///nowhere.sock")
     with testing.node() as node, dp.connect() as plane:
         assert plane.address == node.address == os.environ["DATAPLANE_ADDRESS"]
     assert os.environ["DATAPLANE_ADDRESS"] == "unix:///nowhere.sock"
-
-
-def _sum(pipe: Any, address: str) -> None:
-    with dp.connect(address) as plane:
-        while True:
-            pipe.send(int(plane.get(pipe.recv())["x"].numpy().sum()))
-
-
-def test_another_process_can_use_it() -> None:
-    with testing.plane() as plane, Worker(_sum, plane.address) as worker:
-        assert worker.ask(plane.put({"x": np.arange(1000)})) == 499_500
 
 
 def test_a_forked_child_that_leaves_the_block_ends_nothing() -> None:
@@ -86,14 +66,6 @@ def test_a_lease_runs_out_when_the_clock_is_moved() -> None:
             assert len(again) == 2
         with pytest.raises(dp.LeaseExpired):
             late.ack()
-
-
-def test_several_stand_side_by_side() -> None:
-    with testing.plane() as one, testing.plane() as two:
-        assert one.address != two.address
-        ref = one.put({"x": [1]})
-        with pytest.raises(dp.OwnerDied):
-            two.get(ref)
 
 
 def test_a_node_whose_settings_can_not_be_is_refused_and_leaves_nothing() -> None:

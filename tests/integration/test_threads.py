@@ -19,7 +19,7 @@ import pytest
 import dataplane as dp
 from dataplane.diagnosis.calls import current_frames, plain_current_frames
 from tests.cases import each_case
-from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, pattern
+from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
 
 class Threads:
@@ -54,22 +54,6 @@ class Threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         hanging = [thread for thread in self._threads if thread.is_alive()]
         assert not hanging, f"{len(hanging)} of {len(self._threads)} threads hang"
-
-
-def test_eight_threads_share_a_plane(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-
-        def work(seed: int) -> None:
-            size = (4 << 10, 600 << 10, 2 * MIB)[seed % 3]
-            ref = plane.put({"x": pattern(seed, size)}, timeout=60)
-            assert np.array_equal(plane.get(ref, timeout=60)["x"].numpy(), pattern(seed, size))
-            plane.free(ref)
-
-        threads = Threads(8, work)
-        eventually(lambda: min(threads.calls) >= 30, "every thread gets its turn")
-        threads.stop()
-        assert not threads.ended
-        eventually(lambda: plane.stats().memory_used == 0, "nothing is left")
 
 
 def test_a_call_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -113,42 +97,6 @@ def test_closing_while_threads_wait(tmp_path: Path) -> None:
         threads.end(4)
         assert [type(error) for error in threads.ended] == [dp.Closed] * 4
         eventually(lambda: watcher.stats().waiting == 0, "the node noticed")
-
-
-def test_closing_twice_and_from_two_threads(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node:
-        for _ in range(10):
-            plane = dp.connect(node.address)
-            together = threading.Barrier(3)
-
-            def close(plane: dp.Plane = plane, together: threading.Barrier = together) -> None:
-                together.wait()
-                plane.close()
-
-            closers = [threading.Thread(target=close, daemon=True) for _ in range(3)]
-            for thread in closers:
-                thread.start()
-            for thread in closers:
-                thread.join(WAIT_S)
-                assert not thread.is_alive()
-            plane.close()
-
-
-def test_views_dropped_in_many_threads(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(1, MIB)})
-
-        def work(_: int) -> None:
-            batch = plane.get(ref)
-            views = [batch["x"].numpy(), batch["x"].arrow(), batch["x"].numpy()[0, 5:]]
-            del batch
-            views.clear()
-
-        threads = Threads(6, work)
-        eventually(lambda: min(threads.calls) >= 50, "all read")
-        threads.stop()
-        assert not threads.ended
-        eventually(lambda: plane.stats().pinned_bytes == 0, "every pin was dropped")
 
 
 async def test_the_synchronous_face_where_a_loop_runs(tmp_path: Path) -> None:
@@ -315,9 +263,3 @@ def looks(pipe: Any, plain: bool) -> None:
     for thread in threads:
         thread.join()
     pipe.send(gc.isenabled())
-
-
-@each_case("plain", [False, True])
-def test_who_asks_for_frames_does_not_wait_for_who_starts_a_thread(plain: bool) -> None:
-    with Worker(looks, plain) as worker:
-        assert worker.hear(), "garbage is collected as it was"

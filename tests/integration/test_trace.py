@@ -19,7 +19,6 @@ from dataplane import cli
 from dataplane.client.observing import collect, snapshot
 from dataplane.observe.ring import RING_BYTES
 from dataplane.observe.trace import Trace
-from tests.cases import each_case
 from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, Worker, eventually
 from tests.tools import tool
@@ -169,15 +168,6 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
             assert all(process.node != other for process in trace.processes)
 
 
-def test_threads_have_lanes_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandingNode(tmp_path) as node, Worker(threads, node.address) as one:
-        one.hear()
-        events = traced(node.address, tmp_path / "t.json", capsys)
-        lanes = {each["args"]["name"].split()[0] for each in events if each["name"] == "thread_name"}
-        assert {"rollout", "trainer"} <= lanes
-        one.say()
-
-
 def threads(pipe: Any, address: str) -> None:
     with dp.connect(address) as plane:
         for name in ("rollout", "trainer"):
@@ -186,49 +176,6 @@ def threads(pipe: Any, address: str) -> None:
             thread.join()
         pipe.send(None)
         pipe.recv()
-
-
-def test_calls_of_one_loop_that_overlap_are_beside_each_other(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, Worker(together_in_a_loop, node.address) as one:
-        one.hear()
-
-        async def ask() -> Trace:
-            async with dp.aio.connect(node.address) as plane:
-                return await collect(plane, 60)
-
-        events = list(asyncio.run(ask()).chrome())
-        check(events)
-        consumes = [each for each in events if each["name"] == "consume"]
-        assert len({each["tid"] for each in consumes}) == len(consumes) == 4
-        one.say()
-
-
-def together_in_a_loop(pipe: Any, address: str) -> None:
-    async def work() -> None:
-        async with dp.aio.connect(address) as plane:
-            stream = await plane.stream("s", tasks=["t"])
-
-            async def one() -> None:
-                async with stream.consume("t", rows=1, columns=["x"], timeout=60):
-                    pass
-
-            waiting = [asyncio.ensure_future(one()) for _ in range(4)]
-            while (await stream.stats())["task"]["t"]["waiting"] < 4:
-                await asyncio.sleep(0.01)
-            await stream.append({"x": [1, 2, 3, 4]})
-            await asyncio.gather(*waiting)
-            pipe.send(None)
-            await asyncio.to_thread(pipe.recv)
-
-    asyncio.run(work())
-
-
-@each_case("seconds", ["0", "-1", "nan", "1e9"])
-def test_seconds_that_are_none(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandingNode(tmp_path) as node, pytest.raises(SystemExit):
-        cli.main(["trace", f"--seconds={seconds}", "--out", str(tmp_path / "t.json"), node.address])
-    assert "seconds" in capsys.readouterr().err
-    assert not (tmp_path / "t.json").exists()
 
 
 def test_observing_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

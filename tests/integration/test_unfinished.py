@@ -92,37 +92,6 @@ def test_no_task_is_given_a_row_before_it_is_finished(stream: Any) -> None:
         stream.consume("actor", rows=1, columns=["response_ids"], timeout=5)
 
 
-@pytest.mark.parametrize(
-    ("share", "version"),
-    [
-        pytest.param(0.0, 1, marks=pytest.mark.long),
-        pytest.param(0.2, 1, marks=pytest.mark.long),
-        (0.25, 2),
-        pytest.param(0.75, 5, marks=pytest.mark.long),
-    ],
-)
-def test_the_version_counts_a_share_of_stale_tokens(stream: Any, share: float, version: int) -> None:
-    row = stream.begin()
-    for made, length in ((1, 1), (2, 2), (5, 1)):
-        row.append({"response_ids": [np.arange(length)]}, version=made)
-    row.finish(stale_share=share)
-    with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
-        assert delivery.versions == [version]
-
-
-def test_max_lag_does_not_wait_for_what_nobody_can_be_given(plane: Any) -> None:
-    stream = plane.stream("lagging", tasks=["actor"], max_lag=1)
-    row = stream.begin("slow", version=0)
-    row.append({"response_ids": [[1]]})
-    for version in range(5):
-        stream.append({"response_ids": [[2]]}, version=version, timeout=5)
-        assert taken(stream, "response_ids") == {"response_ids": [[2]]}
-    row.finish()
-    with pytest.raises(dp.Backpressure):
-        stream.append({"response_ids": [[2]]}, version=5, timeout=0.05)
-    assert taken(stream, "response_ids") == {"response_ids": [[1]]}
-
-
 @BOTH
 def test_who_lost_a_row_brings_nothing_more(stream: Any) -> None:
     first = stream.begin("r", lease=30)
@@ -152,17 +121,6 @@ def test_who_lost_a_row_brings_nothing_more(stream: Any) -> None:
         stream.resume("r")
 
 
-def test_a_lease_ends_by_itself(stream: Any) -> None:
-    row = stream.begin("r", lease=0.05)
-    row.append({"response_ids": [[1]]})
-    again = free_row(stream)
-    with pytest.raises(dp.LeaseExpired):
-        row.renew()
-    again.renew()
-    again.abandon()
-    assert stream.stats()["rows"] == 0
-
-
 def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: Any, stream: Any) -> None:
     row = stream.begin("r")
     row.append({"response_ids": [[1]], "hidden": [np.zeros((1, 3))]})
@@ -179,34 +137,6 @@ def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: 
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
-def test_dropped_rows_are_in_progress_no_more(stream: Any) -> None:
-    row = stream.begin("r", group="g")
-    row.append({"response_ids": [[1]]})
-    stream.drop_rows(groups=["g"])
-    with pytest.raises(dp.LeaseExpired):
-        row.append({"response_ids": [[2]]})
-    with pytest.raises(dp.LeaseExpired):
-        row.finish()
-    assert stream.unfinished() == []
-
-
-@BOTH
-def test_a_stream_full_of_groups_that_lack_rows_says_so(plane: Any) -> None:
-    stream = plane.stream("full", tasks=["actor"], max_rows=4)
-    whole = dp.CompleteGroups(4)
-    for group in ("a", "b"):
-        stream.append({"x": np.arange(2)}, group=group)
-    with pytest.raises(dp.NotReady):
-        stream.consume("actor", rows=4, columns=["x"], sampler=whole, timeout=0.05)
-    with pytest.raises(dp.Backpressure, match=r"groups that lack some of their 4 alone \('a', 'b'\)"):
-        stream.append({"x": np.arange(2)}, group="a", timeout=0.05)
-    stream.drop_rows(groups=["b"])
-    stream.append({"x": np.arange(2)}, group="a", timeout=30)
-    with stream.consume("actor", rows=4, columns=["x"], sampler=whole, timeout=30) as delivery:
-        assert len(delivery) == 4
-    stream.drop()
-
-
 def test_rows_that_were_begun_finish_where_the_stream_is_full(plane: Any) -> None:
     stream = plane.stream("full", tasks=["actor"], max_rows=2, max_bytes="1KiB")
     rows = [stream.begin(group="a") for _ in range(2)]
@@ -220,16 +150,6 @@ def test_rows_that_were_begun_finish_where_the_stream_is_full(plane: Any) -> Non
     ) as delivery:
         assert len(delivery) == 2
     stream.drop()
-
-
-def test_large_pieces_are_joined_where_they_lie(stream: Any) -> None:
-    row, made = stream.begin("r"), []
-    for number in range(3):
-        made.append(np.arange(50_000) + number)
-        row.append({"response_ids": [made[-1]]}, version=number)
-    row.finish()
-    with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
-        assert (delivery.get()["response_ids"].numpy()[0] == np.concatenate(made)).all()
 
 
 @BOTH

@@ -78,34 +78,6 @@ def test_a_view_outlives_its_plane(node: StandingNode, kind: str) -> None:
         assert other.stats().memory_used == 0
 
 
-def test_a_batch_makes_views_after_its_plane_was_closed(node: StandingNode) -> None:
-    with dp.connect(node.address) as other:
-        plane = dp.connect(node.address)
-        batch = plane.get(plane.put({"x": pattern(1, SIZE).view(np.int64), "t": ["a"]}))
-        plane.close()
-        overwrite(other)
-        assert np.array_equal(batch["x"].numpy(), pattern(1, SIZE))
-        assert torch.equal(batch["x"].torch(), torch.from_numpy(pattern(1, SIZE).view(np.int64)))
-        assert batch["t"].to_list() == ["a"]
-
-
-def test_views_drop_one_by_one_after_close(node: StandingNode) -> None:
-    with dp.connect(node.address) as other:
-        plane = dp.connect(node.address)
-        refs = [plane.put({"x": pattern(seed, SIZE)}) for seed in range(3)]
-        views = [plane.get(ref)["x"].numpy() for ref in refs]
-        plane.close()
-        for ref in refs:
-            other.free(ref)
-        views.pop(0)
-        eventually(lambda: other.stats().pinned_bytes == 2 * SIZE, "one of three dropped")
-        overwrite(other)
-        views.pop()
-        eventually(lambda: other.stats().pinned_bytes == SIZE, "two of three dropped")
-        overwrite(other)
-        assert np.array_equal(views[0], pattern(1, SIZE))
-
-
 async def test_closing_with_messages_on_the_way_keeps_the_views(node: StandingNode) -> None:
     """What is half sent at the close must not spoil what the views' end says later."""
     async with dp.aio.connect(node.address) as other:
@@ -134,18 +106,6 @@ async def test_closing_with_messages_on_the_way_keeps_the_views(node: StandingNo
         assert np.array_equal(views[0], pattern(2, SIZE))
 
 
-def test_numpy_and_arrow_views_are_read_only(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        batch = plane.get(plane.put({"x": pattern(1, SIZE), "ragged": [[1, 2], [3]][:1]}))
-        for array in (batch["x"].numpy(), batch["ragged"].numpy()[0]):
-            with pytest.raises(ValueError, match="read-only"):
-                array[:] = 0
-            with pytest.raises(ValueError, match="WRITEABLE"):
-                array.setflags(write=True)
-        buffers = [buffer for buffer in batch["x"].arrow().buffers() if buffer is not None]
-        assert not any(buffer.is_mutable for buffer in buffers)
-
-
 def test_writing_into_a_torch_tensor_touches_nobody_else(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, dp.connect(node.address) as other:
         ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
@@ -159,18 +119,6 @@ def test_writing_into_a_torch_tensor_touches_nobody_else(node: StandingNode) -> 
         again = other.get(ref)["x"]
         assert np.array_equal(again.numpy(), pattern(1, SIZE))
         assert torch.equal(again.torch(), -one)
-
-
-def test_a_private_copy_holds_when_its_memory_goes_to_others(node: StandingNode) -> None:
-    """Pages that were never written still come from the shard: the tensor must keep it in place."""
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
-        tensor = plane.get(ref)["x"].torch()
-        tensor[0, 0] = -1
-        plane.free(ref)
-        overwrite(plane)
-        assert tensor[0, 0] == -1
-        assert np.array_equal(tensor.numpy()[0, 1:], pattern(1, SIZE)[0, 1:])
 
 
 def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: StandingNode) -> None:
@@ -242,14 +190,3 @@ def test_large_rows_that_repeat_are_tensors_in_place_and_each_its_own(node: Stan
         assert [float(row.flatten()[0]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 8]
         assert [float(row.flatten()[-1]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 512]
         assert float(column.numpy()[2]["pixels"][0, 0] if struct else column.numpy()[2][0, 0]) == 1024
-
-
-def test_a_row_outlives_the_others_and_keeps_its_memory(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": [torch.full((2, 65536), float(row)) for row in range(4)]})
-        row = plane.get(ref[[3, 1]])["x"].tensors()[0]
-        plane.free(ref)
-        overwrite(plane)
-        assert row.unique().tolist() == [3]
-        del row
-        eventually(lambda: plane.stats().memory_used == 0, "its memory goes with it")

@@ -94,16 +94,6 @@ def test_with_a_lag_steps_are_under_way_side_by_side(plane: dp.Plane) -> None:
     assert all(b.ended - b.step_s < a.ended for a, b in pairwise(results)), "the next one had begun"
 
 
-def test_a_stage_of_the_whole_step_begins_when_all_is_there(plane: dp.Plane) -> None:
-    first = Stage("double", stages.double, ("x",), ("y",))
-    pipeline = Pipeline([first, Stage("add", stages.add, ("x", "y"), ("z",), whole=True)])
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        result = executor.step(plane.put({"x": X}))
-    ended = max(span.ended for span in result.spans if span.instruction < 4)
-    assert all(span.began >= ended for span in result.spans if span.instruction >= 4)
-    assert values(plane, result.ref, "z") == (3 * X).tolist()
-
-
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
@@ -182,12 +172,6 @@ def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> Non
         pytest.raises(StageFailed, match="'x'"),
     ):
         executor.step(plane.put({"other": X}))
-
-
-def test_who_gives_no_function_for_a_model_is_told(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline()
-    with pytest.raises(ValueError, match="a model needs `build`"):
-        Executor(plane, pipeline, planned(pipeline), build=stages.chunk)
 
 
 def test_rows_that_cost_what_was_measured(plane: dp.Plane) -> None:
