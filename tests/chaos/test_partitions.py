@@ -30,8 +30,6 @@ from tests.unit.node.partitions.machine import Machine
 pytestmark = needs_namespaces
 
 S, TASK = "rollouts", "train"
-FAILOVER_S = 5.0
-SLACK_S = 5.0  # of a machine with much else to do
 _numbers = itertools.count(1)
 
 

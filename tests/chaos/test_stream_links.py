@@ -24,8 +24,6 @@ pytestmark = [needs_namespaces, pytest.mark.long]
 
 GROUPS = [f"prompt-{i}" for i in range(24)]
 KEYS = [f"row-{i}" for i in range(12)]
-FAILOVER_S = 5.0
-SLACK_S = 3.0  # of a machine with much else to do
 
 
 @contextmanager

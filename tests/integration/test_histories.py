@@ -105,16 +105,6 @@ def test_other_processes_draft_from_it(plane: Any, node: StandingNode) -> None:
         assert worker.hear() == [5, 6, 7, 8]
 
 
-def adds(pipe: Any, address: str, first: int) -> None:
-    with dp.connect(address) as plane:
-        history = plane.history("h", keep=2, samples=4)
-        pipe.send("ready")
-        for number in range(first, first + 20):
-            history.add("p", [number] * 5, epoch=number // 10, reward=number)
-            history.add(f"p{number}", [number])
-        pipe.send("done")
-
-
 def test_both_faces_are_one(node: StandingNode) -> None:
     async def run() -> list[int]:
         async with dp.aio.connect(node.address) as plane:

@@ -94,13 +94,6 @@ def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
         assert not plane.stats().pinned_bytes
 
 
-def leave(pipe: Any, address: str) -> None:
-    """Keeps something, says what, and ends without closing its plane."""
-    plane = dp.connect(address)
-    globals()["left"] = plane
-    pipe.send(plane.put(columns(5), device="keep"))
-
-
 def test_streams_and_scopes_take_what_is_kept(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         ref = plane.put(columns(1), device="keep", scope="step")

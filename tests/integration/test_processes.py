@@ -41,15 +41,6 @@ def test_one_process_puts_and_two_get(tmp_path: Path) -> None:
             plane.free(ref)
 
 
-def relay(pipe: Any, address: str) -> None:
-    """Puts something of its own beside what it is given, and hands both on."""
-    with dp.connect(address) as plane:
-        ref = pipe.recv()
-        reward = plane.put({"reward": np.arange(len(ref), dtype=np.float32)})
-        pipe.send(ref.union(reward))
-    pipe.recv()
-
-
 def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:
     """Small puts of many columns with long names, no two of which lie alike: refused as a limit, and fewer are read;
     of those that lie alike, many more are."""

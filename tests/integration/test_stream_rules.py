@@ -90,24 +90,6 @@ def take(stream: Any, name: str = "a", rows: int = 100, timeout: float = 0, **ho
         return values(delivery)
 
 
-class First:
-    """A sampler of the user's own that does what Fifo does."""
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        return np.arange(min(want, len(candidates)))
-
-
-class Nothing:
-    """One that chooses nothing, and says that it was asked."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        self.asked.set()
-        return []
-
-
 # Appending, and appending again
 
 

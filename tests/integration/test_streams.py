@@ -365,19 +365,6 @@ def test_splitting(plane: Any) -> None:
             plain.rows_of(wrong)
 
 
-class Longest:
-    """Rows with the longest answers, of the tag that is asked for; those without tokens never."""
-
-    needs = ("ids",)
-    tags_read = ("domain",)
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        math = np.flatnonzero(candidates.tags["domain"] == "math")
-        lengths = candidates.lengths["ids"]
-        order = math[np.argsort(-lengths[math], kind="stable")]
-        return dp.Choice(order[lengths[order] > 0][:want], np.flatnonzero(lengths == 0))
-
-
 def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
     """One finds that the other was quicker; what is left is ready still, and nothing needs to change for it."""
     meet = threading.Barrier(2, timeout=60)

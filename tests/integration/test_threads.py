@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.diagnosis.calls import current_frames, plain_current_frames
 from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
@@ -234,32 +232,3 @@ def test_interrupted_often_while_another_thread_calls(tmp_path: Path) -> None:
         command = [sys.executable, "-c", INTERRUPTED_OFTEN, node.address]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40)
         assert (done.returncode, done.stdout) == (0, "300 7\nclosed\n")
-
-
-def looks(pipe: Any, plain: bool) -> None:
-    """Ask for all threads' frames over and over, while garbage is collected, by Python, and threads are started."""
-    ask = plain_current_frames if plain else current_frames
-    over = threading.Event()
-
-    def elsewhere() -> None:
-        while not over.is_set():
-            (lambda: time.sleep(0))()
-
-    def look() -> None:
-        until = time.monotonic() + 0.3
-        while time.monotonic() < until:
-            assert threading.get_ident() in ask()
-        over.set()
-
-    gc.callbacks.append(lambda phase, info: time.sleep(0))
-    gc.set_threshold(1)
-    threads = [threading.Thread(target=work) for work in (look, elsewhere, elsewhere, elsewhere)]
-    for thread in threads:
-        thread.start()
-    while not over.is_set():
-        started = threading.Thread(target=int)
-        started.start()
-        started.join()
-    for thread in threads:
-        thread.join()
-    pipe.send(gc.isenabled())

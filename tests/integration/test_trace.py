@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +165,6 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
         assert list(trace.missing) in ([other], [])
         if not trace.missing:  # it was taken for dead by then
             assert all(process.node != other for process in trace.processes)
-
-
-def threads(pipe: Any, address: str) -> None:
-    with dp.connect(address) as plane:
-        for name in ("rollout", "trainer"):
-            thread = threading.Thread(target=lambda: [plane.put({"x": [1]}) for _ in range(3)], name=name)
-            thread.start()
-            thread.join()
-        pipe.send(None)
-        pipe.recv()
 
 
 def test_observing_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,6 @@ def test_where_nobody_can_listen(listen: str) -> None:
         ClusterConfig(listen, key="cluster.key")
 
 
-EVERY = ["tcp://0.0.0.0:7000", "tcp://[::]:7000", "tcp://*:7000", "tcp://0:7000"]
-
-
 @each_case("advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"])
 def test_what_nobody_could_be_found_by(advertise: str) -> None:
     with pytest.raises(ValueError, match="is no host"):

@@ -1,82 +1,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
-
-_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-_ZONES = (
-    st.none()
-    | st.sampled_from([dt.UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("UTC"), dt.timezone(dt.timedelta(hours=1), "CET")])
-    | st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)).map(dt.timezone)
-)
-_KEYS = (
-    st.integers()
-    | st.booleans()
-    | _TEXT
-    | st.binary(max_size=4)
-    | st.dates()
-    | st.fractions()
-    | st.uuids()
-    | st.timedeltas()
-)
-_LEAVES = (
-    _KEYS
-    | st.none()
-    | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False)
-    | st.decimals(allow_nan=False)
-    | st.datetimes(timezones=_ZONES)
-    | st.datetimes().map(lambda at: at.replace(fold=1))
-    | st.times(timezones=st.none() | st.just(dt.UTC))
-    | _ZONES
-    | st.binary(max_size=4).map(bytearray)
-    | _TEXT.map(np.str_)
-    | st.binary(max_size=4).map(np.bytes_)
-    | st.frozensets(_KEYS, max_size=3)
-    | st.sets(_KEYS, max_size=3)
-    | st.builds(range, st.integers(), st.integers(), st.integers(1))
-    | st.builds(slice, st.none() | st.integers(), st.none() | st.integers())
-    | _TEXT.map(PurePosixPath)
-    | _TEXT.map(PureWindowsPath)
-    | st.just(Path("/tmp/a b"))
-)
-
-
-def _maps(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    plain = st.dictionaries(_KEYS, inner, max_size=3)
-    return (
-        plain
-        | plain.map(OrderedDict)
-        | plain.map(Counter)
-        | st.builds(defaultdict, st.sampled_from([None, list, int, dict, Counter]), plain)
-    )
-
-
-_VALUES = st.recursive(
-    _LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 9))
-        | _maps(inner)
-    ),
-    max_leaves=8,
-)
 
 
 @each_case(

@@ -8,9 +8,7 @@ import pytest
 from dataplane.batch.rows import Rows
 from tests.cases import each_case
 
-lists = st.lists(st.integers(0, 70_000), max_size=50)
 ranges = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: list(range(min(pair), max(pair))))
-numbers = lists | ranges
 
 
 @each_case(("top", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32 - 1, 4), (2**32, 8)])

@@ -117,10 +117,6 @@ async def give(etcd: FakeEtcd, *servers: Server, but: tuple[Server, ...] = ()) -
             etcd.add(each.place.peer_url, each.name)
 
 
-def peers(etcd: FakeEtcd) -> set[str]:
-    return {url for each in etcd.members.values() for url in each.peerURLs}
-
-
 def test_two_members_have_one_server_and_three_have_three() -> None:
     two = {NODES[i]: member(i) for i in range(2)}
     assert in_line(two, {NODES[0]}) == []

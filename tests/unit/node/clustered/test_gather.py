@@ -178,13 +178,6 @@ async def test_the_last_group_of_a_closed_partition_waits_for_those_of_others() 
         assert sorted(ids(await clients[0].take(8, 600.0, **how))) == list(range(8))
 
 
-def ragged(node: ReaderBench, rows: int) -> BatchRef:
-    from dataplane.batch.field import Field
-
-    shard = node.ref(rows).shards()[0][1]
-    return BatchRef.of(bytes.fromhex(node.name), rows, [("x", Field("ragged", "int64", (None,)), 8 * rows, shard, 0)])
-
-
 async def test_who_waits_for_the_end_is_given_what_others_give_back() -> None:
     async with readers(2) as nodes:
         for node in nodes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -197,8 +196,3 @@ async def writers(count: int, directory: Path, **options: Any) -> AsyncIterator[
 
     async with benches(count, make=WriterBench, directory=directory, **options) as nodes:
         yield nodes
-
-
-async def together(*asked: Awaitable[Any]) -> list[Any]:
-    """All of them at once."""
-    return list(await asyncio.gather(*asked))
