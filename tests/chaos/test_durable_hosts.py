@@ -80,6 +80,7 @@ def take(stream: dp.Stream, most: int) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.long
 def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
     put: dict[str, bytes] = {}
     acked: dict[str, bytes] = {}
@@ -139,7 +140,6 @@ def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> No
                 process.kill()
 
 
-@pytest.mark.long
 def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         put: dict[str, bytes] = {}

@@ -249,6 +249,7 @@ def test_partitions_survive_stops_cuts_kills_and_no_coordinator(tmp_path: Path) 
     assert all(done for each in told for _, done in each[3]), "all are acked"
 
 
+@pytest.mark.long
 def test_a_leader_that_hears_nobody_is_replaced_though_it_is_heard(tmp_path: Path) -> None:
     """It can not drop its followers, since it does not reach the coordinator either; nor may it keep them waiting."""
     with hosts(3, tmp_path) as (made, server):

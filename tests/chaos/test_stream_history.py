@@ -330,7 +330,9 @@ def perform(seed: int, faults: list[str]) -> None:
         Run(seed, Path(directory), stack, faults).run()
 
 
-@each_case("seed", [5, 16, 71])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(5, marks=pytest.mark.long), 16, pytest.param(71, marks=pytest.mark.long)]
+)
 def test_a_history(seed: int) -> None:
     perform(seed, FAULTS)
 

@@ -55,6 +55,7 @@ class TestGloo(TransportSuite):
             assert np.array_equal(target.numpy(), expected)
             await server.withdraw(ticket)
 
+    @pytest.mark.long
     async def test_an_owner_that_is_stopped_and_one_that_is_killed(
         self, reader: Transport, monkeypatch: pytest.MonkeyPatch
     ) -> None:

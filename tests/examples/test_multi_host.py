@@ -32,6 +32,7 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
 
 
+@pytest.mark.long
 @needs_etcd
 def test_the_job_goes_on_when_hosts_die_and_one_is_silent() -> None:
     small = {"prompts": 8, "smallest": 56, "largest": 84, "in_flight": "4MiB"}
@@ -92,6 +93,7 @@ def test_without_namespaces_it_says_why_and_goes_on_loopback(
     assert "root is needed" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_hosts_of_namespaces_have_a_link_each_and_leave_nothing(tmp_path: Any) -> None:
     auth.generate(tmp_path / "cluster.key")

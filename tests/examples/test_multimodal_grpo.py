@@ -226,6 +226,7 @@ def test_two_ranks_learn_together(tmp_path: Path) -> None:
     assert [step.rows for step in steps] == [job.prompts * job.responses] * 6
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * LONG_S + 100)
 @pytest.mark.usefixtures("_no_other_node")
 def test_the_job_goes_on_where_it_was_after_all_of_its_processes_were_killed(tmp_path: Path) -> None:
@@ -253,6 +254,7 @@ def test_the_job_goes_on_where_it_was_after_all_of_its_processes_were_killed(tmp
     assert steps < 8, "updates of the life before were not made again"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_no_other_node")
 def test_a_process_that_fails_is_shown_and_ends_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

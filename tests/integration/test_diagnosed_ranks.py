@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 import dataplane as dp
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import Run, between
@@ -66,6 +68,7 @@ def looked(plane: dp.Plane) -> Run:
     return between(before, plane.graphs(), LOOK_S)
 
 
+@pytest.mark.long
 def test_the_rank_that_others_wait_for_in_a_collective_is_named(tmp_path: Path) -> None:
     code = tmp_path / "ranks.py"
     with StandingNode(tmp_path, memory="64MiB", spill=0) as node, dp.connect(node.address) as plane:

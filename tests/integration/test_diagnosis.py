@@ -64,7 +64,7 @@ def grpo(node: StandingNode, fault: str, seen: Path) -> Run:
     return Run.load(seen)
 
 
-@pytest.mark.parametrize("fault", ["reward", "lock"])
+@pytest.mark.parametrize("fault", ["reward", pytest.param("lock", marks=pytest.mark.long)])
 def test_the_line_that_is_slow_is_named_first(
     node: StandingNode, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def read(plane: Any, ref: dp.BatchRef) -> Any:
     return plane.get(ref)["x"].to_list()
 
 
+@pytest.mark.long
 def test_a_node_that_is_stopped_past_its_lease_comes_back_as_the_same(two: tuple[Host, Host], etcd: EtcdServer) -> None:
     with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
         together(one, other)

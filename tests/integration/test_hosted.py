@@ -62,6 +62,7 @@ def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
         together(*planes)
 
 
+@pytest.mark.long
 def test_the_key_keeps_others_out_and_is_on_no_command_line(tmp_path: Path) -> None:
     with hosted(tmp_path / "a", 2) as (nodes, planes), hosted(tmp_path / "b", 1) as ([strange], [stranger]):
         for node in (*nodes, strange):

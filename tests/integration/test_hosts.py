@@ -320,6 +320,7 @@ def test_eight_processes_of_a_host_fetch_once(two: Hosts, planes: Planes) -> Non
         assert two[1].facts()["copies"] == planes[1].stats().shards
 
 
+@pytest.mark.long
 def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
     """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
     with (

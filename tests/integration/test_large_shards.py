@@ -38,6 +38,7 @@ def random_rows() -> Any:
     return np.unique(np.random.default_rng(0).integers(0, ROWS, 300_000))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("freed", [one_row, every_second, random_rows])
 def test_of_a_shard_of_20_million_rows_all_is_readable_but_what_was_freed(
     plane: dp.Plane, freed: Callable[[], Any]

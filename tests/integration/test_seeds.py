@@ -83,6 +83,7 @@ def nodes() -> Iterator[list[Seeded]]:
         node.end()
 
 
+@pytest.mark.long
 def test_three_seeds_and_what_becomes_of_one(tmp_path: Path, key: Path, nodes: list[Seeded]) -> None:
     """It is killed, and comes back; its server dies alone; its directory is lost. The others go on."""
     seeds = ",".join(ports(3))

@@ -147,6 +147,7 @@ def test_processes_of_all_hosts_on_one_clock(tmp_path: Path, capsys: pytest.Capt
             assert acked > last
 
 
+@pytest.mark.long
 def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two:
         with dp.connect(one.address) as here, dp.connect(two.address) as there:

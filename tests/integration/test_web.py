@@ -322,6 +322,7 @@ def test_the_command_serves_until_it_is_told_to_stop(served: tuple[subprocess.Po
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_node_has_its_page_beside_it_and_takes_it_along(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
     command += ["--socket", str(tmp_path / "node.sock"), "--web", "127.0.0.1:0"]

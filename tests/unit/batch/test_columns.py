@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -38,7 +38,6 @@ def _arrays(draw: st.DrawFn, ndim: int | None = None, dtype: Any = None) -> np.n
     return array[::-1] if draw(st.booleans()) else array
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
     dtype, ndim = data.draw(_DTYPES), data.draw(st.integers(1, 3))

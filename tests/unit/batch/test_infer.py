@@ -34,7 +34,6 @@ _PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=250)
 @given(st.lists(_PLAIN, max_size=6))
 def test_plain_values_come_back_equal_and_mixed_ones_exactly(rows: list[Any]) -> None:
     found = column(rows)
@@ -178,7 +177,7 @@ _NUMBERS = st.one_of(
 
 
 @given(_NUMBERS)
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_lists_of_numbers_are_the_same_by_the_extension_and_without(rows: list[list[Any]]) -> None:
     if infer._read is None:
         pytest.skip("the extension was not built: there was no C compiler")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.alike import laid
@@ -130,7 +130,6 @@ def test_bytes_that_are_no_layout_are_a_protocol_mismatch(data: bytes) -> None:
         ShardLayout.decode(data)
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_a_layout_with_a_wrong_byte_is_refused_or_can_be_read(data: st.DataObject) -> None:
     layout, memory = _shard()
@@ -148,7 +147,6 @@ def test_a_layout_with_a_wrong_byte_is_refused_or_can_be_read(data: st.DataObjec
             _read_everything(mutated, memory)
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_false_tables_in_the_bytes_are_corrupt_or_can_be_read(data: st.DataObject) -> None:
     layout, memory = _shard()

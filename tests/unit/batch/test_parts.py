@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import stretches
@@ -83,7 +83,6 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(_ROWS, st.data())
 def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], data: st.DataObject) -> None:
     found = column([*rows, None])  # None: objects, whatever the others are

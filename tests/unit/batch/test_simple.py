@@ -27,7 +27,7 @@ def _column(rows: int) -> st.SearchStrategy[Any]:
 
 
 @given(st.integers(1, 4).flatmap(lambda rows: st.dictionaries(st.text("abc", min_size=1), _column(rows), min_size=1)))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
     laid = laid_out(columns, _MOST)
     if laid is None:  # a list without any number, or no extension

@@ -56,6 +56,7 @@ def test_too_little_memory_is_said_with_the_scale_that_would_fit() -> None:
         check(whole, Room(GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
 
 
+@pytest.mark.long
 def test_an_environment_that_cannot_be_made_says_which_command_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_promises_are_ratios_and_count_where_another_is_faster() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @each_case("name", ["dataplane", "controller"])
 def test_what_arrives_is_what_was_sent(name: str, tmp_path: Path) -> None:
     where = environment(SYSTEMS[name])

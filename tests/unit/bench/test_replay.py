@@ -171,6 +171,7 @@ def config(directory: Path) -> dp.NodeConfig:
     return dp.NodeConfig(memory="64MiB", spill="256MiB", spill_dir=directory, prewarm=0)
 
 
+@pytest.mark.long
 @each_case("max_lag", [0, 1])
 def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path) -> None:
     """All bytes are compared where they are read: a process that found others would have ended the run."""

@@ -146,6 +146,7 @@ async def test_a_stranger_that_names_this_node_itself_has_it_found_nothing(start
     assert found.generation == 1
 
 
+@pytest.mark.long
 async def test_alone_of_those_that_it_was_told_of_it_waits(start: Start) -> None:
     """Somebody else may have founded, and be cut off."""
     here, nobody, late = ports(3)
@@ -231,6 +232,7 @@ async def test_who_is_silent_is_waited_for_when_the_next_is_founded(start: Start
         assert (await seeking).generation == 2, "now it has ended"
 
 
+@pytest.mark.long
 async def test_a_coordinator_that_never_answers_here_is_not_told_to_others(start: Start) -> None:
     """It was over before this node could reach it: who told of it was killed, and another is there."""
     here, there, closed = ports(3)

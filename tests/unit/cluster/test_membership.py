@@ -317,7 +317,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 
 
 @needs_etcd
-@pytest.mark.parametrize("how", ["killed", "wiped", "frozen"])
+@pytest.mark.parametrize("how", ["killed", "wiped", pytest.param("frozen", marks=pytest.mark.long)])
 async def test_members_stay_members_while_etcd_is_away(etcd: EtcdServer, how: str) -> None:
     # Frozen, etcd ends all leases when it goes on, and each node has that long to return.
     lease_s = 1.5 * LEASE_S if how == "frozen" else LEASE_S

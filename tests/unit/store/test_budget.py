@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.clock import Deadline
@@ -226,7 +226,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(actions)
 def test_whatever_happens_the_bytes_add_up(done: list[tuple[str, int, bool]]) -> None:
     async def scenario() -> None:

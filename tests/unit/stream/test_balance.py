@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from dataplane.errors import Misuse
 from dataplane.stream.balance import balanced
@@ -60,7 +60,6 @@ many = st.lists(st.integers(0, 40) | st.integers(0, 100_000), max_size=80)
 
 
 @given(many, st.integers(1, 20), st.booleans())
-@settings(max_examples=300)
 @example([0, 0, 0, 0, 0], 3, True)
 @example([10, 9, 8, 7, 6, 5, 4], 3, True)
 def test_the_split_is_exact_and_no_worse_than_in_turn(numbers: list[int], shards: int, equal: bool) -> None:
@@ -77,7 +76,6 @@ def test_the_split_is_exact_and_no_worse_than_in_turn(numbers: list[int], shards
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=40), st.integers(2, 6), st.booleans())
-@settings(max_examples=200)
 def test_no_exchange_of_two_rows_would_make_the_largest_smaller(numbers: list[int], shards: int, equal: bool) -> None:
     lengths = np.array(numbers, np.int64)
     split = balanced(lengths, shards, equal=equal)

@@ -94,7 +94,6 @@ def test_of_no_rows_none_are_chosen(sampler: BuiltIn) -> None:
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=300)
 def test_every_choice_stands_the_check(
     group: list[int], want: int, sampler: BuiltIn, closed: bool, whole: bool, random: Any
 ) -> None:
@@ -265,7 +264,6 @@ class TestWeighted:
         st.dictionaries(st.integers(0, 5), st.floats(0, 10), min_size=1).filter(lambda w: any(w.values())),
         st.integers(0, 40),
     )
-    @settings(max_examples=300)
     def test_it_takes_what_there_is(self, values: list[int], weights: dict[int, float], want: int) -> None:
         rows, _ = chosen(Weighted("domain", dict(weights)), self.tagged(*values), want)
         assert len(rows) == min(want, sum(weights.get(value, 0) > 0 for value in values))

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
@@ -382,7 +382,6 @@ def everything(stream: Stream, size: int) -> Iterator[Any]:
                     stream.ack(grant)
 
 
-@settings(max_examples=150)
 @given(
     history=st.lists(OPERATIONS, min_size=3, max_size=25),
     late=st.booleans(),

@@ -197,7 +197,7 @@ garbage = st.one_of(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(garbage, max_size=3))
 def test_garbage_is_read_or_refused_with_its_line(lines: list[bytes], file: Path) -> None:
     file.write_bytes(b"\n".join(lines))

@@ -93,6 +93,7 @@ async def test_room_that_a_refused_append_was_let_in_to_is_there_again(tmp_path:
         assert appended.new
 
 
+@pytest.mark.long
 async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def _admit(client: Any, rows: int, group: str) -> Any:
     return m.Admit(1, client.stream.token, rows, 8 * rows, 0, "", b"", 0.0, [group] * rows, [], False, [])
 
 
+@pytest.mark.long
 async def test_columns_are_let_go_though_the_first_word_of_that_is_lost(tmp_path: Path) -> None:
     async with writers(3, tmp_path) as [node, _, third]:
         client = node.connect()
@@ -220,6 +222,7 @@ async def test_rows_that_make_no_delivery_together_are_held_by_nobody() -> None:
         assert [len(each.machine(each.own.key).home.leases) for each in (node, other)] == [0, 0]
 
 
+@pytest.mark.long
 async def test_room_that_a_leader_gives_too_late_is_there_again(tmp_path: Path) -> None:
     async with writers(2, tmp_path) as [node, slow]:
         client = node.connect()

@@ -178,6 +178,7 @@ async def test_a_leader_and_all_that_the_coordinator_knew_may_end_together() -> 
         assert hosted.configuration.epoch >= GENERATION
 
 
+@pytest.mark.long
 @each_case("has", [False, True])
 async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
     monkeypatch: pytest.MonkeyPatch, has: bool
@@ -217,6 +218,7 @@ async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
             await second.append(key, "one")
 
 
+@pytest.mark.long
 async def test_a_follower_that_can_not_be_sure_any_more_is_waited_for_no_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -90,6 +90,7 @@ async def _has_its_own(directory: Directory) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_forty_nodes_that_append_at_once_each_have_a_partition_soon() -> None:
     coordinator, count = _Distant(), 40
     names = [f"{number:016x}" for number in range(1, count + 1)]
@@ -250,6 +251,7 @@ async def test_a_lost_partition_is_told_though_another_does_not_answer() -> None
         await coordinator.aclose()
 
 
+@pytest.mark.long
 async def test_a_stream_that_nobody_names_goes_with_who_prepared_it() -> None:
     async with benches(2, make=StreamBench, lost_s=0.5) as [node, ends]:
         table = await ends.directory.prepare(S, SETTINGS)

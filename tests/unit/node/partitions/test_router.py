@@ -90,6 +90,7 @@ async def test_an_answer_that_fits_into_no_frame_is_refused() -> None:
             await a.append(P, half, half)
 
 
+@pytest.mark.long
 async def test_a_node_that_is_suspended_takes_nobody_for_silent() -> None:
     async with benches(2) as (a, b):
         await a.replicas.create(P, "n0")

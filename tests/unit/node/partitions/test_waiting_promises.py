@@ -59,6 +59,7 @@ async def test_who_waits_at_a_leader_that_was_deposed_is_told_who_leads() -> Non
             assert await waiting
 
 
+@pytest.mark.long
 async def test_rows_that_a_leader_gives_too_late_are_given_back() -> None:
     async with benches(2, make=StreamBench) as [node, slow]:
         await node.opened()
