@@ -67,16 +67,6 @@ def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
 
 
 @pytest.mark.long
-@each_case("use", ["seal", "drop"])
-def test_a_parents_draft_in_the_child(node: StandingNode, use: str) -> None:
-    with dp.connect(node.address) as plane, plane.draft({"x": dp.dense((1, MIB // 8), "uint64")}) as draft:
-        draft["x"][:] = pattern(1, MIB)
-        outcome = in_child(getattr(draft, use))
-        assert isinstance(outcome, dp.Forked) or (use == "drop" and outcome is None)
-        assert np.array_equal(plane.get(draft.seal())["x"].numpy(), pattern(1, MIB))
-
-
-@pytest.mark.long
 @each_case("closed", [False, True], ids=["plane open", "plane closed"])
 def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
     with dp.connect(node.address) as watcher:
@@ -251,19 +241,6 @@ def test_a_process_forked_by_multiprocessing(node: StandingNode) -> None:
         assert isinstance(error, dp.Forked)
         assert plane.stats().pinned_bytes == MIB
         assert np.array_equal(view, pattern(1, MIB))
-
-
-@pytest.mark.long
-async def test_the_asynchronous_plane_in_the_child(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        ref = await plane.put({"x": pattern(1, MIB)})
-
-        def work() -> None:
-            coroutine = plane.get(ref)
-            coroutine.send(None)
-
-        assert isinstance(in_child(work), dp.Forked)
-        assert np.array_equal((await plane.get(ref))["x"].numpy(), pattern(1, MIB))
 
 
 @pytest.mark.long

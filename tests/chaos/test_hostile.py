@@ -129,18 +129,6 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
         assert raw.is_cut_off()
 
 
-@pytest.mark.long
-def test_frames_of_random_bytes(node: StandingNode) -> None:
-    chance = random.Random(2)
-    tags = ["hello", "reserve", "seal", "abort", "put", "pin", "prefetch", "unpin", "free", "stats", "cancel", "alive"]
-    for _ in range(150):
-        body = bytearray(msgspec.msgpack.encode([chance.choice(tags), 5, [], [], "", 0.1]))
-        for _ in range(chance.randrange(4)):
-            body[chance.randrange(len(body))] = chance.randrange(256)
-        with Raw(node.address) as raw, suppress(OSError):
-            raw.socket.sendall(framed(bytes(body)) + frame(m.Stats(7)))
-
-
 def random_message(chance: random.Random) -> m.Message:
     """A valid message with whatever in its fields."""
 
@@ -301,18 +289,6 @@ def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> No
         raw.send(m.Pin(raw.next(), [shard] * 1_000_000, 1.0))
         with suppress(EOFError):
             assert isinstance(raw.hear(), m.Failure)
-
-
-@pytest.mark.long
-def test_names_and_scopes_are_not_memory_for_free(node: StandingNode) -> None:
-    """Thousands of shards of a page each, that come with a MiB of words."""
-    words = "y" * MIB
-    with Raw(node.address) as raw, suppress(EOFError, OSError):
-        for number in range(300):
-            raw.send(m.Put(raw.next(), bytes(8), one_column(8, name=words[number:][: MIB // 2]), "", 1.0))
-            raw.hear()
-            raw.send(m.Put(raw.next(), bytes(8), one_column(8), f"{number}{words}", 1.0))
-            raw.hear()
 
 
 def test_an_answer_is_not_read(node: StandingNode) -> None:

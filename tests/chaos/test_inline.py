@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,26 +55,6 @@ def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None
 
 
 # Who waits
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("what", ["append", "extend"])
-def test_rows_wait_for_room_in_memory_with_their_bytes(node: StandingNode, what: str) -> None:
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
-        stream = plane.stream("s", ["a"], max_rows=2)
-        keys = stream.append({"x": [1]})
-        full = fill(plane)
-        theirs = other.stream("s")
-        work = (theirs.append, {"x": [2], **PAGE}) if what == "append" else (theirs.extend, keys, {"y": [3], **PAGE})
-        thread = threading.Thread(target=work[0], args=work[1:])
-        thread.start()
-        eventually(lambda: plane.stats().waiting == 1, "it waits")
-        for ref in full:
-            plane.free(ref)
-        thread.join()
-        assert take(stream, columns=("x",) if what == "append" else ("x", "y")) == (
-            [[1, 2]] if what == "append" else [[1], [3]]
-        )
 
 
 PAGE = {"page": np.zeros((1, 4096), np.uint8)}

@@ -163,26 +163,6 @@ def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: Standing
         stream.append({"x": range(4)}, timeout=60)  # its place is free
 
 
-@pytest.mark.long
-def test_what_others_put_or_a_process_that_lives_was_about_to_append_stays(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"], max_rows=1)
-        stream.append({"x": [0]})
-        ref, whole = plane.put({"x": [1]}), dp.connect(node.address)
-        view = whole.get(ref)["x"].numpy()
-        own = whole.put({"x": [2]})
-        threads = [threading.Thread(target=waits, args=(whole, each)) for each in (ref, own)]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: stream.stats()["waiting"] == 2, "both wait")
-        whole.close()
-        for thread in threads:
-            thread.join()
-        assert view.tolist() == [1]
-        eventually(lambda: stream.stats()["waiting"] == 0, "they wait no more")
-        assert [plane.get(each)["x"].to_list() for each in (ref, own)] == [[1], [2]]
-
-
 def waits(plane: dp.Plane, ref: dp.BatchRef) -> None:
     with suppress(dp.Closed):
         plane.stream("s").append(ref, timeout=60)

@@ -31,7 +31,7 @@ from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # torch comes with it: too much for each host to import
-    from tests.integration import test_plane
+    pass
 
 ANY = "tcp://127.0.0.1:0"
 LEASE_S = 4.0  # after which who is silent is away
@@ -162,22 +162,7 @@ Planes = tuple[Any, Any]
 Hosts = tuple[Host, Host]
 
 
-@pytest.fixture
-def kinds() -> Any:
-    """`columns` and `check` of the tests of one host."""
-    return test_plane
-
-
 # Reading
-
-
-def test_columns_of_all_kinds(planes: Planes, kinds: Any) -> None:
-    one, other = planes
-    ref = one.put(kinds.columns())
-    kinds.check(other.get(ref), list(range(6)))
-    kinds.check(one.get(ref), list(range(6)))
-    back = other.put(kinds.columns())
-    kinds.check(one.get(back), list(range(6)))
 
 
 def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
@@ -300,26 +285,6 @@ def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
     assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
 
 
-def reading(pipe: Any, address: str) -> None:
-    with dp.connect(address) as plane:
-        pipe.send("connected")
-        while (ref := pipe.recv()) is not None:
-            pipe.send(int(plane.get(ref)["x"].numpy().sum()))
-
-
-def test_eight_processes_of_a_host_fetch_once(two: Hosts, planes: Planes) -> None:
-    ref = planes[0].put({"x": pattern(1, 8 * MIB)})
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(reading, two[1].address)) for _ in range(8)]
-        for worker in workers:
-            worker.hear()
-        for worker in workers:
-            worker.say(ref)
-        assert {worker.hear() for worker in workers} == {int(pattern(1, 8 * MIB).sum())}
-        assert two[1].facts()["fetched"] <= 1.02 * 8 * MIB
-        assert two[1].facts()["copies"] == planes[1].stats().shards
-
-
 @pytest.mark.long
 def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
     """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
@@ -415,17 +380,6 @@ def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
 
 
 # Freeing
-
-
-def test_what_was_freed_at_its_owner_is_gone(planes: Planes) -> None:
-    one, other = planes
-    for size in (8 << 10, 2 * MIB):
-        ref = one.put({"x": pattern(1, size, 4)})
-        one.free(ref)
-        with pytest.raises(dp.Freed):
-            other.get(ref)
-        with pytest.raises(dp.Freed):
-            other.get(dp.concat([one.put({"x": pattern(1, size, 4)}), ref]))
 
 
 def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:

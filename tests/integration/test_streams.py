@@ -331,40 +331,6 @@ def test_only_columns_that_were_asked_for_are_read(plane: Any) -> None:
         delivery.get("big")
 
 
-@pytest.mark.usefixtures("empty")
-def test_taking_one_step(plane: Any) -> None:
-    stream = plane.stream("s", ["actor"])
-    lengths = np.random.default_rng(0).integers(1, 400, 64)
-    stream.append({"ids": [np.zeros(n, np.int32) for n in lengths], "x": np.arange(64)}, group=np.repeat(range(8), 8))
-    with pytest.raises(dp.NotReady):
-        stream.take("actor", rows=65, shards=4, columns=["x"], timeout=0)
-    balanced = dp.TokenBalanced("ids", 4, within=dp.CompleteGroups(8))
-    with stream.take("actor", rows=64, shards=4, columns=["x", "ids"], sampler=balanced, timeout=0) as taken:
-        assert len(taken) == 4
-        assert plane.stats().pinned_bytes == 0  # nothing was read for it
-        rows = [plane.get(ref)["x"].to_list() for ref in taken]
-        assert sorted(x for part in rows for x in part) == list(range(64))
-        assert [len(part) for part in rows] == [16] * 4
-        tokens = [int(lengths[part].sum()) for part in rows]
-        assert max(tokens) <= 1.05 * np.mean(tokens)
-
-
-def test_splitting(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append(rollouts(10))
-    plain = stream.consume("a", rows=5, columns=["x"])
-    assert [len(ref) for ref in plain.split(2)] == [3, 2]
-    assert [rows.tolist() for rows in plain.rows_of(2)] == [[0, 1, 2], [3, 4]]
-    balanced = stream.consume("a", rows=5, columns=["x"], sampler=dp.TokenBalanced("ids", 2))
-    for rows, ref in zip(balanced.rows_of(), balanced.split(), strict=True):
-        assert plane.get(ref)["x"].to_list() == [values(balanced)[row] for row in rows]
-    for wrong in (0, -1):
-        with pytest.raises(dp.Misuse):
-            plain.split(wrong)
-        with pytest.raises(dp.Misuse):
-            plain.rows_of(wrong)
-
-
 def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
     """One finds that the other was quicker; what is left is ready still, and nothing needs to change for it."""
     meet = threading.Barrier(2, timeout=60)

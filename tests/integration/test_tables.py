@@ -104,25 +104,6 @@ def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_what_is_looked_at_again_says_nothing_unless_it_changed(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a"], rows(1))
-    seen = table.look()
-    table.take("task", [0])
-    assert len(table.look(since=seen.changes)) == 0
-    table.write(["a"], tags=[{"n": 1}])
-    again = table.look(since=seen.changes)
-    assert again.tags == [{"n": 1}]
-    table.clear(["a"])
-    gone = table.look(since=again.changes)
-    assert (len(gone), gone.changes != again.changes) == (0, True)
-    table.drop()
-    table.write(["a"], tags=[{"n": 2}])
-    assert table.look(since=gone.changes).tags == [{"n": 2}]
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
     table = plane.table("t")
     table.write(["a", "b"], rows(2))
@@ -384,26 +365,3 @@ def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
 
 
 # Size
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_hundred_thousand_rows(plane: Any) -> None:
-    table, count = plane.table("t"), 100_000
-    keys = [f"some-longer-key-of-a-row-{i}" for i in range(count)]
-    assert table.write(keys, {"x": np.arange(count)}, tags=[{"n": i} for i in range(count)])[-1] == count - 1
-    seen = table.look(columns=["x"])
-    assert seen.keys == keys
-    assert seen.tags[::9999] == [{"n": i} for i in range(0, count, 9999)]
-    assert seen.have.all()
-    assert seen.have.shape == (count, 1)
-    order = np.random.default_rng(0).permutation(count)
-    assert (plane.get(table.read([keys[i] for i in order]))["x"].numpy() == order).all()
-    assert len(table.ready(["x"], least=count)) == count
-    assert (table.take("t", order[: count // 2]) == order[: count // 2]).all()
-    assert np.count_nonzero(table.taken("t")) == count // 2
-    table.clear(order[: count // 2])
-    assert table.numbers(keys[int(order[-1]) :][:1]).tolist() == [order[-1]]
-    assert len(table.ready(["x"], task="t")) == count // 2
-    assert table.keys(np.sort(order[count // 2 :])) == [keys[i] for i in np.sort(order[count // 2 :])]
-    table.clear(order)
-    assert plane.tables()["t"] == {"rows": 0, "bytes": 0, "columns": [], "tasks": ["t"]}

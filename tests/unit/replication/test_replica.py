@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, OutcomeUnknown
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.replication.configuration import GENERATION, Configuration, ReplicaId
 from dataplane.replication.effects import Fault, Swap
 from dataplane.replication.errors import NotLeader
@@ -67,20 +67,6 @@ def test_who_does_not_lead_says_who_does(three: Bench) -> None:
     assert (error.leader, error.epoch) == ("a", three.configuration.epoch)
 
 
-def test_batches_may_come_twice_and_in_any_order(three: Bench) -> None:
-    old = []
-    for word in ("one", "two", "three"):
-        three.ask(A, word)
-        old += [mail for mail in three.mail if mail[1] == B]
-        three.deliver()
-    for sender, to, message in [*reversed(old), *old]:
-        three.hand(sender, to, message)
-    three.deliver()
-    three.pass_time(2 * SETTINGS.beat_s)
-    assert three.words(B) == "one two three"
-    assert three.replicas[A].serves(three.now)
-
-
 def test_a_leader_that_does_not_hear_a_follower_stops_and_drops_it(three: Bench) -> None:
     three.cut = {C}
     pending = three.ask(A, "one")
@@ -94,111 +80,10 @@ def test_a_leader_that_does_not_hear_a_follower_stops_and_drops_it(three: Bench)
     assert three.answers[pending] == b"1"
 
 
-def test_of_two_sides_of_a_cut_one_goes_on(three: Bench) -> None:
-    unknown = three.ask(A, "one")
-    three.mail.clear()
-    three.cut = {A}
-    three.pass_time(SETTINGS.grace_s + 0.1)
-    followers = [entry for entry in three.swaps if entry[0] != A]
-    assert {name for name, _ in followers} == {B, C}
-    asked = [entry for entry in three.swaps if entry[0] == A]
-    assert asked  # the old leader would like to go on alone
-    three.swaps = [*followers, *asked]  # whoever comes first
-    three.cut = set()
-    three.decide()
-    assert three.configuration.leader == B
-    assert A not in three.configuration.followers
-    three.deliver()
-    assert isinstance(three.answers[unknown], OutcomeUnknown)
-    three.pass_time(SETTINGS.beat_s)
-    done = three.ask(B, "two")
-    three.deliver()
-    assert three.answers[done] == b"1"  # the other never reached a follower
-    assert not three.replicas[A].leads
-
-
-def test_a_new_leader_commits_what_the_old_one_had_sent(three: Bench) -> None:
-    request = three.ask(A, "one")
-    three.mail = [mail for mail in three.mail if mail[1] != A]
-    three.deliver(rounds=1)  # both have it; the leader does not hear of it
-    three.mail.clear()
-    three.cut = {A}
-    three.pass_time(SETTINGS.grace_s + 0.1)
-    three.swaps = [entry for entry in three.swaps if entry[0] == C]
-    three.decide()
-    three.deliver()
-    three.pass_time(SETTINGS.beat_s)
-    assert request not in three.answers
-    assert three.configuration.leader == C
-    assert three.words(C) == "one"
-
-
-def test_what_no_other_replica_has_gives_way(three: Bench) -> None:
-    """The old leader comes back with a command that was never committed, and is recruited."""
-    three.ask(A, "gone")
-    three.mail.clear()
-    three.cut = {A}
-    three.pass_time(SETTINGS.grace_s + 0.1)
-    three.swaps = [entry for entry in three.swaps if entry[0] == B]
-    three.decide()
-    three.deliver()
-    three.ask(B, "kept")
-    three.pass_time(2 * SETTINGS.beat_s)
-    three.cut = set()
-    three.watch()
-    three.do(B, three.replicas[B].recruit(A, three.now))
-    three.deliver()
-    three.decide()
-    three.deliver()
-    three.pass_time(2 * SETTINGS.beat_s)
-    assert A in three.configuration.followers
-    assert three.words(A) == three.words(B) == "kept"
-
-
 def test_a_message_of_an_older_epoch_is_refused_with_the_newer(three: Bench) -> None:
     old = Append(Configuration(1, A, (B, C)), three.now, 1, 1, (Entry(1, b"old"),), 0)
     three.do(B, three.replicas[B].receive(A, old, three.now))
     assert three.mail == [(B, A, Outdated(three.configuration))]
-
-
-def test_an_acknowledgement_of_another_epoch_does_not_count(three: Bench) -> None:
-    request = three.ask(A, "one")
-    three.mail.clear()
-    epoch = three.configuration.epoch
-    for name in (B, C):
-        three.do(A, three.replicas[A].receive(name, Appended(epoch - 1, three.now, 2), three.now))
-    assert request not in three.answers
-
-
-def test_an_acknowledgement_of_what_was_never_sent_does_not_count(three: Bench) -> None:
-    request = three.ask(A, "one")
-    three.mail.clear()
-    for name in (B, C):
-        three.do(A, three.replicas[A].receive(name, Appended(three.configuration.epoch, three.now, 99), three.now))
-    assert request not in three.answers
-
-
-def test_a_lost_answer_of_the_coordinator_changes_nothing() -> None:
-    """The leader asks to have a recruit as a follower. It happens, and nobody tells the leader."""
-    bench = Bench(A)
-    bench.begin()
-    bench.add(B, Stored())
-    bench.do(A, bench.replicas[A].recruit(B, bench.now))
-    bench.deliver()
-    (_, swap) = bench.swaps.pop()
-    bench.configuration = swap.wanted
-    bench.cut = {B}
-    request = bench.ask(A, "one")
-    bench.deliver()
-    assert request not in bench.answers  # it may be a follower's to have: it is
-    bench.cut = set()
-    bench.pass_time(SETTINGS.retry_s + 0.4)
-    assert bench.answers[request] == b"1"
-    assert {swap for _, swap in bench.swaps} == {swap}  # and it asked again meanwhile
-    bench.decide()
-    bench.deliver()
-    assert bench.replicas[A].configuration.followers == (B,)
-    assert bench.replicas[A].serves(bench.now)
 
 
 def test_a_recruit_is_brought_up_to_date_by_a_snapshot_and_the_rest() -> None:
@@ -347,22 +232,6 @@ def test_a_leader_tells_a_coordinator_that_forgot_it_in_another_generation(three
     assert told(three, A, B, C) == [(A, Configuration(GENERATION, A, (B, C)))]
 
 
-def test_a_leader_that_may_have_been_deposed_tells_it_nothing(three: Bench) -> None:
-    three.cut = {B}
-    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
-    assert told(three, A) == []
-    three.cut = set()
-    three.pass_time(2 * SETTINGS.beat_s)
-    assert three.swaps[0] == (A, Swap(None, Configuration(GENERATION, A, (B, C))))
-
-
-def test_a_leader_whose_follower_ended_while_it_held_the_lease_tells_it(three: Bench) -> None:
-    three.cut = {B}
-    three.do(A, three.replicas[A].gone("b", three.now, three.now))
-    three.pass_time(2 * SETTINGS.lease_s)
-    assert told(three, A) == [(A, Configuration(GENERATION, A, (B, C)))]
-
-
 def test_a_follower_tells_it_if_leader_and_coordinator_ended_together(three: Bench) -> None:
     three.pass_time(SETTINGS.beat_s)
     three.cut = {A}
@@ -380,39 +249,6 @@ def test_a_follower_tells_it_if_leader_and_coordinator_ended_together(three: Ben
 def test_a_follower_tells_it_nothing_of_a_leader_that_fell_silent_long_before_it_ended(three: Bench) -> None:
     three.cut = {A}
     three.pass_time(SETTINGS.lease_s)
-    three.do(B, three.replicas[B].gone("a", three.now, three.now))
-    assert told(three, B, over_s=three.now) == []
-
-
-def test_a_leader_whose_recruit_may_have_become_a_follower_tells_it_nothing(three: Bench) -> None:
-    """The compare-and-set happened, and its answer was lost: the recruit may have taken the lead since."""
-    three.cut = {B, C}
-    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
-    three.decide()
-    alone = three.configuration
-    assert (alone.leader, alone.followers) == (A, ())
-    three.cut = {B}
-    three.do(A, three.replicas[A].recruit(C, three.now))
-    three.pass_time(2 * SETTINGS.beat_s)
-    assert Swap(alone, alone.joined_by(C)) in [swap for _, swap in three.swaps]
-    three.cut = {B, C}
-    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
-    assert told(three, A) == []
-
-
-def test_a_follower_that_heard_an_old_message_late_tells_it_nothing(three: Bench) -> None:
-    """It was stopped: the leader sent that before, and may have dropped it since."""
-    three.pass_time(2 * SETTINGS.beat_s)
-    three.ask(A, "old")
-    old = [mail for mail in three.mail if mail[:2] == (A, B)]
-    assert old
-    three.mail.clear()
-    three.cut = {B}
-    three.pass_time(3 * SETTINGS.lease_s, deliver=False)
-    three.cut = set()
-    three.mail.clear()
-    for sender, to, message in old:
-        three.hand(sender, to, message)
     three.do(B, three.replicas[B].gone("a", three.now, three.now))
     assert told(three, B, over_s=three.now) == []
 
@@ -449,15 +285,6 @@ def test_a_follower_that_was_started_again_is_heard_though_the_coordinator_is_aw
     assert three.answers[request] == b"1"
 
 
-def test_a_recruit_that_does_not_answer_is_given_up(three: Bench) -> None:
-    three.do(A, three.replicas[A].recruit(("d", 1), three.now))
-    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
-    three.mail.clear()
-    three.pass_time(1.0, deliver=False)
-    assert ("d", 1) not in {to for _, to, _ in three.mail}
-    assert three.replicas[A].serves(three.now) or not three.swaps
-
-
 def test_a_handoff_costs_no_wait_and_leaves_nothing_in_doubt(three: Bench) -> None:
     before = three.ask(A, "one")
     three.do(A, three.replicas[A].hand_off(B, three.now))
@@ -472,16 +299,6 @@ def test_a_handoff_costs_no_wait_and_leaves_nothing_in_doubt(three: Bench) -> No
     assert three.replicas[B].serves(three.now)
     after = three.ask(B, "?")
     assert three.answers[after] == b"one"
-
-
-def test_a_handoff_of_which_nobody_hears_is_given_up(three: Bench) -> None:
-    three.do(A, three.replicas[A].hand_off(B, three.now))
-    three.swaps.clear()
-    assert isinstance(three.answers[three.ask(A, "one")], NotLeader)
-    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
-    request = three.ask(A, "two")
-    three.deliver()
-    assert three.answers[request] == b"1"
 
 
 def test_without_a_release_the_promise_binds(three: Bench) -> None:
@@ -524,15 +341,6 @@ def test_a_replica_hears_nothing_before_it_has_read_the_configuration() -> None:
     replica = Replica(B, SETTINGS, Words(), Stored(), 0.0)
     assert replica.receive(A, Append(Configuration(7, A, (B,)), 0.0, 0, 0, (), 0), 0.0) == []
     assert replica.configuration.epoch == 0
-
-
-def test_a_committed_command_is_not_replaced(three: Bench) -> None:
-    three.ask(A, "one")
-    three.pass_time(2 * SETTINGS.beat_s)
-    assert three.words(B) == "one"
-    wrong = Append(three.configuration, three.now, 1, 2, (Entry(9, b"other"),), 2)
-    with pytest.raises(Corrupt):
-        three.replicas[B].receive(A, wrong, three.now)
 
 
 def test_a_durable_partition_waits_for_disks() -> None:

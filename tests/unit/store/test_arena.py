@@ -136,36 +136,12 @@ TestArenaUnderLoad = ArenaUnderLoad.TestCase
 TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_an_owner_gets_back_what_it_freed_last(arena: Arena) -> None:
-    mine = [arena.allocate("a", 4 * PAGE) for _ in range(3)]
-    theirs = arena.allocate("b", 4 * PAGE)
-    assert theirs.segment != mine[0].segment
-    arena.release(mine[0])
-    arena.release(theirs)
-    assert arena.allocate("a", 4 * PAGE) == mine[0]
-    assert arena.allocate("b", 4 * PAGE) == theirs
-
-
 def test_released_pages_stay_warm_and_a_reuse_needs_no_more(arena: Arena) -> None:
     extent = arena.allocate("a", 8 * PAGE)
     arena.release(extent)
     assert (arena.used, arena.resident) == (0, 8 * PAGE)
     assert arena.allocate("a", 8 * PAGE) == extent
     assert arena.resident == 8 * PAGE
-
-
-def test_pages_that_are_free_but_warm_make_way_for_another_owner(arena: Arena) -> None:
-    kept = arena.allocate("a", 8 * PAGE)
-    fill(arena, kept, 7)
-    gone = arena.allocate("a", 40 * PAGE)
-    fill(arena, gone, 8)
-    arena.release(gone)
-    other = arena.allocate("b", 50 * PAGE)
-    fill(arena, other, 9)
-    assert arena.used == 58 * PAGE
-    assert arena.resident <= arena.capacity
-    assert holds(arena, kept, 7)
-    assert holds(arena, other, 9)
 
 
 def test_the_host_has_the_memory_back(arena: Arena) -> None:

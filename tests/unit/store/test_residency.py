@@ -201,22 +201,6 @@ async def test_all_of_it_pinned_is_backpressure_that_names_the_holder(tmp_path: 
         assert not set(on_disk(store)) & set(numbers[:5] + numbers[6:]), "they are pinned"
 
 
-async def test_a_full_quota_is_backpressure_that_says_so_and_ends_when_something_is_freed(tmp_path: Path) -> None:
-    quota = 5 * (SIZE + 4096)
-    async with running(tmp_path, spill=quota + SIZE + 4096) as store:  # the last is kept for changing places
-        numbers = [await put(store, seed) for seed in range(69)]
-        with pytest.raises(Backpressure) as caught:
-            await put(store, 69, seconds=0.05)
-        assert "the disk budget is full" in caught.value.spill_error
-        assert caught.value.holders == ({"holder": "producer", "bytes": MEMORY, "how": "stored"},)
-        assert store.disk.used == quota
-        waiting = asyncio.create_task(put(store, 69))
-        await asyncio.sleep(0)
-        store.free([on_disk(store)[0]])
-        assert await waiting > numbers[-1]
-        assert store.disk.used == quota
-
-
 async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(tmp_path: Path) -> None:
     async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
         numbers = [await put(store, seed) for seed in range(64)]
@@ -323,25 +307,3 @@ async def test_with_memory_and_disk_full_whatever_is_on_disk_can_be_read(tmp_pat
         store.free(numbers)
         await producer
         assert store.disk.used <= 12 * (SIZE + 4096)
-
-
-async def test_shards_that_are_gone_leave_nothing_behind(tmp_path: Path) -> None:
-    """Each leaves an entry where victims are looked for: those go too, or a node never gives their memory back."""
-    async with running(tmp_path) as store:
-        for _ in range(20):
-            numbers = []
-            for seed in range(32):
-                number = store.put_now("p", content(seed), LAYOUT, scope="", holder="p")
-                assert number is not None
-                numbers.append(number)
-            store.free(numbers)
-        await at_rest(store)
-        assert not store._residency._dirty_heap
-        assert not store._residency._clean_heap
-        kept = store.put_now("p", content(1), LAYOUT, scope="", holder="p")
-        assert kept is not None
-        for seed in range(500):
-            number = store.put_now("p", content(seed), LAYOUT, scope="", holder="p")
-            assert number is not None
-            store.free([number])
-        assert len(store._residency._dirty_heap) < 50

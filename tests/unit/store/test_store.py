@@ -499,20 +499,6 @@ async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path:
         store.free_scope("s")
 
 
-async def test_nobody_seals_or_aborts_what_is_anothers(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        (mine,) = await store.reserve("a", [PAGE], soon())
-        with refused(store, ProtocolMismatch):
-            store.seal("b", [(mine.shard, layout(PAGE))], scope="", holder="b")
-        store.abort("b", [mine.shard])
-        store.leave("b")
-        with pytest.raises(Freed):
-            store.pin_now("a", [mine.shard])
-        assert store.statistics().reserved == PAGE
-        store.seal("a", [(mine.shard, layout(PAGE))], scope="", holder="a")
-        assert store.pin_now("b", [mine.shard])
-
-
 # Several at once
 
 
@@ -577,24 +563,6 @@ async def test_a_read_that_takes_too_long_is_not_taken_for_want_of_room(
         go_on.set()
         (pinned,) = await store.pin("r", [first], soon())
         assert read(store, pinned.extent, size) == data[0]
-
-
-async def test_a_client_that_goes_lets_those_who_wait_go_on(tmp_path: Path) -> None:
-    async with running(tmp_path, spill=0) as store:
-        (mine,) = await store.reserve("a", [200 * PAGE], soon())
-        store.seal("a", [(mine.shard, layout(200 * PAGE))], scope="", holder="a", hold=True)
-        store.free([mine.shard])
-        await store.reserve("a", [50 * PAGE], soon())
-        waiting = asyncio.create_task(store.reserve("b", [MIB], soon()))
-        await asyncio.sleep(0)
-        assert store.budget.used == 250 * PAGE
-        assert {(h["holder"], h["how"], h["bytes"]) for h in store.holders()} == {
-            ("a", "pinned", 200 * PAGE),
-            ("a", "reserved", 50 * PAGE),
-        }
-        store.leave("a")
-        await waiting
-        assert store.budget.used == MIB
 
 
 async def test_the_first_client_is_made_warm_and_when_it_has_gone_the_next(tmp_path: Path) -> None:

@@ -597,16 +597,6 @@ class TestExtending:
         assert stream.released == [lost]
         assert stream.consume(task="actor", columns=["x", "y"]).rows == [0, 1]
 
-    def test_the_same_holder_brings_a_column_once(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(2)
-        held = stream.consume(task="reward")
-        stream.extend([0], "y", by=held)
-        for rows in ([0], [0, 1]):
-            with pytest.raises(Misuse, match="already"):
-                stream.extend(rows, "y", by=held)
-        stream.extend([1], "y", by=held)
-
     def test_who_holds_rows_for_another_task_or_names_them_by_key_brings_nothing_again(self) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
@@ -660,21 +650,6 @@ class TestExtending:
         assert sorted(stream.released) == [1, old, new]
         assert stream.figures()["bytes"] == 0
 
-    @each_case("last", ["replaced too", "gone"])
-    def test_what_a_holder_reads_stays_also_where_rows_that_he_does_not_hold_needed_it_last(self, last: str) -> None:
-        stream = Stream("actor", "reward")
-        stream.append(2)
-        old = stream.extend([0, 1], "y")
-        reader = stream.consume(1, columns=["x", "y"])
-        stream.extend([0], "y", replace=True)
-        if last == "gone":
-            stream.home.drop_rows(np.array([1]), 0.0)
-        else:
-            stream.extend([1], "y", replace=True)
-        assert old not in stream.released, "row 0 is read there"
-        stream.ack(reader)
-        assert old in stream.released
-
 
 class TestDropping:
     def test_rows_that_somebody_holds_stay_until_he_is_done(self) -> None:
@@ -685,21 +660,6 @@ class TestDropping:
         assert (stream.figures()["rows"], stream.released) == (1, [])
         stream.ack(held)
         assert (stream.figures()["rows"], stream.released) == (0, [1])
-
-    @each_case("how", ["ack", "nack", "expiry"])
-    def test_a_row_dropped_while_held_is_done_for_the_other_tasks_too(self, how: str) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        held = stream.consume(task="reward")
-        stream.home.drop_rows(np.array([0]), 0.0)
-        stream.home.close(0.0)
-        waiting = stream.consume(task="actor")
-        if how == "expiry":
-            stream.home.tick(10.0)
-        else:
-            getattr(stream, how)(held)
-        assert stream.released == [1]
-        assert [type(error) for error in waiting.errors] == [Closed]
 
 
 class TestTheEnd:
@@ -720,13 +680,6 @@ class TestTheEnd:
         assert [type(error) for error in stream.consume().errors] == [Closed]
         with pytest.raises(Closed):
             stream.home.check_drained(0)
-
-    def test_what_was_admitted_before_the_close_is_refused(self) -> None:
-        stream = Stream()
-        asked = stream.ask(1)
-        stream.home.close(0.0)
-        with pytest.raises(Closed):
-            stream.come(asked, 1)
 
     def test_drop_frees_everything_and_refuses_what_comes_after(self) -> None:
         stream = Stream(max_rows=3)

@@ -44,43 +44,6 @@ def numbers(*rows: int) -> Any:
     return np.array(rows, np.int64)
 
 
-def test_rows_are_numbered_as_they_come_and_found_by_key() -> None:
-    table = made(first=5)
-    given, over = table.write(["a", "b"], stored(1, 2, "x"))
-    assert (given.tolist(), over) == ([5, 6], [])
-    given, _ = table.write(["c", "a"], stored(2, 2, "y"))
-    assert given.tolist() == [7, 5]
-    assert table.numbers(["c", "b"]).tolist() == [7, 6]
-    assert table.keys(numbers(6, 5)) == ["b", "a"]
-    assert (len(table), table.all().tolist()) == (3, [5, 6, 7])
-
-
-def test_a_column_that_is_replaced_is_freed_cell_by_cell() -> None:
-    table = made()
-    table.write(["a", "b"], stored(1, 2, "x", "y"))
-    _, over = table.write(["b"], stored(2, 1, "x"))
-    assert freed(over) == Counter([(1, 0, 1)])
-    assert not over[0].done
-    assert cells(table.read(numbers(0, 1), ["x"]), "x") == [(1, 0, 0), (2, 0, 0)]
-    _, over = table.write(["a", "b"], stored(3, 2, "x", "y"))
-    assert freed(over) == Counter([(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 0, 0)])
-    assert all(each.done for each in over if each.written.ref.shards()[0][1] == 2)
-
-
-def test_each_row_that_is_cleared_frees_its_own_share() -> None:
-    table = made()
-    table.write([str(i) for i in range(256)], stored(1, 256, "x", "y"))
-    assert table.nbytes == 256 * 16
-    over = table.clear(np.arange(255))
-    assert sum(freed(over).values()) == 510
-    assert not any(each.done for each in over)
-    assert table.nbytes == 16
-    last = table.clear(np.arange(256))
-    assert freed(last) == Counter([(1, 0, 255), (1, 1, 255)])
-    assert [each.done for each in last] == [True]
-    assert (table.nbytes, table.schema, table.refs) == (0, {}, [])
-
-
 def test_cells_that_are_stored_as_one_are_not_freed_one_by_one() -> None:
     table = made()
     _, _ = table.write(["a", "b"], stored(1, 1, "x").repeat(2))
@@ -88,19 +51,6 @@ def test_cells_that_are_stored_as_one_are_not_freed_one_by_one() -> None:
     assert (over.written.exact, over.done) == (False, False)
     [over] = table.clear(numbers(1))
     assert over.done
-
-
-def test_a_key_is_free_when_its_row_is_gone_and_its_number_is_not() -> None:
-    table = made()
-    table.write(["a", "b"], stored(1, 2, "x"))
-    table.cleared(["a", "unknown"])
-    assert table.cleared(["a"]) == []
-    given, _ = table.write(["a"], stored(2, 1, "x"))
-    assert given.tolist() == [2]
-    with pytest.raises(Misuse, match="no row number 0"):
-        table.read(numbers(0), ["x"])
-    with pytest.raises(Misuse, match="no row 'c'"):
-        table.numbers(["c"])
 
 
 def test_a_call_that_is_refused_has_changed_nothing() -> None:

@@ -105,24 +105,6 @@ async def test_nothing_is_left_of_a_stream_whose_restorer_goes() -> None:
         assert value in (None, DELETED)
 
 
-async def test_a_name_that_is_taken_is_refused_before_and_after() -> None:
-    async with readers(1) as nodes:
-        await nodes[0].put(range(8))
-        taken, found = await read(nodes[0].reader())
-        first, second = Restorer(nodes[0]), Restorer(nodes[0])
-        for restorer in (first, second):
-            with pytest.raises(Misuse, match="already"):
-                await restorer.begin(taken, "rollouts")
-            await restorer.begin(taken)
-            await restorer.fill(found)
-        await second.finish()
-        with pytest.raises(Misuse, match="already"):
-            await first.finish()
-        first.client.streams.leave()
-        await until(lambda: len(second.partitions) == 1 and nodes[0].kept == 1)
-        assert len(ids(await (await opened(nodes[0])).take(8, min_rows=8))) == 8
-
-
 async def test_what_no_stream_had_is_refused_and_the_node_goes_on() -> None:
     async with readers(1) as nodes:
         await nodes[0].put(range(4), groups=["g"] * 4)

@@ -6,42 +6,10 @@ import asyncio
 
 import pytest
 
-from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.stream import requests as r
 from tests.unit.node.partitions.bench import WAIT_S, benches, until
 from tests.unit.node.partitions.streambench import S, StreamBench
-
-
-async def test_rows_go_through_a_leader_and_come_back_from_its_follower_when_it_dies() -> None:
-    async with benches(3, make=StreamBench) as (a, b, c):
-        await a.opened()
-        table = await c.opened()
-        own = c.own_key(table)
-        waiting = asyncio.create_task(a.take(table, 2))
-        await until(lambda: c.at(own) and c.at(own).waiters)  # type: ignore[union-attr]
-        await until(lambda: c.led(own))
-        column = a.ref(2)
-        assert (await a.put(own, 2, ref=column)).first == 0
-        found = await waiting
-        assert found is not None
-        partition, given = found
-        assert (partition, given.rows.tolist()) == (own, [0, 1])
-        await a.done(partition, given.grant)
-        await until(lambda: a.settled)
-        assert [(key, [BatchRef.decode(each) for each in entries]) for key, entries in a.settled] == [(own, [column])]
-
-        await b.put(own, 3)
-        held = await a.take(table, 2)
-        assert held is not None
-        assert held[1].rows.tolist() == [2, 3]
-        await c.aclose()
-        again = await b.take(table, 3)
-        assert again is not None
-        assert again[1].rows.tolist() == [2, 3, 4]
-        await b.done(again[0], again[1].grant)
-        await until(lambda: b.settled)
-        assert len(a.settled) == 1, "no entry comes twice"
 
 
 async def test_groups_stay_where_they_began_when_a_node_joins_and_go_on_elsewhere_when_they_are_over() -> None:
@@ -112,33 +80,6 @@ async def test_a_partition_that_is_drained_is_deleted_once_nothing_is_left_to_te
         await until(lambda: not any(each.replicas.find(own) for each in (a, b)))
         with pytest.raises(Lost):
             await a.put(own, 1)
-
-
-async def test_a_closed_stream_is_over_when_nothing_is_left_of_it_anywhere() -> None:
-    async with benches(3, make=StreamBench) as (a, b, c):
-        await a.opened()
-        await b.opened()
-        table = await c.opened()
-        await c.put(c.own_key(table), 2)
-        await b.directory.close(S)
-        with pytest.raises(Closed):
-            await c.put(c.own_key(table), 1)
-        first, last = await a.take(table, 1), await b.take(table, 1)
-        assert first is not None
-        assert last is not None
-        waiting = asyncio.create_task(a.take(table, 1))
-        await a.done(first[0], first[1].grant)
-        await b.done(last[0], last[1].grant)
-        with pytest.raises(Closed) as over:
-            await waiting
-        assert over.value.fields["drained"]
-        late = StreamBench("n3", a.members._coordinator)
-        try:
-            await late.join()
-            with pytest.raises(Closed):
-                await late.put(late.own_key(await late.opened()), 1)
-        finally:
-            await late.aclose()
 
 
 async def test_what_clients_of_a_dead_node_held_goes_to_others_before_its_leases_are_over() -> None:
