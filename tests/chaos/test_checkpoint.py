@@ -423,6 +423,7 @@ def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> N
         assert list(plane.streams()) == ["s"]
         eventually(lambda: plane.stats().shards == before, "nothing of it is kept")
         assert take(stream) == list(range(16))
+        stream.drop()
 
 
 KINDS: dict[str, Any] = {

@@ -201,6 +201,8 @@ def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
     with pytest.raises(dp.Misuse, match="timeout"):
         plane.put({"x": pattern(1, 4 * MIB)}, timeout=timeout)
     assert view[0, 7] == plane.get(held)["x"].numpy()[0, 7]  # and the plane can be used
+    del view
+    plane.free(held)
 
 
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
@@ -208,11 +210,14 @@ def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
 def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> None:
     """What can be done at once is done; what would wait is backpressure, and the connection lives on."""
     plane.free(plane.put({"x": pattern(1, size)}, timeout=timeout))
-    view = plane.get(plane.put({"x": pattern(0, 32 * MIB)}))["x"].numpy()
+    held = plane.put({"x": pattern(0, 32 * MIB)}, timeout=60)
+    view = plane.get(held)["x"].numpy()
     with pytest.raises(dp.Backpressure):
         plane.put({"x": pattern(2, size)}, timeout=timeout)
     assert plane.stats().waiting == 0
     assert view[0, 7] == 7
+    del view
+    plane.free(held)
 
 
 @each_case("scope", [7, b"s", ["s"]])

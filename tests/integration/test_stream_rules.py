@@ -251,6 +251,7 @@ def test_a_step_for_no_ranks_is_refused_before_anything_is_leased(plane: dp.Plan
     with pytest.raises(dp.Misuse):
         stream.take("a", rows=1, shards=shards, columns=["x"], timeout=0)
     assert (task(stream)["leased"], task(stream)["pending"]) == (0, 1)
+    stream.drop()
 
 
 # Samplers

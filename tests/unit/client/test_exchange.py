@@ -105,6 +105,7 @@ def test_errors_are_those_of_the_loop(plane: dp.Plane, call: Callable[..., Any],
         call(plane, stream)
     assert stream.append(ROW)
     assert stream.stats()["rows"] == 2
+    stream.drop()
 
 
 def test_a_node_that_goes_meanwhile_is_told_of(node: StandingNode) -> None:

@@ -190,6 +190,8 @@ async def test_a_flipped_bit_is_corrupt_wherever_it_is(disk: Disk, region: str) 
     back = blank(EXTENT)
     await disk.read(file, back, nothing)
     assert back == data
+    disk.remove(file)
+    await deleted(disk)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -214,6 +216,8 @@ async def test_a_file_cut_short_is_corrupt(disk: Disk, left: int) -> None:
     file = await disk.write(1, random_bytes(EXTENT), nothing)
     os.truncate(file.path, left)
     await refused(disk, file, EXTENT)
+    disk.remove(file)
+    await deleted(disk)
 
 
 async def test_a_file_that_is_gone_is_corrupt_and_can_be_removed(disk: Disk) -> None:
@@ -275,6 +279,9 @@ async def test_parts_of_another_file_are_corrupt(disk: Disk, what: str) -> None:
     await refused(disk, mine, extent)
     assert not await sent(disk, mine, extent)
     assert await sent(disk, other, extent)
+    for file in (mine, other):
+        disk.remove(file)
+    await deleted(disk)
 
 
 async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: Path) -> None:

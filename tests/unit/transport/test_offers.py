@@ -10,7 +10,6 @@ import pytest
 
 from dataplane.transport.base import Memory
 from dataplane.transport.offers import DONE, Offered
-from tests.cases import each_case
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_each_byte_is_granted_once(offered: Offered, pair: tuple[socket.socket, 
     assert [offered.take(stream, each) for each in wanted] == [True, False, False, True, False, True]
 
 
-@each_case("asked", [[(0, 101)], [(5, 5)], [(6, 5)], [(100, 101)], [(-1, 5)], [(0, 2), (1, 3)]])
+@pytest.mark.parametrize("asked", [[(0, 101)], [(5, 5)], [(6, 5)], [(100, 101)], [(-1, 5)], [(0, 2), (1, 3)]])
 def test_no_byte_that_is_not_there(
     offered: Offered, pair: tuple[socket.socket, socket.socket], asked: list[tuple[int, int]]
 ) -> None:
