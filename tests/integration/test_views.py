@@ -136,7 +136,7 @@ def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: St
         eventually(lambda: plane.stats().memory_used == 0, "the array held it")
 
 
-@each_case("keep", ["draft", "array"])
+@pytest.mark.parametrize("keep", ["draft", "array"])
 def test_a_draft_open_when_its_plane_is_closed_writes_nowhere(node: StandingNode, keep: str) -> None:
     with dp.connect(node.address) as other:
         plane = dp.connect(node.address)

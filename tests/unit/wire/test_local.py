@@ -184,7 +184,9 @@ def grants(count: int) -> list[m.Grant]:
     return [m.Grant(i, 4096, False) for i in range(count)]
 
 
-@each_case("count", [1, 5, 64, 65, 200])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(5, marks=pytest.mark.long), pytest.param(64, marks=pytest.mark.long), 65, 200]
+)
 async def test_descriptors_arrive_with_their_message_in_order(ends: Ends, count: int) -> None:
     one, two = ends
     reads, writes = pipes(count)
