@@ -143,7 +143,7 @@ def test_pinning(stream: Stream, collate: Any) -> None:
     "prefetch",
     [
         pytest.param(0, marks=pytest.mark.long),
-        pytest.param(pytest.param(1, marks=pytest.mark.long), marks=pytest.mark.long),
+        pytest.param(1, marks=pytest.mark.long),
         3,
     ],
 )
@@ -161,7 +161,7 @@ def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -
     "prefetch",
     [
         pytest.param(0, marks=pytest.mark.long),
-        pytest.param(pytest.param(1, marks=pytest.mark.long), marks=pytest.mark.long),
+        pytest.param(1, marks=pytest.mark.long),
         3,
     ],
 )
