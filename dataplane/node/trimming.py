@@ -9,9 +9,9 @@ it takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic)
 messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
 unmapped.
 
-What always holds: for streams nothing is done where little has grown, nor more often than every `_BETWEEN_S`: it takes
-as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks the heap is looked
-through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
+What always holds: for streams nothing is done where little more is in use than when the node began, nor for more than
+1 % of the time: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks
+the heap is looked through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 
 _SOON_S = 0.5  # after a stream has gone: more of them may go
 _BETWEEN_S = 10.0
-_GROWN = 8 << 20  # bytes more than after the last time, from which on it is worth the while
+_SHARE = 0.01  # of the time
+_GROWN = 8 << 20  # bytes more than at the beginning, from which on it is worth the while
 _WORTH = 8 << 20  # bytes of large blocks
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone; others keep less
@@ -42,7 +43,7 @@ class Trimming:
         self._timer: asyncio.TimerHandle | None = None
         self._more = False  # has gone since the timer was set
         self._floor = anonymous()
-        self._last_s = -_BETWEEN_S
+        self._next_s = 0.0  # not before this time of the loop
         self.count = 0
         """How often memory was given back."""
 
@@ -68,7 +69,7 @@ class Trimming:
     def _look_later(self) -> None:
         self._more = False
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(loop.time() + _SOON_S, self._last_s + _BETWEEN_S), self._look)
+        self._timer = loop.call_at(max(loop.time() + _SOON_S, self._next_s), self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -78,10 +79,12 @@ class Trimming:
             self._trim()
 
     def _trim(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         gc.collect()  # only a whole collection empties the free lists
         self._cool()
         self._give_back()
-        self._floor, self._last_s = anonymous(), asyncio.get_running_loop().time()
+        self._next_s = loop.time() + max(_BETWEEN_S, (loop.time() - began_s) / _SHARE)
         self.count += 1
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ async def test_a_deadline_that_passes_names_who_holds_the_bytes() -> None:
         await budget.reserve(10, Deadline.after(0.01))
     error = caught.value
     assert (error.needed, error.holders, error.spill_error) == (10, held, "the disk is full")
-    assert error.waited_s >= 0.01
+    assert error.waited_s > 0
     for word in ("trainer", "pinned", "rollout", "reserved", "the disk is full", "10 B", "100 B"):
         assert word in str(error)
     assert error.__suppress_context__
