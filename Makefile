@@ -36,19 +36,19 @@ SUITE := -q -n5 --dist=loadfile --no-loadscope-reorder # five at a time: more th
 
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
 test: $(STAMP) ## run the tests, but the long ones
-	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	@base=$$(mktemp -d /tmp/dataplane.XXXXXX) && trap 'rm -rf "$$base"' EXIT && \
 	$(BIN)/python -P tests/rerun.py $(SUITE) --basetemp="$$base/t" -m"not long"
 
 test-long: export PYTHONDONTWRITEBYTECODE = # as above
 test-long: $(STAMP) $(OTHERS)/.installed ## run the long tests: all faults and kills, more seeds, every version of the doors
-	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	@base=$$(mktemp -d /tmp/dataplane.XXXXXX) && trap 'rm -rf "$$base"' EXIT && \
 	$(BIN)/python -P tests/rerun.py $(SUITE) --basetemp="$$base/t" -mlong
 	@$(MAKE) --no-print-directory attack
 	@$(MAKE) --no-print-directory test-integrations TIER=long
 
 stability: export PYTHONDONTWRITEBYTECODE = # as above
 stability: $(STAMP) ## run the tests RUNS=20 times and name those that failed; LOAD=4 busy loops beside, CONDITION=background
-	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	@base=$$(mktemp -d /tmp/dataplane.XXXXXX) && trap 'rm -rf "$$base"' EXIT && \
 	$(BIN)/python -P tests/stability.py --runs $(or $(RUNS),20) --load $(or $(LOAD),0) $(if $(CONDITION),--condition $(CONDITION)) \
 	$(SUITE) --basetemp="$$base/t" -m"not long"
 

@@ -334,13 +334,18 @@ def environment() -> Environment:
     """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $DATAPLANE_OBSERVE, $XDG_RUNTIME_DIR, $TMPDIR."""
     temporary = tempfile.gettempdir()
     durable = "/var/tmp" if os.access("/var/tmp", os.W_OK) else temporary  # /tmp may be memory
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    runtime = (os.environ.get("XDG_RUNTIME_DIR", ""), temporary, "/tmp")
     return Environment(
         address=os.environ.get("DATAPLANE_ADDRESS") or None,
         spill_dir=os.environ.get("DATAPLANE_SPILL_DIR") or durable,
-        runtime_dir=runtime if os.access(runtime, os.W_OK) else temporary,
+        runtime_dir=next((each for each in runtime if _for_sockets(each)), temporary),
         observe=os.environ.get("DATAPLANE_OBSERVE", "") != "0",
     )
+
+
+def _for_sockets(directory: str) -> bool:
+    """Whether a node's socket can be in a directory in this one: a socket's path has at most 107 bytes (unix(7))."""
+    return len(os.fsencode(directory)) <= 67 and os.access(directory, os.W_OK)
 
 
 def default_memory() -> int:

@@ -174,7 +174,7 @@ def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     nothing = environment()
     assert nothing.address is None
     assert os.access(nothing.spill_dir, os.W_OK)
-    assert nothing.runtime_dir == tempfile.gettempdir()
+    assert nothing.runtime_dir in (tempfile.gettempdir(), "/tmp")
     monkeypatch.setenv("DATAPLANE_ADDRESS", "")
     assert environment().address is None
     monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///a.sock")
@@ -186,7 +186,17 @@ def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_runtime_directory_that_is_not_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
-    assert environment().runtime_dir == tempfile.gettempdir()
+    assert environment().runtime_dir in (tempfile.gettempdir(), "/tmp")
+
+
+def test_a_runtime_directory_whose_path_is_too_long_for_a_socket_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert environment().runtime_dir == "/tmp"
 
 
 def test_an_exported_address_is_found_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
