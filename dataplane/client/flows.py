@@ -30,11 +30,8 @@ def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequenc
     if keys:
         for key in keys[:_SOME]:
             events.flow(_APPEND, _of_key(key))
-    elif reply.keys:
-        for key in reply.keys[:_SOME]:
-            events.flow(_APPEND, _of_key(key))
     else:
-        events.flow(_APPEND, _of(reply.mark or mark, reply.first), rows)
+        events.flow(_APPEND, _of(mark, reply.first), rows)
 
 
 def delivered(

@@ -272,8 +272,7 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
     for _, at, found in delivery.ref.origins():
         for row, number in zip(at.tolist(), found.tolist(), strict=True):
             numbers[row] = number
-    # In a cluster, each partition has a mark of its own; a key is of one partition.
-    mark = "" if stream._clustered else stream._mark
+    mark = stream._mark
     rows = [
         key if key.startswith("~") else f"{mark}.{number}.{key}"
         for key, number in zip(delivery.keys, numbers, strict=True)

@@ -12,7 +12,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -67,9 +67,17 @@ class LostRow(NamedTuple):
     version: int
 
 
+class LostRows(list[LostRow]):
+    """Lost rows. `unnamed`: how many more were lost, by the node of their producers, in hex."""
+
+    def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
+        super().__init__(rows)
+        self.unnamed = dict(unnamed)
+
+
 R = TypeVar("R", bound=m.Reply)
 
-_Named: TypeAlias = tuple[bytes, bytes, list[str], list[tuple[bytes, bytes]]]
+_Named: TypeAlias = tuple[bytes, bytes, list[str]]
 
 
 class _Said(NamedTuple):
@@ -106,7 +114,6 @@ class AsyncStream:
         self._getter = getter
         self._token = opened.stream
         self._mark = opened.mark
-        self._clustered = opened.clustered
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
@@ -127,7 +134,6 @@ class AsyncStream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
-        whole: bool = False,
         timeout: float | None = None,
         narrow: Narrow = False,
     ) -> list[str]:
@@ -138,8 +144,6 @@ class AsyncStream:
         group: a text or integer a row (or one for all): rows of one prompt. None: each row by itself.
         version: the policy version that made the rows, an integer for all or one a row.
         tags: by name, a text, number or flag a row (or one for all), for samplers.
-        whole: all rows of these groups come by this call, now: in a cluster they stay on this host, which saves
-            messages. So do groups of the stream's `group_size`, if it has one.
         timeout: seconds to wait for room in the stream and the node.
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this append.
 
@@ -150,11 +154,9 @@ class AsyncStream:
         again with the same keys, it is there once).
         """
         if narrow:
-            how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags, "whole": whole}
+            how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
             return await self.append_block(columns, **how, timeout=timeout, narrow=narrow)
-        if (
-            self._appending and keys is None and timeout is None and not whole
-        ):  # who waits less is not to wait for others
+        if self._appending and keys is None and timeout is None:  # who waits less is not to wait for others
             sent = self._gathered.offer_small(columns, group, version, tags)
             if sent is not None:
                 try:
@@ -164,17 +166,15 @@ class AsyncStream:
                     raise
         self._appending += 1
         try:
-            asked = self.appending(columns, keys, group, version, tags, whole, timeout)
+            asked = self.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return await self._connection.exchange(asked)
-            return await self.append_block(
-                columns, keys=keys, group=group, version=version, tags=tags, whole=whole, timeout=timeout
-            )
+            return await self.append_block(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
         finally:
             self._appending -= 1
 
     def appending(
-        self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, whole: Any, timeout: Any
+        self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
     ) -> Exchange[m.Appended, list[str]] | None:
         """The one request that an append without keys of what is small and simple is; None for others. Raises as
         `append`."""
@@ -183,15 +183,15 @@ class AsyncStream:
         laid = laid_out(columns, m.MAX_INLINE)
         if laid is None:
             return None
-        if self._appending > 1 and not self._clustered:  # more like these are expected, which go together
+        if self._appending > 1:  # more like these are expected, which go together
             self._gathered.learn(list(columns_of(columns)))
         carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         said = _Said.of([], b"", group, version, tags, laid.rows)
-        return self._carrying(carried, laid.lengths, said, whole, deadline)
+        return self._carrying(carried, laid.lengths, said, deadline)
 
     def _carrying(
-        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, whole: Any, deadline: Deadline
+        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
     ) -> Exchange[m.Appended, list[str]]:
         """An append of columns that travel with their rows."""
         timeout_s = deadline.remaining_s
@@ -206,7 +206,6 @@ class AsyncStream:
             said.tags,
             lengths,
             timeout_s,
-            bool(whole),
             said.begin,
         )
 
@@ -218,7 +217,7 @@ class AsyncStream:
 
     def _names(self, reply: m.Appended, rows: int) -> list[str]:
         """The keys of so many rows."""
-        return reply.keys or unnamed(reply.mark or self._mark, range(reply.first, reply.first + rows))
+        return unnamed(self._mark, range(reply.first, reply.first + rows))
 
     async def append_block(
         self,
@@ -228,7 +227,6 @@ class AsyncStream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
-        whole: bool = False,
         timeout: float | None = None,
         narrow: Narrow = False,
         begin: tuple[int, float, str] | None = None,
@@ -248,13 +246,10 @@ class AsyncStream:
         digest = await self._digest(planned or columns, told) if named else b""
         carried = self._carried(planned)
         if planned is not None and carried is not None:
-            if self._appending > 1 and not named and not self._clustered and not narrow:
+            if self._appending > 1 and not named and not narrow:
                 self._gathered.learn([(column.name, column.values) for column in planned.columns])
-            asked = self._carrying(
-                carried, _lengths(planned), said._replace(digest=digest, begin=begin), whole, deadline
-            )
+            asked = self._carrying(carried, _lengths(planned), said._replace(digest=digest, begin=begin), deadline)
             return await self._connection.exchange(asked)
-        placed = self._clustered and self.settings.limited
         admit = m.Admit(
             self._connection.next_id(),
             self._token,
@@ -264,10 +259,7 @@ class AsyncStream:
             named[0] if named else "",
             digest,
             deadline.remaining_s,
-            groups if placed else [],
             self._own(columns) if planned is None else [],
-            bool(whole),
-            named if placed else [],
         )
         if admit.handing:
             self._connection.handing.add(admit.id)
@@ -299,7 +291,6 @@ class AsyncStream:
                 lengths,
                 spares,
                 admit.id if admit.handing else 0,
-                bool(whole),
                 deadline.remaining_s,
                 begin,
             )
@@ -427,7 +418,7 @@ class AsyncStream:
             await self._connection.exchange(asked)
             return
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        numbers, holds, keys, origins = named = self._named(rows)
+        numbers, holds, keys = named = self._named(rows)
         staged, lengths = "", {}
         if isinstance(columns, BatchRef):
             ref, lengths = columns, await self._lengths_of(columns)
@@ -459,7 +450,6 @@ class AsyncStream:
                 keys,
                 lengths,
                 bool(replace),
-                origins,
                 spares,
                 made,
             )
@@ -496,7 +486,7 @@ class AsyncStream:
         piece: Piece | None = None,
     ) -> Exchange[m.Done, None]:
         """An extend by columns that travel with it."""
-        numbers, holds, keys, origins = named
+        numbers, holds, keys = named
         request = m.ExtendInline(
             self._connection.next_id(),
             self._token,
@@ -507,27 +497,24 @@ class AsyncStream:
             lengths,
             bool(replace),
             timeout_s,
-            origins,
             piece,
         )
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def _named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """Rows by number, under which numbers they were delivered, and by which parts of the stream, where it is over
-        several hosts; or by key."""
+        """Rows by number, and under which numbers they were delivered; or by key."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
                 raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
-            if not self._clustered and any(token != self._token for token, _, _ in origins):
+            if any(token != self._token for token, _, _ in origins):
                 raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
             numbers = np.empty(len(rows), np.int64)
             for _, at, of in origins:
                 numbers[at] = of
-            named = [(token, at.tobytes()) for token, at, _ in origins] if self._clustered else []
-            return numbers.tobytes(), rows.holds().tobytes(), [], named
+            return numbers.tobytes(), rows.holds().tobytes(), []
         keys = arguments.listed("rows", rows)
-        return b"", b"", arguments.keys_of(keys, len(keys)), []
+        return b"", b"", arguments.keys_of(keys, len(keys))
 
     # consuming
 
@@ -699,11 +686,11 @@ class AsyncStream:
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
         """No task is to see these rows, and all rows of these groups, any more; groups are complete without them. Who
         holds them may finish. Raises Misuse for a row or group that is not there."""
-        numbers, _, keys, origins = self._named(rows)
+        numbers, _, keys = self._named(rows)
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
-            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named, origins)
+            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named)
             await self._connection.request(request, m.Done, 0.0)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
@@ -714,16 +701,19 @@ class AsyncStream:
         )
         return DeadLetters(await self._connection.request(request, m.Delivered, 0.0))
 
-    async def lost(self, task: str | None = None) -> list[LostRow]:
+    async def lost(self, task: str | None = None) -> LostRows:
         """Rows that are gone because the host died that some of their columns were on, each told once, to whoever asks
-        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them.
+        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them. Where all hosts
+        died that kept the stream's rows in order, nobody knows their names: `unnamed` says how many they were, by the
+        node of their producers, as far as those live.
 
         `task`: without those that this task had acked, which other tasks had not: they are told to nobody. Raises
         Misuse for a task that the stream does not have.
         """
         had = 0 if task is None else 1 << self._task(task)
         reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
-        return [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
+        rows = [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
+        return LostRows(rows, reply.unnamed)
 
     def _task(self, name: str) -> int:
         tasks = self.settings.tasks

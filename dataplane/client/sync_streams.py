@@ -206,16 +206,15 @@ class Stream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
-        whole: bool = False,
         timeout: float | None = None,
         narrow: Narrow = False,
     ) -> list[str]:
         """New rows of the stream; their keys. See `AsyncStream.append`."""
         if self._turns.free and not narrow:
-            asked = self._inner.appending(columns, keys, group, version, tags, whole, timeout)
+            asked = self._inner.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return self._turns.ask(asked)
-        how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags, "whole": whole}
+        how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
         return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow))
 
     def appender(
@@ -309,7 +308,7 @@ class Stream:
         """The rows that were given up on. See `AsyncStream.dead_letters`."""
         return self._wait(self._inner.dead_letters(task, most=most))
 
-    def lost(self, task: str | None = None) -> list[streams.LostRow]:
+    def lost(self, task: str | None = None) -> streams.LostRows:
         """Rows that are gone with the host that held them, each told once. See `AsyncStream.lost`."""
         return self._wait(self._inner.lost(task))
 

@@ -24,13 +24,13 @@ from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.clustered.service import ClusteredStreams
+from dataplane.node.clustered.streams import opening
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.observing import Observing
 from dataplane.node.partitions.keeping import Keeping
 from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.partitions.streams import StreamRequests
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.offers import Offers
 from dataplane.node.shards.replicas import Part
@@ -72,7 +72,6 @@ _OBSERVED_S = 5.0  # for another node to say what it observed
 _GRAPHS_S = 3.0  # for another node to tell what its clients reported
 _FIGURES_S = 2.0  # for another node to tell its figures
 _STREAMS = 50  # whose figures one message has
-_LEAVE_S = 1.5  # to pass on what this node leads
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class Hosts:
             self._cluster.coordinator,
             self._peers,
             machine,
-            StreamRequests(),
+            opening,
             settled=self._retained.settled if self._columns is None else self._columns.settled,
             logs=in_memory if self._keeping is None else self._keeping.log,
             remembered=remembered,
@@ -199,15 +198,13 @@ class Hosts:
             await self._columns.recover()
 
     async def run(self) -> None:
-        """Take part until cancelled, and leave then: what this node leads is passed on. Raises Rejected where this node
+        """Take part until cancelled. Raises Rejected where this node
         may not be one of the cluster."""
         assert self._cluster is not None, "it has been started"
         cluster = asyncio.ensure_future(self._cluster.run())
         try:
             await asyncio.wait((cluster,))
         finally:
-            if self.partitions is not None and not cluster.done():
-                await self.partitions.leave(_LEAVE_S)
             cluster.cancel()
             await asyncio.gather(cluster, return_exceptions=True)
         cluster.result()

@@ -12,13 +12,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.settings import Settings
-
-Quota: TypeAlias = tuple[int, int]
-"""Rows and bytes; of what the stream's settings do not limit it says nothing."""
 
 _numbers = itertools.count(1)
 """Of tickets: of no two streams the same, nor of what keeps a stream's limits now and what did before."""
@@ -48,12 +44,8 @@ class Held:
 class Admission:
     """The entries and tickets of one stream, of which `held()` tells what is in it."""
 
-    def __init__(self, settings: Settings, held: Callable[[], Held], quota: Quota | None = None) -> None:
-        """`quota`: the part of the limits that may be used here; None: all of it."""
+    def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
         self._settings = settings
-        self.quota = quota
-        self.allowed: int | None = None
-        """Where `max_lag` is kept over several partitions: the newest policy version that the others let in here."""
         self._held = held
         self._entries: dict[Entry, None] = {}  # in the order in which they came
         self._tickets: dict[int, Entry] = {}
@@ -115,12 +107,9 @@ class Admission:
             oldest = self.oldest
             if oldest is not None and entry.version - oldest > limits.max_lag:
                 return "max_lag"
-            if self.allowed is not None and entry.version > self.allowed:
-                return "max_lag"
-        most_rows, most_bytes = self.quota or (limits.max_rows, limits.max_bytes)
-        if limits.max_rows and held.rows + self._rows + entry.rows > most_rows:
+        if limits.max_rows and held.rows + self._rows + entry.rows > limits.max_rows:
             return "max_rows"
-        if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > most_bytes:
+        if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > limits.max_bytes:
             return "max_bytes"
         return ""
 
@@ -130,12 +119,6 @@ class Admission:
         held = self._held()
         there = () if held.oldest is None else (held.oldest,)
         return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
-
-    @property
-    def used(self) -> tuple[int, int]:
-        """The rows and bytes that are in the stream or admitted to it."""
-        held = self._held()
-        return held.rows + self._rows, held.nbytes + self._nbytes
 
     def withdraw(self, entry: Entry) -> None:
         """The entry no longer waits."""

@@ -31,9 +31,7 @@ class Command(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Append(Command, tag=1, kw_only=True):
-    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them.
-    `table`: the version of the placement table by which they came, 0 for none. `held`: nobody is given them before they
-    are released."""
+    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them."""
 
     ref: BatchRef
     versions: Index
@@ -44,8 +42,6 @@ class Append(Command, tag=1, kw_only=True):
     tags: dict[str, list[Value]] = {}
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
-    table: int = 0
-    held: bool = False
     begin: tuple[int, float, str] | None = None
     """Of a row in progress: as `unfinished.Begin` has it."""
 
@@ -87,29 +83,6 @@ class Lose(Command, tag=6, kw_only=True):
     node: bytes
 
 
-class Release(Command, tag=29, kw_only=True):
-    """The rows that were held back from this one on are an append that all partitions have or, if not `keep`, one that
-    another has refused: they go."""
-
-    first: int
-    keep: bool
-
-
-class Prepare(Command, tag=30, kw_only=True):
-    """The client is done with the rows of this grant, if it is with those that other partitions gave it with them."""
-
-    grant: int
-    task: int
-    rows: Index
-
-
-class Conclude(Command, tag=31, kw_only=True):
-    """The task has done the rows that were prepared under this grant or, if not `keep`, they are given back."""
-
-    grant: int
-    keep: bool
-
-
 class Return(Command, tag=25, kw_only=True):
     """The node is there again, with the shards that it stores from this one on."""
 
@@ -137,25 +110,6 @@ class Configure(Command, tag=10, kw_only=True):
     settings: Settings
 
 
-class SetQuota(Command, tag=11, kw_only=True):
-    """What the stream's first partition has lent to this one; see `quota`."""
-
-    version: int
-    rows: int
-    nbytes: int
-
-
-class Lend(Command, tag=12, kw_only=True):
-    """Lend to another partition; see `quota`. `own_rows` and `own_bytes` are what this one keeps."""
-
-    partition: int
-    version: int
-    rows: int
-    nbytes: int
-    own_rows: int
-    own_bytes: int
-
-
 class End(Command, tag=13, kw_only=True):
     """These clients have ended: no sequence of theirs comes again."""
 
@@ -163,10 +117,11 @@ class End(Command, tag=13, kw_only=True):
 
 
 class Open(Command, tag=14, kw_only=True):
-    """The partition begins, with these settings and this mark."""
+    """The partition begins, with these settings, this mark, and this number of its first row."""
 
     settings: Settings
     mark: str
+    first: int = 0
 
 
 class Told(Command, tag=15, kw_only=True):
@@ -174,23 +129,6 @@ class Told(Command, tag=15, kw_only=True):
 
     node: bytes
     last: int
-
-
-class Disown(Command, tag=16, kw_only=True):
-    """These groups or keys, as far as none of their rows is here, belong elsewhere by this version of the table."""
-
-    groups: list[str | int]
-    table: int
-
-
-class Outlive(Command, tag=17, kw_only=True):
-    """If none of their rows is left, this version of the table and older ones bring none any more."""
-
-    table: int
-
-
-class Retire(Command, tag=18, kw_only=True):
-    """If the partition is empty, it takes no row any more."""
 
 
 class Unkeep(Command, tag=19, kw_only=True):
@@ -224,12 +162,6 @@ class PutColumns(Command, tag=22, kw_only=True):
 
 class FinishRestore(Command, tag=23, kw_only=True):
     """All is put back."""
-
-
-class Reclaim(Command, tag=24, kw_only=True):
-    """These partitions are no more: what was lent to them is lent no longer."""
-
-    partitions: tuple[int, ...]
 
 
 class Grow(Command, tag=26, kw_only=True):
@@ -268,28 +200,19 @@ AnyCommand = (
     | Drop
     | Remove
     | Lose
-    | Release
-    | Prepare
-    | Conclude
     | Return
     | TakeLost
     | Close
     | Clear
     | Configure
-    | SetQuota
-    | Lend
     | End
     | Open
     | Told
-    | Disown
-    | Outlive
-    | Retire
     | Unkeep
     | Restore
     | PutBack
     | PutColumns
     | FinishRestore
-    | Reclaim
     | Grow
     | TakeUp
     | GiveUp

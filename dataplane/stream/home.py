@@ -29,11 +29,9 @@ from dataplane.stream.books import Books
 from dataplane.stream.choosing import Demand, choose, least
 from dataplane.stream.commands import Command, Drop, Remove, Settle, Unkeep
 from dataplane.stream.facts import Arrival
-from dataplane.stream.held import HeldRows
 from dataplane.stream.lease import Grant, Leases
 from dataplane.stream.patch import Hold, Patch
 from dataplane.stream.pieces import Listed, Piece
-from dataplane.stream.prepared import PreparedRows
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.settings import MAX_TASKS, Settings
 
@@ -77,8 +75,6 @@ class Home:
         self.books: Books = Books(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
-        self.held = HeldRows(self.books)
-        self.prepared = PreparedRows(self.books)
         self.demands: list[Demand] = []
         self.commands: list[Command] | None = None
         """What is decided and not committed, of a replica's home; None: what is decided is done."""
@@ -109,16 +105,14 @@ class Home:
 
     def forget_leases(self, first: int, *, leading: bool) -> None:
         """Nobody holds anything, waits, or was admitted; the next grant has the number `first`."""
-        books, quota = self.books, self.admission.quota
+        books = self.books
         books.progress.unlease(books.rows.places(books.rows.all()))
-        self.held.hide()
-        self.prepared.hide()
         books.unfinished.forget_leases()
         self._replaced = [_Replaced(each.patches) for each in self._replaced]
         self.demands.clear()
         self.group_sizes.clear()
         self.leases = Leases(first)
-        self.admission = Admission(self.settings, self._held, quota)
+        self.admission = Admission(self.settings, self._held)
         if self.commands is not None:
             self.commands.clear()
         self.loose.clear()

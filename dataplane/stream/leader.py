@@ -10,7 +10,7 @@ from where the last command left it, so that a row is never taken for older than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,15 @@ from dataplane.stream import requests as r
 from dataplane.stream.admission import Entry
 from dataplane.stream.choosing import Demand
 from dataplane.stream.figures import Waiting
-from dataplane.stream.lease import Grant, Who
-from dataplane.stream.ownership import NO
+from dataplane.stream.lease import Grant
 from dataplane.stream.page import Index
 from dataplane.stream.progress import ACKED
-from dataplane.stream.quota import Loan
 from dataplane.stream.reads import Snapshots
 from dataplane.stream.replicated import Replicated
 from dataplane.stream.sampler import TokenBalanced
 from dataplane.stream.settings import Settings
 
 _TERM = 1 << 32  # grants of one term
-_NO_VERSION = -(1 << 63)
 _NONE: Index = np.empty(0, np.int64)
 
 
@@ -44,16 +41,14 @@ class Leader(Replicated):
     waits: Callable[[], Iterable[bytes]]
     """The requests that wait at the driver."""
 
-    def __init__(self, name: str, partition: int, settings: Settings | None, mark: str) -> None:
+    def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
         self._forget()
-        super().__init__(name, partition, settings, mark)
+        super().__init__(name, settings, mark)
 
     def _forget(self) -> None:
         self._term = -1
         self._ahead_s = 0.0  # of the leader's clock, the partition's
         self._flying: dict[tuple[str, int], tuple[bytes, int]] = {}  # -> command and ticket
-        self._allowed = _NO_VERSION  # the newest policy version that other partitions let in here
-        self._promised: list[tuple[int, int]] = []  # of quotas, what will be left
         self._ticket = 0  # that the append being decided uses
         self.snapshots = Snapshots(self._term)
         self._in_vain: dict[bytes, int] = {}  # requests for which there was nothing, at which change
@@ -66,28 +61,18 @@ class Leader(Replicated):
         """The first decision of a term: all earlier commands are applied."""
         self._forget()
         self.home.forget_leases(term * _TERM + 1, leading=True)
-        self._limit()
         self._term, self.snapshots = term, Snapshots(term)
         self._ahead_s = self.clock_s - now
 
     def began(self) -> None:
         term = self._term
         self.home.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
-        self._limit()
-
-    def kept(self, rows: int, nbytes: int) -> None:
-        if (rows, nbytes) in self._promised:
-            self._promised.remove((rows, nbytes))
-        self._limit()
-
-    def limited(self) -> None:
-        self._limit()
 
     def pending(self) -> Waiting:
         """Who waits at the driver."""
         found: list[tuple[int | None, tuple[str, ...]]] = []
         for asked in self._waiting():
-            if isinstance(asked, r.Consume | r.Watch | r.Look):
+            if isinstance(asked, r.Consume | r.Look):
                 found.append((self.home.settings.tasks.index(asked.task), asked.columns))
             elif isinstance(asked, r.Append | r.Admit):
                 found.append((None, ()))
@@ -98,7 +83,7 @@ class Leader(Replicated):
         """The clients that hold leases, tickets or snapshots."""
         home = self.home
         found = {str(client) for grant in home.leases for client in grant.held_by.values()}
-        found |= home.books.unfinished.clients | home.prepared.clients
+        found |= home.books.unfinished.clients
         return found | {str(client) for client in home.admission.clients()} | self.snapshots.clients
 
     @property
@@ -149,8 +134,6 @@ class Leader(Replicated):
             tags=asked.tags,
             lengths=asked.lengths,
             nodes=asked.nodes,
-            table=asked.table,
-            held=asked.held,
             begin=asked.begin,
         )
 
@@ -226,7 +209,7 @@ class Leader(Replicated):
             min_rows=asked.min_rows,
             columns=asked.columns,
             sampler=asked.sampler,
-            who=Who(asked.client, asked.member, asked.replica, asked.replicas),
+            who=asked.who,
             lease_s=asked.lease_s,
             serve=found.append,
             fail=found.append,
@@ -278,14 +261,6 @@ class Leader(Replicated):
     def _nack(self, asked: r.Nack, now: float) -> c.Command:
         return self._settled(lambda: self.home.nack(asked.grant, asked.client, asked.replica, now, seen=asked.seen))
 
-    def _prepare(self, asked: r.Prepare, now: float) -> c.Command:
-        grant = self.home.leases.prepare(asked.grant, asked.client)
-        return c.Prepare(grant=grant.number, task=grant.task, rows=grant.rows)
-
-    def _conclude(self, asked: r.Conclude, now: float) -> c.Command | r.AnyResult:
-        there = self.home.prepared.has(asked.grant, asked.client, keep=asked.keep)
-        return c.Conclude(grant=asked.grant, keep=asked.keep) if there else _DONE
-
     def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
         self.home.leases.renew(asked.grant, asked.client, asked.replica, now)
         return _DONE
@@ -297,95 +272,8 @@ class Leader(Replicated):
         books.require(rows)
         return c.Drop(rows=rows)
 
-    def _release(self, asked: r.Release, now: float) -> c.Command | r.AnyResult:
-        held = self.home.held
-        if asked.first not in held:
-            return _DONE
-        if asked.keep:
-            held.show(asked.first)
-            self.home.changes += 1
-        return c.Release(first=asked.first, keep=asked.keep)
-
-    def _borrow(self, asked: r.Borrow, now: float) -> c.Command | r.AnyResult:
-        if self.partition:
-            raise Misuse(f"partition {self.partition} lends nothing; ask the first")
-        now_lent = self.quotas.lent.get(asked.partition, Loan())
-        if asked.version != now_lent.version:
-            return r.Lent(now_lent)
-        lent, kept = self._offer(asked)
-        if self._in_need(asked, lent):
-            raise Backpressure(f"all that the stream {self.name!r} may hold is lent to its partitions")
-        self._promise(kept)
-        return c.Lend(
-            partition=asked.partition,
-            version=lent.version,
-            rows=lent.rows,
-            nbytes=lent.nbytes,
-            own_rows=kept.rows,
-            own_bytes=kept.nbytes,
-        )
-
-    def _offer(self, asked: r.Borrow) -> tuple[Loan, Loan]:
-        wanted = Loan(asked.version, asked.rows, asked.nbytes)
-        return self.quotas.offer(self.home.settings, asked.partition, wanted, self.home.admission.used)
-
-    def _in_need(self, asked: r.Borrow, lent: Loan) -> bool:
-        """Whether a partition wants more than it has, and this would be no more."""
-        now, limits = self.quotas.lent.get(asked.partition, Loan()), self.home.settings
-        more = (limits.max_rows and asked.rows > now.rows) or (limits.max_bytes and asked.nbytes > now.nbytes)
-        gains = (limits.max_rows and lent.rows > now.rows) or (limits.max_bytes and lent.nbytes > now.nbytes)
-        return bool(asked.version == now.version and more and not gains)
-
-    def lacking(self) -> Loan | None:
-        """What the partition would have to have in all for those that wait to append; None if nobody waits for that."""
-        limits, own = self.home.settings, self.quotas.own
-        entries = [self._entry_of(asked) for asked in self._waiting() if isinstance(asked, r.Append | r.Admit)]
-        if not entries:
-            return None
-        rows, nbytes = self.home.admission.used
-        rows, nbytes = rows + sum(e.rows for e in entries), nbytes + sum(e.nbytes for e in entries)
-        lacks = (limits.max_rows and rows > own.rows) or (limits.max_bytes and nbytes > own.nbytes)
-        return Loan(own.version, rows, nbytes) if lacks else None
-
-    def lagging(self) -> int | None:
-        """The oldest policy version that waits to be let in by other partitions; None if nothing does."""
-        if self.home.settings.max_lag < 0:
-            return None
-        entries = [self._entry_of(asked) for asked in self._waiting() if isinstance(asked, r.Append | r.Admit)]
-        return min((entry.version for entry in entries if entry.version > self._allowed), default=None)
-
-    def _allow(self, asked: r.Allow, now: float) -> r.AnyResult:
-        self._allowed = max(self._allowed, asked.version)
-        self._limit()
-        return _DONE
-
-    def lending(self) -> Mapping[int, Loan]:
-        """What other partitions have, where one of them, or this one, is in need."""
-        if self.partition or not self.quotas.lent:
-            return {}
-        asked = [asked for asked in self._waiting() if isinstance(asked, r.Borrow)]
-        return dict(self.quotas.lent) if asked or self.lacking() is not None else {}
-
     def _waiting(self) -> Iterator[r.AnyRequest]:
         return map(r.decode_request, self.waits())
-
-    def _yield_quota(self, asked: r.YieldQuota, now: float) -> c.Command | r.AnyResult:
-        own, (rows, nbytes) = self.quotas.own, self.home.admission.used
-        left = Loan(own.version, min(own.rows, max(asked.rows, rows)), min(own.nbytes, max(asked.nbytes, nbytes)))
-        if left == own or not self.partition:
-            return r.Lent(own)
-        self._promise(left)
-        return c.SetQuota(version=left.version, rows=left.rows, nbytes=left.nbytes)
-
-    def _promise(self, kept: Loan) -> None:
-        self._promised.append((kept.rows, kept.nbytes))
-        self._limit()
-
-    def _limit(self) -> None:
-        """Nobody is let in on a quota that is about to be lower."""
-        quotas = [(self.quotas.own.rows, self.quotas.own.nbytes), *self._promised]
-        self.home.admission.allowed = self._allowed if self.home.settings.max_lag >= 0 else None
-        self.home.admission.quota = min(rows for rows, _ in quotas), min(nbytes for _, nbytes in quotas)
 
     def _leave(self, asked: r.Leave, now: float) -> r.AnyResult | c.Command:
         self.snapshots.leave(asked.client)
@@ -396,16 +284,8 @@ class Leader(Replicated):
         for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
             self.snapshots.leave(client)
             self.home.leave(client, now)
-        known = dict.fromkeys((*self.sessions.producers, *sorted(self.home.prepared.clients)))
-        ended = [client for client in known if client.startswith(asked.clients)]
+        ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
         return c.End(clients=ended) if ended else _DONE
-
-    def _outlive(self, asked: r.Outlive, now: float) -> r.AnyResult | c.Command:
-        gone = self.ownership.outlived(asked.table, self.home.books)
-        return c.Outlive(table=asked.table) if gone else r.Flags(NO)
-
-    def _retire(self, asked: r.Retire, now: float) -> r.AnyResult | c.Command:
-        return c.Retire() if self.empty else r.Flags(NO)
 
     def _tick(self, asked: r.Tick, now: float) -> r.AnyResult:
         self.home.tick(now)
@@ -429,12 +309,9 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.Append: Leader._append,
     r.Extend: Leader._extend,
     r.Consume: Leader._consume,
-    r.Open: _as(c.Open, "settings", "mark"),
+    r.Open: _as(c.Open, "settings", "mark", "first"),
     r.LeaveAll: Leader._leave_all,
     r.Told: _as(c.Told, "node", "last"),
-    r.Disown: _as(c.Disown, "groups", "table"),
-    r.Outlive: Leader._outlive,
-    r.Retire: Leader._retire,
     r.Ack: Leader._ack,
     r.Nack: Leader._nack,
     r.Renew: Leader._renew,
@@ -443,22 +320,13 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.Clear: _as(c.Clear),
     r.TakeLost: _as(c.TakeLost, "most"),
     r.Lose: _as(c.Lose, "node"),
-    r.Release: Leader._release,
-    r.Prepare: Leader._prepare,
-    r.Conclude: Leader._conclude,
     r.Return: _as(c.Return, "node", "first"),
     r.Configure: _as(c.Configure, "settings"),
-    r.Borrow: Leader._borrow,
-    r.TakeQuota: lambda machine, asked, now: c.SetQuota(
-        version=asked.loan.version, rows=asked.loan.rows, nbytes=asked.loan.nbytes
-    ),
-    r.YieldQuota: Leader._yield_quota,
     r.Leave: Leader._leave,
     r.Restore: _as(c.Restore, "head"),
     r.PutBack: lambda leader, asked, now: c.PutBack(block=asked.block, time_s=now),
     r.PutColumns: _as(c.PutColumns, "rows", "ref", "task", "lengths", "nodes"),
     r.FinishRestore: _as(c.FinishRestore),
-    r.Watch: reads.watch,
     r.Look: reads.look,
     r.Find: reads.find,
     r.DeadLetters: reads.dead_letters,
@@ -467,9 +335,6 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.TakeSnapshot: lambda leader, asked, now: leader.snapshots.take(leader, asked, now),
     r.ReadSnapshot: lambda leader, asked, now: leader.snapshots.read(leader, asked, now),
     r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
-    r.Reclaim: _as(c.Reclaim, "partitions"),
-    r.Oldest: lambda leader, asked, now: r.Version(leader.home.admission.oldest),
-    r.Allow: Leader._allow,
     r.Grow: Leader._grow,
     r.TakeUp: Leader._take_up,
     r.GiveUp: _as(c.GiveUp, "row", "token"),

@@ -39,12 +39,14 @@ _TRIED = 8  # of them, looked at for one to forget
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks: a client, and as which replica of which member. `replicas` is how many there are, 0 if unsaid."""
+    """Who asks: a client, and as which replica of which member. `replicas` is how many there are, 0 if unsaid. `after`:
+    the last grant that the replica has received, 0 for none; None: each that it was handed was received."""
 
     client: Hashable
     member: str = ""
     replica: int | None = None
     replicas: int = 0
+    after: int | None = None
 
     def __post_init__(self) -> None:
         if not self.member and self.replica is not None:
@@ -114,7 +116,8 @@ class Leases:
         if who.replica is None:
             return None
         for grant in self._logs.get((task, who.member), ()):
-            if who.replica not in grant.acked and grant.held_by.get(who.replica) != who.client:
+            handed = grant.held_by.get(who.replica) == who.client
+            if who.replica not in grant.acked and (grant.number > who.after if who.after is not None else not handed):
                 return grant
         return None
 
@@ -190,18 +193,6 @@ class Leases:
         self.end(grant, done=True)
         return grant
 
-    def prepare(self, number: int, client: Hashable) -> Grant:
-        """The holder, who is no replica, is done if others agree; the grant, ended. Raises LeaseExpired."""
-        grant = self.find(number, client, None)
-        self.end(grant, done=True)
-        return grant
-
-    def forsake(self, number: int) -> None:
-        """The grant of this number, which was prepared, came to nothing."""
-        self._lost[number] = None
-        if len(self._lost) > _LOST:
-            del self._lost[next(iter(self._lost))]
-
     def let_go(self, grant: Grant, replica: int | None) -> bool:
         """One holder has not looked at the rows and does not want them. Whether that ends the grant: others may share
         it, and this replica may ask again."""
@@ -215,7 +206,9 @@ class Leases:
         """The grant is no more, since all is `done`, or its rows go to others."""
         del self._grants[grant.number]
         if not done:
-            self.forsake(grant.number)
+            self._lost[grant.number] = None
+            if len(self._lost) > _LOST:
+                del self._lost[next(iter(self._lost))]
         if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most are of grants that are no more
             self._expiring = [(g.expires, g.number) for g in self._grants.values()]
             heapq.heapify(self._expiring)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from dataplane.errors import Backpressure, NotReady, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
@@ -12,7 +12,6 @@ from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.choosing import needed
 from dataplane.stream.leader import Leader
-from dataplane.stream.lease import Who
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
@@ -25,14 +24,13 @@ _TICK_REQUEST = r.encode_request(r.Tick())
 class StreamMachine(Leader, StateMachine):
     """See the module."""
 
-    def __init__(self, name: str, partition: int, settings: Settings | None = None, mark: str = "") -> None:
+    def __init__(self, name: str, settings: Settings | None = None, mark: str = "") -> None:
         """Without settings: those come with the first request, `Open`."""
-        super().__init__(name, partition, settings, mark)
+        super().__init__(name, settings, mark)
 
     def forget(self) -> None:
         self._forget()
         self.home.forget_leases(1, leading=False)
-        self._limit()
 
     def deadline(self, now: float) -> float:
         """When this leader is to be asked to `Tick`, by its clock; `now` if at once."""
@@ -51,13 +49,10 @@ class StreamMachine(Leader, StateMachine):
         home = self.home
         if isinstance(asked, r.Append | r.Admit):
             return home.closed or not home.admission.full(self._entry_of(asked))
-        if isinstance(asked, r.Borrow):
-            return not self._in_need(asked, self._offer(asked)[0])
         if not isinstance(asked, r.Consume):
             return self._in_vain.get(request) != home.changes
         task = home.settings.task(asked.task)
-        who = Who(asked.client, asked.member, asked.replica, asked.replicas)
-        if home.drained(task) or home.leases.waiting(task, who) is not None:
+        if home.drained(task) or home.leases.waiting(task, asked.who) is not None:
             return True
         least = asked.min_rows if isinstance(asked.sampler, Fifo) else 1
         if home.closed:
@@ -107,10 +102,12 @@ class StreamMachine(Leader, StateMachine):
         given = r.given(result)
         if given is None:
             return b""
-        client = r.decode_request(request).client
-        if isinstance(given, r.GrantGiven):
-            return r.encode_request(r.Nack(client=client, grant=given.grant, seen=False))
-        return r.encode_request(r.GiveBack(client=client, ticket=given.ticket))
+        asked = r.decode_request(request)
+        if isinstance(given, r.TicketGiven):
+            return r.encode_request(r.GiveBack(client=asked.client, ticket=given.ticket))
+        if isinstance(asked, r.Consume) and asked.replica is not None:
+            return b""  # it asks for the same again
+        return r.encode_request(r.Nack(client=asked.client, grant=given.grant, seen=False))
 
     # Applying
 
@@ -134,9 +131,6 @@ class StreamMachine(Leader, StateMachine):
 
     def leaving(self, process: str) -> bytes:
         return r.encode_request(r.LeaveAll(clients=f"{process}/"))
-
-    def census(self) -> tuple[int, Sequence[str]]:
-        return self.home.books.rows.count, list({name.partition("/")[0] for name in self.sessions.producers})
 
     # What its nodes are told
 

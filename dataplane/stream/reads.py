@@ -9,12 +9,10 @@ import numpy as np
 
 from dataplane.errors import LeaseExpired, LimitExceeded, Misuse, NotReady
 from dataplane.stream import requests as r
-from dataplane.stream.choosing import Demand, Wants, candidates, choose, needed
+from dataplane.stream.choosing import Wants, candidates, needed
 from dataplane.stream.figures import figures
-from dataplane.stream.lease import Who
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import DEAD
-from dataplane.stream.sampler import Fifo
 from dataplane.stream.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -29,29 +27,11 @@ MAX_HELD = 256 << 10
 _NONE: Index = np.empty(0, np.int64)
 
 
-def watch(leader: Leader, asked: r.Watch, now: float) -> r.Watched:
-    """Raises NotReady, Misuse."""
-    home, task = leader.home, leader.home.settings.task(asked.task)
-    sampler, who = asked.sampler or Fifo(), Who(asked.client)
-    probe = Demand(task, asked.rows, 1, asked.columns, sampler, who, 1.0, _unserved, _unserved)
-    ready = choose(home.books, probe, now, closed=home.closed, expire=home.expire)
-    left = home.books.progress.is_left(task)
-    if len(ready) < asked.least and not (home.closed and (left != asked.left or not asked.closed)):
-        raise NotReady("fewer rows are ready", stream=leader.name, task=asked.task)
-    version, age_s = 0, 0.0
-    if len(ready):
-        places = home.books.rows.places(ready)
-        version = int(home.books.facts.versions(places).min())
-        age_s = now - float(home.books.facts.arrived(places).min())
-    return r.Watched(len(ready), version, age_s, left, home.closed)
-
-
 def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
     """Raises NotReady, Closed, Misuse."""
     home, wants = leader.home, Wants(asked.lengths, asked.tags)
     task, rows = home.settings.task(asked.task), _NONE
-    who = Who(asked.client, asked.member, asked.replica, asked.replicas)
-    if home.leases.waiting(task, who) is None:
+    if home.leases.waiting(task, asked.who) is None:
         if leader.changes > asked.seen:
             rows = home.books.progress.ready(task, needed(asked.columns, wants), max(0, asked.most))
         if not len(rows):
@@ -75,18 +55,13 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
     )
 
 
-def _unserved(_: object) -> None:
-    raise AssertionError("nobody waits")
-
-
 def find(leader: Leader, asked: r.Find, now: float) -> r.Found:
     """Never refused."""
     books = leader.home.books
     rows = books.keys.known_rows(asked.keys)
     if asked.digest and books.keys.retried(asked.keys, asked.digest) is None:
         rows[:] = -1
-    groups = [books.groups.number(group) is not None for group in asked.groups]
-    return r.Found(np.where(books.rows.there(rows), rows, -1), groups)
+    return r.Found(np.where(books.rows.there(rows), rows, -1))
 
 
 def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:

@@ -20,18 +20,14 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.outbox import OutboxState
 from dataplane.stream.block import Value
 from dataplane.stream.books import Books
-from dataplane.stream.held import HeldState
-from dataplane.stream.ownership import OwnershipState
 from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import Index
 from dataplane.stream.patch import Hold, Patch
-from dataplane.stream.prepared import PreparedState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
-from dataplane.stream.quota import Loan
 from dataplane.stream.settings import Settings
 from dataplane.stream.unfinished import UnfinishedState
 
-_MAGIC = b"dpstream\x03"  # the last is the version
+_MAGIC = b"dpstream\x04"  # the last is the version
 _SUM = 8
 _COUNTED = (ACKED, EXPIRED, DEAD)
 _LOST = tuple[int, str, str | int | None, int, int]
@@ -82,7 +78,6 @@ class PartitionState(msgspec.Struct, array_like=True):
     """All of it."""
 
     name: str
-    partition: int
     settings: Settings
     mark: str
     next_offset: int
@@ -95,17 +90,12 @@ class PartitionState(msgspec.Struct, array_like=True):
     clock_s: float
     counts: list[list[int]]
     lost: list[_LOST]
-    own: Loan
-    lent: list[tuple[int, Loan]]
     lost_nodes: list[tuple[bytes, int]]
     opened: bool
     outboxes: list[OutboxState]
-    ownership: OwnershipState
     sessions: bytes
     rows: RowsState
-    held: list[HeldState] = []
     unfinished: UnfinishedState = msgspec.field(default_factory=UnfinishedState)
-    prepared: list[PreparedState] = []
 
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode

@@ -1,7 +1,7 @@
 """The replicated state of a stream's partition, and what each command makes of it.
 
-Over a `Home`, which does the bookkeeping: rows, keys, groups, counts of deliveries, the lost. Beside it are quotas,
-sequences, outboxes, and which groups the partition takes.
+Over a `Home`, which does the bookkeeping: rows, keys, groups, counts of deliveries, the lost. Beside it are sequences
+and outboxes.
 
 What always holds: `apply` depends on the state and the command; a command that can't be done changes nothing and has an
 error as its result. A client's request is done once, by its sequence.
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sized
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, OwnerDied, Rejected
@@ -23,14 +22,10 @@ from dataplane.replication.sessions import Sessions, Settled
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.facts import Arrival
-from dataplane.stream.held import HeldRows
 from dataplane.stream.home import Home
-from dataplane.stream.ownership import NO, YES, Ownership
 from dataplane.stream.page import Index
 from dataplane.stream.patch import Patch
 from dataplane.stream.pieces import Begin
-from dataplane.stream.prepared import PreparedRows
-from dataplane.stream.quota import Loan, Quotas
 from dataplane.stream.replica_state import (
     PartitionState,
     counts_of,
@@ -50,10 +45,9 @@ _UNOPENED = Settings(("unopened",))
 class Replicated:
     """See the module. Who leads has more, and is told by the methods at the end."""
 
-    def __init__(self, name: str, partition: int, settings: Settings | None, mark: str) -> None:
+    def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
         """Without settings: those come with the first command, `Open`."""
         self.name = name
-        self.partition = partition
         self._first = settings, mark
         self._begin(settings, mark)
 
@@ -63,8 +57,6 @@ class Replicated:
         self.home = Home(settings, self._released, mark=mark)
         self.home.replicate()
         self.outboxes = Outboxes()
-        self.ownership = Ownership()
-        self.quotas = Quotas(settings, self.partition)
         self.sessions = Sessions()
         self.clock_s = 0.0
         self.lost_nodes = LostNodes()
@@ -77,13 +69,6 @@ class Replicated:
     def settings(self) -> Settings:
         """What the stream was made with."""
         return self.home.settings
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing here that is needed: the first partition lends quotas as long as the stream is."""
-        home, settings = self.home, self.home.settings
-        lends = not self.partition and (settings.max_rows or settings.max_bytes)
-        return not (home.books.rows.count or home.lost or self.outboxes or lends)
 
     # Applying
 
@@ -120,14 +105,8 @@ class Replicated:
         if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
             raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")
         self._require_there(command.ref, command.nodes)
-        moved = self.ownership.moved(command.table, command.groups or command.keys, self.home.books)
-        if moved is not None:
-            return r.Moved(moved)
         first, new = self.home.appended(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
-            if command.held:
-                self.home.held.add(first, count, command.client)
-            self.ownership.arrived(command.table, first + count - 1)
             self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
         return r.Appended(first, count, new)
 
@@ -195,37 +174,6 @@ class Replicated:
             self.home.do(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
         return _DONE
 
-    def _do_release(self, command: c.Release) -> r.AnyResult:
-        rows = self.home.held.release(command.first)
-        if len(rows) and not command.keep:
-            self.home.do(c.Drop(rows=rows))
-            self.home.do(c.Remove(rows=rows))  # nobody ever held them
-        return _DONE
-
-    def _do_prepare(self, command: c.Prepare) -> r.AnyResult:
-        """If some of the rows have been lost meanwhile, of none."""
-        books, rows = self.home.books, command.rows
-        there = books.rows.there(rows)
-        if not there.all():
-            books.progress.unlease(books.rows.places(rows[there]), command.task)
-            raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
-        rows = rows[books.progress.open(command.task, books.rows.places(rows), len(rows))]
-        self.home.prepared.add(command.grant, command.client, command.task, rows)
-        return _DONE
-
-    def _do_conclude(self, command: c.Conclude) -> r.AnyResult:
-        if self.home.prepared.has(command.grant, command.client, keep=command.keep):
-            self._over(command.grant, keep=command.keep)
-        return _DONE
-
-    def _over(self, grant: int, *, keep: bool) -> None:
-        """What becomes of prepared rows, and of those that lost a column meanwhile."""
-        if not keep:
-            self.home.leases.forsake(grant)
-        rows = self.home.prepared.conclude(grant, keep=keep)
-        if self.lost_nodes and len(rows):
-            self._lose(np.intersect1d(rows, self.home.books.rows.dead(self._there, rows)))
-
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
         rows = command.rows[self.home.books.rows.there(command.rows)]
         if len(rows):
@@ -248,7 +196,6 @@ class Replicated:
     def _lose(self, dead: Index) -> None:
         """These rows have a column that is nowhere any more. Who holds a dropped one goes on."""
         books = self.home.books
-        dead = dead[~self.home.prepared.among(dead)]
         self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))], self.clock_s)
 
     def _do_return(self, command: c.Return) -> r.AnyResult:
@@ -273,8 +220,6 @@ class Replicated:
         for grant in self.home.leases:
             self.home.leases.end(grant)
         self.home.forget_kept()
-        self.home.held.clear()
-        self.home.prepared.clear()
         self.home.books.clear()
         self.home.close(self.clock_s)
         return _DONE
@@ -283,57 +228,23 @@ class Replicated:
         if command.settings.tasks != self.home.settings.tasks:
             raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.home.settings.tasks)}")
         self.home.configure(command.settings)
-        self.quotas.configure(command.settings, self.partition)
-        self.limited()
         return _DONE
-
-    def _do_set_quota(self, command: c.SetQuota) -> r.AnyResult:
-        self.quotas.take(Loan(command.version, command.rows, command.nbytes))
-        self.kept(command.rows, command.nbytes)
-        return r.Lent(self.quotas.own)
-
-    def _do_lend(self, command: c.Lend) -> r.AnyResult:
-        asked = Loan(command.version, command.rows, command.nbytes)
-        kept = Loan(0, command.own_rows, command.own_bytes)
-        lent = self.quotas.lend(self.home.settings, command.partition, asked, kept)
-        self.kept(command.own_rows, command.own_bytes)
-        return r.Lent(lent)
-
-    def _do_reclaim(self, command: c.Reclaim) -> r.AnyResult:
-        self.quotas.reclaim(self.settings, command.partitions)
-        self.limited()
-        return r.Lent(self.quotas.own)
 
     def _do_end(self, command: c.End) -> r.AnyResult:
         for client in command.clients:
             self.sessions.drop(client)
-        for first in self.home.held.of(command.clients):
-            self.home.held.release(first)
-        for grant in self.home.prepared.of(command.clients):
-            self._over(grant, keep=False)
         return _DONE
 
     def _do_open(self, command: c.Open) -> r.AnyResult:
         if not self.opened:
             self._begin(command.settings, command.mark)
+            self.home.books.rows.resume(command.first, 0)
             self.began()
         return _DONE
 
     def _do_told(self, command: c.Told) -> r.AnyResult:
         self.outboxes.told(command.node, command.last)
         return _DONE
-
-    def _do_disown(self, command: c.Disown) -> r.AnyResult:
-        return r.Flags(self.ownership.disown(command.groups, command.table, self.home.books))
-
-    def _do_outlive(self, command: c.Outlive) -> r.AnyResult:
-        return r.Flags(YES if self.ownership.outlive(command.table, self.home.books) else NO)
-
-    def _do_retire(self, command: c.Retire) -> r.AnyResult:
-        if not self.empty:
-            return r.Flags(NO)
-        self.ownership.retired = True
-        return r.Flags(YES)
 
     def _do_unkeep(self, command: c.Unkeep) -> r.AnyResult:
         self.home.do(command)
@@ -344,7 +255,7 @@ class Replicated:
     def _do_restore(self, command: c.Restore) -> r.AnyResult:
         home = self.home
         if home.books.rows.next or command.head.settings.tasks != home.settings.tasks:
-            raise Misuse(f"partition {self.partition} of the stream {self.name!r} is not new, or has other tasks")
+            raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
         begin(home, command.head)  # but for the mark: rows without a key are called by this partition
         return _DONE
 
@@ -373,7 +284,6 @@ class Replicated:
         return seal(
             PartitionState(
                 name=self.name,
-                partition=self.partition,
                 settings=home.settings,
                 mark=books.keys.mark,
                 next_offset=books.rows.next,
@@ -386,16 +296,11 @@ class Replicated:
                 clock_s=self.clock_s,
                 counts=counts_of(books),
                 lost=[(row, *told) for row, told in home.lost.items()],
-                own=self.quotas.own,
-                lent=sorted(self.quotas.lent.items()),
                 lost_nodes=self.lost_nodes.state(),
                 opened=self.opened,
                 outboxes=self.outboxes.state(),
-                ownership=self.ownership.state(),
                 sessions=self.sessions.snapshot(),
                 rows=rows_state(books, home.kept),
-                held=home.held.state(),
-                prepared=home.prepared.state(),
                 unfinished=books.unfinished.state(),
             )
         )
@@ -406,11 +311,8 @@ class Replicated:
             self.began()
             return
         found = open_sealed(state)
-        if (found.name, found.partition) != (self.name, self.partition):
-            raise Corrupt(
-                f"a snapshot of partition {found.partition} of the stream {found.name!r}, and this is partition"
-                f" {self.partition} of {self.name!r}"
-            )
+        if found.name != self.name:
+            raise Corrupt(f"a snapshot of the stream {found.name!r}, and this is {self.name!r}")
         home, sessions = Home(found.settings, self._released, mark=found.mark), Sessions()
         books = home.books
         try:
@@ -418,8 +320,6 @@ class Replicated:
             for kept in restore_rows(books, found.rows, found.columns):
                 home.keep(kept)
             restore_counts(books, found.counts)
-            home.held = HeldRows(books, found.held)
-            home.prepared = PreparedRows(books, found.prepared)
             books.unfinished.restore(found.unfinished)
             sessions.restore(found.sessions)
         except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
@@ -431,10 +331,8 @@ class Replicated:
         self._begin(found.settings, found.mark)
         self.opened = found.opened
         self.home, self.sessions, self.clock_s = home, sessions, found.clock_s
-        self.quotas.own, self.quotas.lent = found.own, dict(found.lent)
         self.lost_nodes = LostNodes(found.lost_nodes)
         self.outboxes = Outboxes(found.outboxes)
-        self.ownership = Ownership(found.ownership)
         self._count_holders()
         self.began()
 
@@ -442,12 +340,6 @@ class Replicated:
 
     def began(self) -> None:
         """There is another home."""
-
-    def limited(self) -> None:
-        """The partition's own quota may be another."""
-
-    def kept(self, rows: int, nbytes: int) -> None:
-        """It was decided that no more than this is kept, and it is done."""
 
 
 def _check_counts(rows: int, listed: list[Sized]) -> None:
@@ -460,9 +352,6 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     c.Append: Replicated._do_append,
     c.Extend: Replicated._do_extend,
     c.Settle: Replicated._do_settle,
-    c.Release: Replicated._do_release,
-    c.Prepare: Replicated._do_prepare,
-    c.Conclude: Replicated._do_conclude,
     c.Drop: Replicated._do_drop,
     c.Remove: Replicated._do_remove,
     c.Lose: Replicated._do_lose,
@@ -471,15 +360,9 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     c.Close: Replicated._do_close,
     c.Clear: Replicated._do_clear,
     c.Configure: Replicated._do_configure,
-    c.SetQuota: Replicated._do_set_quota,
-    c.Lend: Replicated._do_lend,
-    c.Reclaim: Replicated._do_reclaim,
     c.End: Replicated._do_end,
     c.Open: Replicated._do_open,
     c.Told: Replicated._do_told,
-    c.Disown: Replicated._do_disown,
-    c.Outlive: Replicated._do_outlive,
-    c.Retire: Replicated._do_retire,
     c.Unkeep: Replicated._do_unkeep,
     c.Restore: Replicated._do_restore,
     c.PutBack: Replicated._do_put_back,

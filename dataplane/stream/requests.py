@@ -16,9 +16,9 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.commands import hook, unhook
+from dataplane.stream.lease import Who
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Piece
-from dataplane.stream.quota import Loan
 from dataplane.stream.sampler import BuiltIn, Fifo
 from dataplane.stream.settings import Settings
 
@@ -30,14 +30,11 @@ from dataplane.stream.results import (
     Delivered as Delivered,
     Done as Done,
     Figures as Figures,
-    Flags as Flags,
     Found as Found,
     GrantGiven as GrantGiven,
     Held as Held,
-    Lent as Lent,
     Letters as Letters,
     LostRows as LostRows,
-    Moved as Moved,
     Refused as Refused,
     Result as Result,
     Shown as Shown,
@@ -45,8 +42,6 @@ from dataplane.stream.results import (
     SnapshotTaken as SnapshotTaken,
     TicketGiven as TicketGiven,
     UnfinishedRows as UnfinishedRows,
-    Version as Version,
-    Watched as Watched,
     decode_result as decode_result,
     encode_result as encode_result,
     given as given,
@@ -78,9 +73,7 @@ class GiveBack(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Append(Request, frozen=True, tag=3, kw_only=True):
-    """New rows; without a ticket, if they are let in now. `table`: the version of the placement table by which they
-    came here, 0 where they do not go by it: rows without group and key, and groups that come whole. `held`: nobody is
-    given them before they are released. Answered by `Appended`, or by `Moved`."""
+    """New rows; without a ticket, if they are let in now. Answered by `Appended`."""
 
     ref: BatchRef
     versions: Index
@@ -91,8 +84,6 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
     ticket: int = 0
-    table: int = 0
-    held: bool = False
     begin: tuple[int, float, str] | None = None
 
 
@@ -110,7 +101,7 @@ class Extend(Request, frozen=True, tag=4, kw_only=True):
 
 class Consume(Request, frozen=True, tag=5, kw_only=True):
     """Rows of a task. Answered by `Delivered`, or refused by `NotReady`. `chosen` and `expired`, without a sampler:
-    what the client's own made of what it was shown."""
+    what the client's own made of what it was shown. `after`: as `lease.Who` has it."""
 
     task: str
     columns: tuple[str, ...]
@@ -123,14 +114,21 @@ class Consume(Request, frozen=True, tag=5, kw_only=True):
     member: str = ""
     replica: int | None = None
     replicas: int = 0
+    after: int | None = None
+
+    @property
+    def who(self) -> Who:
+        """Who asks. Raises Misuse for a replica that can not be."""
+        return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
 class Open(Request, frozen=True, tag=6, kw_only=True):
-    """The first request to a new partition: what the stream was made with, and what the keys begin with that the
-    partition makes. May be repeated."""
+    """The first request to a new partition: what the stream was made with, what the keys begin with that the partition
+    makes, and the number of its first row. May be repeated."""
 
     settings: Settings
     mark: str
+    first: int = 0
 
 
 class Ack(Request, frozen=True, tag=7, kw_only=True):
@@ -183,28 +181,6 @@ class Lose(Request, frozen=True, tag=14, kw_only=True):
     node: bytes
 
 
-class Release(Request, frozen=True, tag=48, kw_only=True):
-    """As the command of this name. May be repeated."""
-
-    first: int
-    keep: bool = True
-
-
-class Prepare(Request, frozen=True, tag=49, kw_only=True):
-    """The rows of a grant are done, if those are that other partitions gave with them: a grant of no replica. It is
-    over, and what becomes of its rows is to be said by `Conclude`."""
-
-    grant: int
-
-
-class Conclude(Request, frozen=True, tag=50, kw_only=True):
-    """As the command of this name. Refused by `LeaseExpired` where rows are to be kept that are prepared no more, since
-    the client has ended as far as the partition knows."""
-
-    grant: int
-    keep: bool
-
-
 class Return(Request, frozen=True, tag=42, kw_only=True):
     """As the command of this name."""
 
@@ -216,30 +192,6 @@ class Configure(Request, frozen=True, tag=15, kw_only=True):
     """As the command of this name."""
 
     settings: Settings
-
-
-class Borrow(Request, frozen=True, tag=16, kw_only=True):
-    """Another partition asks the first for so much of the limits in all. Answered by `Lent`, which may be less; refused
-    by `Backpressure` where it can have no more than it has. `version`: that of its loan."""
-
-    partition: int
-    version: int
-    rows: int
-    nbytes: int
-
-
-class TakeQuota(Request, frozen=True, tag=17, kw_only=True):
-    """What the first partition has answered."""
-
-    loan: Loan
-
-
-class YieldQuota(Request, frozen=True, tag=18, kw_only=True):
-    """Keep no more than this of the loan, or what is in use; then the rest can be given back by `Borrow`. Answered by
-    the `Loan` that is left."""
-
-    rows: int
-    nbytes: int
 
 
 class Leave(Request, frozen=True, tag=19, kw_only=True):
@@ -266,39 +218,6 @@ class Told(Request, frozen=True, tag=22, kw_only=True):
     last: int
 
 
-class Disown(Request, frozen=True, tag=23, kw_only=True):
-    """A table of this version has these groups or keys elsewhere. Answered by `Flags`, an entry each: whether the
-    partition holds a part of it. From now on it takes the first row of no other by an older version."""
-
-    groups: list[str | int]
-    table: int
-
-
-class Outlive(Request, frozen=True, tag=24, kw_only=True):
-    """Whether no row is left that came by this version of the table or an older one. Answered by `Flags`; if so, none
-    is taken any more."""
-
-    table: int
-
-
-class Retire(Request, frozen=True, tag=25, kw_only=True):
-    """Whether the partition is empty. Answered by `Flags`; if so, it takes no row any more."""
-
-
-class Watch(Request, frozen=True, tag=26, kw_only=True):
-    """How many rows a `Consume` like this would be given, if they are `least` or more, or the stream is closed and it
-    is not known yet (`closed`) that `left` rows are left of it for the task; else refused by `NotReady`. Answered by
-    `Watched`."""
-
-    task: str
-    columns: tuple[str, ...]
-    rows: int
-    sampler: BuiltIn | None = None
-    least: int = 0
-    left: int = -1
-    closed: bool = False
-
-
 class Look(Request, frozen=True, tag=27, kw_only=True):
     """What a sampler may know of up to `most` rows that are ready, if something changed since `seen` (-1: never), else
     refused by `NotReady`. Answered by `Shown`, without rows where the replica is to be given what others were."""
@@ -312,14 +231,19 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
     member: str = ""
     replica: int | None = None
     replicas: int = 0
+    after: int | None = None
+
+    @property
+    def who(self) -> Who:
+        """As `Consume.who`."""
+        return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
-    """Which rows have these keys, and which of these groups have rows. With a digest, the keys count together, if their
-    rows came by appends of this digest. Answered by `Found`."""
+    """Which rows have these keys. With a digest, the keys count together, if their rows came by appends of this digest.
+    Answered by `Found`."""
 
-    keys: list[str] = []
-    groups: list[str | int] = []
+    keys: list[str]
     digest: bytes = b""
 
 
@@ -388,22 +312,6 @@ class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
     """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
 
 
-class Reclaim(Request, frozen=True, tag=38, kw_only=True):
-    """These partitions are no more: the first one has what it has lent to them."""
-
-    partitions: tuple[int, ...]
-
-
-class Oldest(Request, frozen=True, tag=39, kw_only=True):
-    """The oldest policy version that a task has rows of to do here. Answered by `Version`."""
-
-
-class Allow(Request, frozen=True, tag=40, kw_only=True):
-    """As far as other partitions go, `max_lag` lets in rows of policy versions up to this."""
-
-    version: int
-
-
 class Grow(Request, frozen=True, tag=43, kw_only=True):
     """A piece of a row in progress. Answered by `Appended`; not new: it came before."""
 
@@ -459,22 +367,12 @@ AnyRequest = (
     | Clear
     | TakeLost
     | Lose
-    | Release
-    | Prepare
-    | Conclude
     | Return
     | Configure
-    | Borrow
-    | TakeQuota
-    | YieldQuota
     | Leave
     | Tick
     | LeaveAll
     | Told
-    | Disown
-    | Outlive
-    | Retire
-    | Watch
     | Look
     | Find
     | DeadLetters
@@ -487,9 +385,6 @@ AnyRequest = (
     | PutBack
     | PutColumns
     | FinishRestore
-    | Reclaim
-    | Oldest
-    | Allow
     | Grow
     | TakeUp
     | GiveUp

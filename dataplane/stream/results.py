@@ -13,7 +13,6 @@ from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.commands import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Listed
-from dataplane.stream.quota import Loan
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -54,12 +53,6 @@ class Admitted(Result, frozen=True, tag=4):
     ticket: int
 
 
-class Moved(Result, frozen=True, tag=5):
-    """Nothing was appended: another partition has these groups or keys by now. Read the table again."""
-
-    groups: list[str | int]
-
-
 class Delivered(Result, frozen=True, tag=6):
     """Rows that the client holds now, under a grant. `rows`: their offsets."""
 
@@ -92,29 +85,6 @@ class LostRows(Result, frozen=True, tag=7):
     rows: list[tuple[int, str, str | int | None, int, int]]
 
 
-class Lent(Result, frozen=True, tag=8):
-    """The loan of a partition."""
-
-    loan: Loan
-
-
-class Flags(Result, frozen=True, tag=9):
-    """A byte for each question, 1 for yes: as bytes it is these alone."""
-
-    flags: bytes
-
-
-class Watched(Result, frozen=True, tag=10):
-    """So many rows would be given, the oldest of this policy version, which came `age_s` ago; `left` are left for the
-    task."""
-
-    ready: int
-    version: int
-    age_s: float
-    left: int
-    closed: bool
-
-
 class Shown(Result, frozen=True, tag=11):
     """See `sampler.Candidates`; `age_s` is float64 as bytes. `changes` is for the next `Look`, `left` how many rows the
     task is not done with."""
@@ -135,10 +105,9 @@ class Shown(Result, frozen=True, tag=11):
 
 
 class Found(Result, frozen=True, tag=12):
-    """The rows, -1 for a key that no row has; of each group whether it has rows."""
+    """The rows, -1 for a key that no row has."""
 
     rows: Index
-    groups: list[bool]
 
 
 class Held(Result, frozen=True, tag=18):
@@ -177,12 +146,6 @@ class SnapshotRows(Result, frozen=True, tag=15):
     columns: list[tuple[Index, int, BatchRef]]
 
 
-class Version(Result, frozen=True, tag=17):
-    """A policy version; None for none."""
-
-    version: int | None
-
-
 class Letters(Result, frozen=True, tag=16):
     """Dead letters: fields as in `Delivered`. No reference where the rows have no column in common."""
 
@@ -199,12 +162,8 @@ AnyResult = (
     | Refused
     | Appended
     | Admitted
-    | Moved
     | Delivered
     | LostRows
-    | Lent
-    | Flags
-    | Watched
     | Shown
     | Found
     | Held
@@ -212,18 +171,12 @@ AnyResult = (
     | SnapshotTaken
     | SnapshotRows
     | Letters
-    | Version
     | UnfinishedRows
 )
 
-_encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 _given = msgspec.msgpack.Decoder(GrantGiven | TicketGiven)
-
-
-def encode_result(result: Result) -> bytes:
-    """The bytes of an answer, which `decode_result` reads; those of `Flags` are read by who asked alone."""
-    return result.flags if isinstance(result, Flags) else _encode_result(result)
 
 
 def decode_result(result: bytes) -> AnyResult:

@@ -355,9 +355,8 @@ class Open(Message, frozen=True, tag="open"):
 
 class Admit(Message, frozen=True, tag="admit"):
     """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
-    the `digest` of the append. In a stream over several hosts that has limits, `groups` and `keys`: those of the rows;
-    `whole` as in `Append`. `handing`: shards that the client put and appends by
-    reference, which go with it if it goes before the `Append`, or a `Cancel` of this. Answered by `Admitted`."""
+    the `digest` of the append. `handing`: shards that the client put and appends by reference, which go with it if it
+    goes before the `Append`, or a `Cancel` of this. Answered by `Admitted`."""
 
     id: int
     stream: bytes
@@ -367,10 +366,7 @@ class Admit(Message, frozen=True, tag="admit"):
     key: str
     digest: bytes
     timeout_s: float
-    groups: list[str | int] = []
     handing: list[int] = []
-    whole: bool = False
-    keys: list[str] = []
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
@@ -383,10 +379,9 @@ class GiveBack(Message, frozen=True, tag="give-back"):
 class Append(Message, frozen=True, tag="append"):
     """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
     `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have the columns too.
-    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. `whole`: all rows of these groups
-    come now. `timeout_s`: for how long to ask partitions, or somewhat longer. `begin`: of one row that is in progress,
-    the token of who brings it, its lease in seconds, and the column whose tokens are counted. Answered by
-    `Appended`."""
+    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. `timeout_s`: for how long to ask
+    the leader, or somewhat longer. `begin`: of one row that is in progress, the token of who brings it, its lease in
+    seconds, and the column whose tokens are counted. Answered by `Appended`."""
 
     id: int
     stream: bytes
@@ -401,7 +396,6 @@ class Append(Message, frozen=True, tag="append"):
     lengths: dict[str, bytes]
     spares: list[bytes] = []
     admitted: int = 0
-    whole: bool = False
     timeout_s: float = 0.0
     begin: tuple[int, float, str] | None = None
 
@@ -428,14 +422,12 @@ class AppendInline(Message, frozen=True, tag="append-inline"):
     tags: dict[str, list[str | int | float | bool | None]]
     lengths: dict[str, bytes]
     timeout_s: float
-    whole: bool = False
     begin: tuple[int, float, str] | None = None
 
 
 class Extend(Message, frozen=True, tag="extend"):
     """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
-    `origins`: of rows by number, which of them (their positions, int64) are of which stream, as deliveries named it;
-    empty: all are of `stream`. `piece`: they are the next piece of a row in progress. Answered by `Done`."""
+    `piece`: they are the next piece of a row in progress. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -446,7 +438,6 @@ class Extend(Message, frozen=True, tag="extend"):
     keys: list[str]
     lengths: dict[str, bytes]
     replace: bool
-    origins: list[tuple[bytes, bytes]] = []
     spares: list[bytes] = []
     piece: Piece | None = None
 
@@ -463,7 +454,6 @@ class ExtendInline(Message, frozen=True, tag="extend-inline"):
     lengths: dict[str, bytes]
     replace: bool
     timeout_s: float
-    origins: list[tuple[bytes, bytes]] = []
     piece: Piece | None = None
 
 
@@ -547,15 +537,13 @@ class Renew(Message, frozen=True, tag="renew"):
 
 
 class DropRows(Message, frozen=True, tag="drop-rows"):
-    """No task is to see these rows, and those of these groups, any more; `origins` as in `Extend`. Answered by
-    `Done`."""
+    """No task is to see these rows, and those of these groups, any more. Answered by `Done`."""
 
     id: int
     stream: bytes
     rows: bytes
     keys: list[str]
     groups: list[str | int]
-    origins: list[tuple[bytes, bytes]] = []
 
 
 class End(Message, frozen=True, tag="end"):
@@ -1054,14 +1042,12 @@ class Replicated(Message, frozen=True, tag="replicated"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes. `clustered`: it is over several
-    hosts, and each has a part of it."""
+    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes."""
 
     id: int
     stream: bytes
     settings: Settings
     mark: str
-    clustered: bool = False
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
@@ -1074,14 +1060,11 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 class Appended(Message, frozen=True, tag="appended"):
     """The number of the first row, of rows without keys, and whether the rows are new: else they were there by an
-    earlier call. `keys`: those of the rows, where their numbers do not tell them. `mark`: that of the keys that these
-    numbers make, if it is not the stream's."""
+    earlier call."""
 
     id: int
     first: int
     new: bool
-    keys: list[str] = []
-    mark: str = ""
 
 
 class Delivered(Message, frozen=True, tag="delivered"):
@@ -1120,10 +1103,12 @@ class Shown(Message, frozen=True, tag="shown"):
 
 
 class LostRows(Message, frozen=True, tag="lost-rows"):
-    """The key, group and policy version of each, and which tasks had acked it: bit t for task t."""
+    """The key, group and policy version of each, and which tasks had acked it: bit t for task t. `unnamed`: how many
+    rows went with partitions of which every replica has died, by the node of their producers, in hex."""
 
     id: int
     rows: list[tuple[str, str | int | None, int, int]]
+    unnamed: dict[str, int] = {}
 
 
 class UnfinishedRows(Message, frozen=True, tag="unfinished-rows"):

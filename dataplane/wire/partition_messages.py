@@ -75,13 +75,6 @@ class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
     incarnation: int
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
-    """Who was told that there is nothing in this queue may ask again."""
-
-    partition: str
-    queue: str
-
-
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """What became of rows whose columns are on this node, from the leader of a partition: entries that the partition's
     state machine has made, for those that keep its shards. They are numbered, for each partition and node from 1 on;
@@ -93,13 +86,12 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     entries: tuple[bytes, ...]
 
 
-class Census(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """How many rows a partition has, and which nodes' producers have appended to it, from its leader to those that
-    would say so if every replica died."""
+class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
+    """How many rows of a partition, of which every replica has died, the producers of this node have appended whose
+    columns it retains. Answered by `Answered`: a number in ASCII."""
 
+    number: int
     partition: str
-    rows: int
-    producers: tuple[str, ...]
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
@@ -125,21 +117,7 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
     missing: tuple[int, ...]
 
 
-Item = (
-    Replicate
-    | Ask
-    | Answered
-    | Refused
-    | Withdrawn
-    | Host
-    | Hosted
-    | Ready
-    | Settle
-    | Census
-    | Recall
-    | Given
-    | Received
-)
+Item = Replicate | Ask | Answered | Refused | Withdrawn | Host | Hosted | Settle | CountRows | Recall | Given | Received
 
 
 class Frame(Message, frozen=True, tag="partitions"):

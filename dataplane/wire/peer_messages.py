@@ -10,9 +10,7 @@ from typing import Annotated
 import msgspec
 
 from dataplane.wire.messages import (
-    Ack,
     ClockRead,
-    Consume,
     Delivered,
     Done,
     Failure,
@@ -20,12 +18,10 @@ from dataplane.wire.messages import (
     Graphs,
     KeptOffers,
     ListRings,
-    Look,
     Message,
     OfferKept,
     ReadClock,
     ReadRing,
-    Renew,
     RingEvents,
     RingList,
     Selection,
@@ -195,18 +191,6 @@ class FindReplicas(Message, frozen=True, tag="find-replicas"):
     shards: list[int]
 
 
-class ForMember(Message, frozen=True, tag="for-member"):
-    """What a client, by its name, asks for a replica of a task member, of the node that gives rows to the member. Asked
-    again under the same `number`, it is given the same rows. Answered by `Delivered`, `Shown`, or `Done`."""
-
-    id: int
-    client: str
-    number: int
-    stream: str
-    generation: str
-    request: Consume | Look | Ack | Renew
-
-
 PeerRequest = (
     FindCoordinator
     | Describe
@@ -226,7 +210,6 @@ PeerRequest = (
     | FreeReplicas
     | FindReplicas
     | Frame
-    | ForMember
     | ReadClock
     | ListRings
     | ReadRing

@@ -15,12 +15,12 @@ from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.clustered.service import ClusteredStreams
 from dataplane.node.clustered.snapshots import FIRST
+from dataplane.node.clustered.streams import opening
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.alone import AlonePartitions
 from dataplane.node.partitions.departed import HasClients
 from dataplane.node.partitions.keeping import Keeping
-from dataplane.node.partitions.streams import StreamRequests
-from dataplane.node.partitions.table import TABLES, kind_of, name_of
+from dataplane.node.partitions.record import TABLES, kind_of, name_of
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import Tables, Tabling
@@ -43,7 +43,7 @@ class Durable:
         keeping, retained = Keeping(store), Retained(homes)
         self._columns = DurableColumns(keeping, store, homes, retained)
         peers = Peers("", None, _unasked)  # never started: nobody is reached
-        self.partitions = AlonePartitions(keeping, peers, machine, StreamRequests(), self._columns.settled)
+        self.partitions = AlonePartitions(keeping, peers, machine, opening, self._columns.settled)
         self._columns.partitions = self.partitions
         self.service = ClusteredStreams(node, self.partitions, retained, peers, life, keep=self._columns.keep)
         coordinator, holders = self.partitions.coordinator, self.service.holders
@@ -67,8 +67,8 @@ class Durable:
     async def _named(self, partition: str) -> bool:
         """Whether a stream or table has this partition."""
         is_table, name = kind_of(partition) == TABLES, name_of(partition)
-        table = await (self.tables.directory if is_table else self.partitions.directory).read(name)
-        return table is not None and table.named(partition)
+        record = await (self.tables.directory if is_table else self.partitions.directory).read(name)
+        return record is not None and record.key == partition
 
     def client(self, here: Streaming) -> EitherStreams:
         """The streams of a client, given those that are not durable."""

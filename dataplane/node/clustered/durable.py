@@ -23,8 +23,8 @@ from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.partitions.table import is_durable
 from dataplane.node.streams.homes import Homes
 from dataplane.store.store import Store
 from dataplane.stream import requests as r

@@ -30,7 +30,7 @@ class TableNames:
     def has(self, name: str) -> bool:
         """Whether there is a durable table of this name, or one is being made."""
         record = self.durable.directory.find(name)
-        return self._asked[name] > 0 or (record is not None and bool(record.partitions))
+        return self._asked[name] > 0 or (record is not None and record.key is not None)
 
     async def made(self, name: str, answer: Waiting) -> m.Reply:
         """The reply, while the name is a durable table's."""

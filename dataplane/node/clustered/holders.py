@@ -20,7 +20,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
 from dataplane.node.clustered.retained import Need, Retained
 from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.table import is_durable
+from dataplane.node.partitions.record import is_durable
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
@@ -78,17 +78,24 @@ class Holders:
     # of this node
 
     async def claim(
-        self, holder: str, refs: Sequence[BatchRef], copies: Iterable[bytes] = (), until: Deadline | None = None
+        self,
+        holder: str,
+        refs: Sequence[BatchRef],
+        copies: Iterable[bytes] = (),
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
     ) -> Claim:
         """Have these references retained for a holder by all that store them, and by the nodes that have `copies`.
-        `until`: for how long a holder is waited for that does not say yet what it needs here. Raises Freed, Corrupt,
-        LimitExceeded; OwnerDied, PeerUnavailable: then nothing is retained."""
+        `rows`: how many rows they bring that are new. `until`: for how long a holder is waited for that does not say
+        yet what it needs here. Raises Freed, Corrupt, LimitExceeded; OwnerDied, PeerUnavailable: then nothing is
+        retained."""
         needs: list[Need] = []
         others = self._others(refs, copies)
         claim = Claim(self, needs, list(others), next(self._numbers))
         try:
             for ref in refs:
-                needs.append(self.retained.retain(holder, ref))
+                needs.append(self.retained.retain(holder, ref, rows))
             if is_durable(holder):
                 await self._persist(holder, needs, until)
             for node, batches in others.items():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataplane.node.clustered import table_directory
-from dataplane.node.partitions import streams
-from dataplane.node.partitions.table import TABLES, kind_of
+from dataplane.node.clustered import streams, table_directory
+from dataplane.node.partitions.record import TABLES, kind_of
 from dataplane.replication.machine import StateMachine
 
 
 def machine(partition: str) -> StateMachine:
-    """Raises Corrupt for what is no key."""
+    """Its machine, before its first command."""
     return table_directory.machine(partition) if kind_of(partition) == TABLES else streams.machine(partition)

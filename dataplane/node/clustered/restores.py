@@ -1,7 +1,7 @@
-"""Streams that one client restores: each filled as a partition of this node, and named once all of it is there.
+"""Streams that one client restores: a partition is filled, and named once all of it is there.
 
-The partition is replicated from its first row, as any other. The stream's placement table is made last, so nobody opens
-the stream before; other nodes' partitions are added as these append, and groups that are in the first stay there.
+The partition is replicated from its first row, as any other. The stream's record is made last, so nobody opens the
+stream before.
 
 What always holds: a stream that is not named when its client goes, goes too.
 """
@@ -9,7 +9,6 @@ What always holds: a stream that is not named when its client goes, goes too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -21,10 +20,9 @@ from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMi
 from dataplane.node.clustered.asking import patiently
 from dataplane.node.clustered.holders import Holders
 from dataplane.node.clustered.session import Outcome, Session
-from dataplane.node.clustered.streams import Partition, token_of
+from dataplane.node.clustered.streams import Partition, decode_settings, encode_settings, token_of
 from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.streams import decode_settings, encode_settings, mark
-from dataplane.node.partitions.table import Table
+from dataplane.node.partitions.record import Record
 from dataplane.node.streams import packed
 from dataplane.stream import requests as r
 from dataplane.stream.block import Block
@@ -35,12 +33,8 @@ T = TypeVar("T")
 _BLOCK_BYTES = 2 << 20  # of a block, so that it fits a command
 
 
-@dataclass(frozen=True, slots=True)
-class _Restored:
-    """A stream that has no name yet, and its partition."""
-
-    table: Table
-    partition: Partition
+_Restored = tuple[Record, Partition]
+"""A stream that has no name yet, and its partition."""
 
 
 class Restores:
@@ -63,32 +57,30 @@ class Restores:
         followers = max(1, settings.replicas - 1)
         durable = settings.durable
         try:
-            table = await self._directory.prepare(
+            record = await self._directory.prepare(
                 request.name, encode_settings(settings), followers=followers, durable=durable
             )
         except Unavailable as error:
             raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
-        number = table.partitions[0].number
-        key = table.key(number)
-        partition = Partition(number, key, token_of(key), table.partitions[0].node, mark(table.generation, number))
-        self._streams[partition.token] = _Restored(table, partition)
+        token, partition = token_of(f"{record.name}/{record.generation}"), Partition.of(record)
+        self._streams[token] = record, partition
         try:
             await self._session.ask(partition, r.Restore(head=request.head), r.Done)
         except BaseException:
-            self.drop(partition.token)
+            self.drop(token)
             raise
-        return m.Opened(request.id, partition.token, decode_settings(table.settings), partition.mark)
+        return m.Opened(request.id, token, decode_settings(record.settings), record.generation)
 
     async def put_back(self, request: m.PutBack) -> m.Done:
         """Rows of it. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
-        partition = self._find(request.stream).partition
+        _, partition = self._find(request.stream)
         for block in _fitting(request.block):
             await self._session.ask(partition, r.PutBack(block=block), r.Done)
         return m.Done(request.id)
 
     async def put_columns(self, request: m.PutColumns) -> BatchRef:
         """Columns of such, and what they are. Raises Misuse, SchemaMismatch, LimitExceeded, Lost, OutcomeUnknown."""
-        partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
+        (_, partition), ref = self._find(request.stream), BatchRef.decode(request.ref)
         asked = r.PutColumns(
             rows=packed.int64("rows", request.rows),
             ref=ref,
@@ -104,27 +96,25 @@ class Restores:
                 claim.taken()
 
         await self._session.ask(partition, asked, r.Done, settled=settled)
-        restored = self._find(request.stream)
-        self._streams[request.stream] = replace(restored, table=restored.table.learning(ref.schema))
         return ref
 
     async def finish(self, request: m.Restored) -> m.Done:
         """From now on it is a stream like others. Raises Misuse where its name was taken meanwhile, PeerUnavailable,
         OutcomeUnknown."""
-        restored = self._find(request.stream)
-        await self._session.ask(restored.partition, r.FinishRestore(), r.Done)
-        await patiently(lambda: self._directory.publish(restored.table))
+        record, partition = self._find(request.stream)
+        await self._session.ask(partition, r.FinishRestore(), r.Done)
+        await patiently(lambda: self._directory.publish(record))
         del self._streams[request.stream]
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:
         """It is not to be restored, after all."""
-        restored = self._streams.pop(token)
-        self._session.run_soon(self._discard(restored))
+        record, partition = self._streams.pop(token)
+        self._session.run_soon(lambda: self._discard(record, partition))
 
-    async def _discard(self, restored: _Restored) -> None:
-        await patiently(lambda: self._directory.discard(restored.table))
-        self._holders.retained.drop(restored.partition.key)
+    async def _discard(self, record: Record, partition: Partition) -> None:
+        await patiently(lambda: self._directory.discard(record))
+        self._holders.retained.drop(partition.key)
 
     def leave(self) -> None:
         """The client has gone."""

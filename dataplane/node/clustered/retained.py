@@ -23,11 +23,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
-    """What a holder needs of a reference: the shards of it that are here."""
+    """What a holder needs of a reference: the shards of it that are here. `rows`: how many rows it brought."""
 
     holder: str
     ref: BatchRef
     shards: tuple[ShardKey, ...]
+    rows: int = 0
 
 
 class Retained:
@@ -38,9 +39,10 @@ class Retained:
         self._needs: dict[str, dict[frozenset[ShardKey], list[Need]]] = {}
         self._told: dict[str, int] = {}  # by partition, the last entry
 
-    def retain(self, holder: str, ref: BatchRef) -> Need:
-        """Keep what is here of `ref` for this holder. Raises Freed, Corrupt, LimitExceeded."""
-        need = Need(holder, ref, self._homes.need(ref))
+    def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
+        """Keep what is here of `ref`, which brings so many rows, for this holder. Raises Freed, Corrupt,
+        LimitExceeded."""
+        need = Need(holder, ref, self._homes.need(ref), rows)
         if need.shards:
             self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
         return need
@@ -92,10 +94,9 @@ class Retained:
         """Those that need anything here."""
         return list(self._needs)
 
-    @property
-    def known(self) -> list[str]:
-        """The same, and partitions that have told what they do not need."""
-        return list({**self._needs, **self._told})
+    def rows(self, holder: str) -> int:
+        """How many rows producers here have brought to this holder whose columns are kept for it."""
+        return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)
 
     def _find(self, partition: str, ref: BatchRef) -> Need | None:
         needs = self._needs.get(partition, {}).get(frozenset(ref.shards()), ())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from dataplane.errors import (
     ProtocolMismatch,
     Rejected,
 )
-from dataplane.node.clustered.streams import Partition, Stream
+from dataplane.node.clustered.streams import Partition
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.service import Partitions
@@ -51,7 +51,7 @@ _BEYOND_S = 1.0  # that the answer of one that waits may take, after its time is
 _AGAIN_S = (0.5, 5.0)  # between tries of what has to be answered: at first, at most
 _ADMITS = (r.Admit, r.Append)
 
-_ACKS = (r.Ack, r.Nack, r.Prepare, r.Conclude)
+_ACKS = (r.Ack, r.Nack)
 _UNFINISHED = (r.Grow, r.TakeUp, r.GiveUp)
 _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 
@@ -127,14 +127,6 @@ class Session:
         self._partitions = partitions
         self._background = background
         self._asked: dict[str, _Sequences] = {}
-
-    def partitions(self, stream: Stream) -> list[Partition]:
-        """The stream's partitions as they are now, that of this node's producers first. Raises Closed."""
-        return stream.partitions
-
-    def alive(self, partition: Partition) -> bool:
-        """Whether the node whose producers' own it is is a member."""
-        return not self._partitions.members.away(partition.node)
 
     async def ask(
         self,
@@ -216,7 +208,7 @@ class Session:
     async def _ask(self, call: _Call, body: bytes, late: Late | None = None) -> bytes:
         key, queue, router = call.partition.key, call.waits, self._partitions.router
         if not queue:
-            patient = not isinstance(call.request, r.Append)  # which is let in first, in its turn
+            patient = not isinstance(call.request, _ADMITS)  # which wait in their turn
             return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
         wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
         until = Deadline.after(wait_s + _BEYOND_S)
@@ -229,8 +221,7 @@ class Session:
         finally:
             sequences.over(number)
 
-    async def _settled(self, key: str, body: bytes, *, patient: bool = False) -> Outcome:
-        """`patient`: also where a limit is in the way, ask until that is gone."""
+    async def _settled(self, key: str, body: bytes) -> Outcome:
         pause_s = _AGAIN_S[0]
         while True:
             try:
@@ -239,70 +230,26 @@ class Session:
             except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
                 log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
             except DataplaneError as error:
-                if not (patient and isinstance(error, Backpressure)):
-                    return error
+                return error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])
-
-    async def answer(self, partition: Partition, request: r.Request) -> Outcome:
-        """What the partition answers to a request that changes rows, or refuses with, however long that takes; Lost
-        where it is gone."""
-        sequences = self._sequences(partition)
-        number = await sequences.take()
-        try:
-            body = r.encode_request(msgspec.structs.replace(request, client=self.client, sequence=number))
-            return await self._settled(partition.key, body, patient=True)
-        finally:
-            sequences.over(number)
 
     def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
         """Ask without waiting for the answer, which does not matter; until there is one."""
         if type(request) in self._calls.numbered:
-            return self.run_soon(self.ask(partition, request, r.Result))  # is asked on by itself
+            return self.run_soon(lambda: self.ask(partition, request, r.Result))  # is asked on by itself
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
         return self._background.spawn(self._settled(partition.key, body))
 
-    def run_soon(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Run this without waiting for it; an error of it does not matter."""
+    def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
+        """Do this without waiting for it; an error of it does not matter."""
         return self._background.spawn(_quietly(work))
 
-    async def give_back(self, given: Iterable[tuple[Partition, r.Delivered]]) -> None:
-        """Give back what nobody has seen; also where who waits for that is cancelled, or the partition can not be asked
-        now."""
-        tasks = [self.give_back_soon(partition, reply) for partition, reply in given]
-        if tasks:
-            await asyncio.wait(tasks, timeout=ASK_S)
-
-    def give_back_soon(self, partition: Partition, reply: r.Delivered) -> asyncio.Task[None]:
-        """As `give_back`, without waiting. A grant is given back once, so this needs no sequence, which a client that
-        has gone has not."""
-        request = r.Nack(client=self.client, grant=reply.grant, seen=False)
-        return self._background.spawn(self._settled(partition.key, r.encode_request(request)))
-
-    async def consume(
-        self, stream: Stream, queue: str, request: r.Request, deadline: Deadline
-    ) -> tuple[Partition, r.Delivered] | None:
-        """Rows of one partition: what the first leader gives that has some, see `partitions.consuming`. None if none
-        has before the deadline. Raises what the partitions refuse with."""
-        for partition in stream.partitions:  # any of them may come to have given this client something
-            self._sequences(partition)
-        body = r.encode_request(msgspec.structs.replace(request, client=self.client))
-        found = await self._partitions.consuming.consume(
-            lambda: stream.table, queue, body, deadline, lambda key, result: self._give_back(stream, key, result)
-        )
-        if found is None:
-            return None
-        partition = stream.keyed(found[0])
-        self._sequences(partition)
-        outcome = _outcome(found[1], request, self._calls.decode)
-        if not isinstance(outcome, r.Delivered):
-            raise outcome if isinstance(outcome, DataplaneError) else ProtocolMismatch("a delivery without rows")
-        return partition, outcome
-
-    async def _give_back(self, stream: Stream, key: str, result: bytes) -> None:
-        delivered = r.decode_result(result)
-        if isinstance(delivered, r.Delivered):
-            await self.give_back([(stream.keyed(key), delivered)])
+    def give_back_soon(self, partition: Partition, grant: int) -> None:
+        """Give back rows that nobody has seen. A grant is given back once, so this needs no sequence, which a client
+        that has gone has not."""
+        request = r.Nack(client=self.client, grant=grant, seen=False)
+        self._background.spawn(self._settled(partition.key, r.encode_request(request)))
 
     def leave(self) -> None:
         """The client has gone: what it holds goes to others."""
@@ -349,6 +296,6 @@ def _outcome(result: bytes, request: r.Request | None, decode: Callable[[bytes],
     return found.error if isinstance(found, r.Refused) else found
 
 
-async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+async def _quietly(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     with suppress(DataplaneError):
-        await work
+        await work()

@@ -1,27 +1,25 @@
-"""The streams of the cluster that are open on this node, and their partitions, by name and by token.
+"""The streams of the cluster that are open on this node, by name and by token.
 
-A stream's token is of its name and generation, a partition's of its key; clients and references to rows name them so.
-Both are the same on every node, so a row's name never changes.
+A stream's token is of its name and generation, so it is the same on every node, and a row's name never changes. A
+stream has one partition. Where every replica of that has died, the next who needs the stream has another made, which
+numbers rows and grants far above those of the one before.
 
 What always holds: a stream that was dropped is `Closed` for who opened it, also when there is another of its name.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import eq
 
-from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
-from dataplane.coordinator.base import Unavailable
-from dataplane.errors import Closed, LimitExceeded, Misuse, OutcomeUnknown
+import msgspec
+
+from dataplane.errors import Closed, Corrupt, LimitExceeded, Misuse
 from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.streams import decode_settings, encode_settings, mark
-from dataplane.node.partitions.table import Table
+from dataplane.node.partitions.record import Record, name_of
+from dataplane.stream import requests as r
+from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
 
 MAX_STREAMS = 4096
@@ -29,10 +27,31 @@ MAX_STREAMS = 4096
 
 TOKEN_BYTES = 8
 
-_LEARN_S = 1.0  # for which the coordinator is asked to note columns
-_MAX_CAME = 256
+_ROWS = 1 << 40  # that one partition numbers
 
-log = logging.getLogger(__name__)
+encode_settings = msgspec.msgpack.Encoder().encode
+_settings = msgspec.msgpack.Decoder(Settings)
+
+
+def decode_settings(settings: bytes) -> Settings:
+    """Raises Corrupt for what no node wrote."""
+    try:
+        return _settings.decode(settings)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"these are no settings of a stream: {error}") from error
+
+
+def opening(record: Record) -> bytes:
+    """The first request to a stream's partition."""
+    settings = decode_settings(record.settings)
+    first = max(0, record.number) * _ROWS
+    return r.encode_request(r.Open(settings=settings, mark=record.generation, first=first))
+
+
+def machine(partition: str) -> StreamMachine:
+    """The state machine of the partition of this key, before its first command: a follower is asked to have a replica
+    of a key, and knows no settings."""
+    return StreamMachine(name_of(partition))
 
 
 def token_of(name: str) -> bytes:
@@ -42,119 +61,59 @@ def token_of(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition of a stream. `node`: whose producers' own it is, in hex. `mark`: see `stream.keys`."""
+    """A partition of a stream or a table."""
 
-    number: int
     key: str
     token: bytes
-    node: str
-    mark: str
+
+    @classmethod
+    def of(cls, record: Record) -> Partition:
+        """The partition of a record that has one."""
+        key = record.key or ""
+        return cls(key, token_of(key))
 
 
 class Stream:
     """A stream of the cluster, by its name and generation."""
 
-    def __init__(self, table: Table, directory: Directory, me: str) -> None:
-        self.name = table.stream
-        self.generation = table.generation
-        self.token = token_of(f"{table.stream}/{table.generation}")
-        self.settings = decode_settings(table.settings)
+    def __init__(self, record: Record, directory: Directory) -> None:
+        self.name = record.name
+        self.generation = record.generation
+        self.token = token_of(f"{record.name}/{record.generation}")
+        self.settings = decode_settings(record.settings)
         self._directory = directory
-        self._me = me
-        self._seen: Table | None = None
-        self._partitions: dict[int, Partition] = {}
-        self._by_token: dict[bytes, Partition] = {}
-        self._own: Partition | None = None
-        self._came: dict[tuple[str, ...], tuple[Field, ...]] = {}  # columns that fit
+        self._partition: Partition | None = None
 
     @property
     def dropped(self) -> bool:
         """Whether there is no such stream any more, as far as is known here."""
-        table = self._directory.find(self.name)
-        return table is None or table.generation != self.generation
+        record = self._directory.find(self.name)
+        return record is None or record.generation != self.generation
 
     @property
-    def table(self) -> Table:
-        """Its placement as it is now. Raises Closed once it was dropped."""
-        table = self._directory.find(self.name)
-        if table is None or table.generation != self.generation:
+    def record(self) -> Record:
+        """Its record as it is now. Raises Closed once it was dropped."""
+        record = self._directory.find(self.name)
+        if record is None or record.generation != self.generation:
             raise Closed("the stream was dropped")
-        return table
+        return record
 
     @property
-    def partitions(self) -> list[Partition]:
-        """All partitions, the one of this node's producers first. Raises Closed."""
-        return list(self._named().values())
-
-    @property
-    def own(self) -> Partition | None:
-        """The open partition of this node's producers, if there is one. Raises Closed."""
-        self._named()
-        return self._own
-
-    async def fit(self, ref: BatchRef) -> None:
-        """Have the columns of a reference in the stream's table, for all partitions. A coordinator that does not answer
-        is not waited for: then each partition knows its own. Raises SchemaMismatch, Closed."""
-        columns, fields = ref.columns, ref.schema
-        known = self._came.get(columns)
-        if known is not None and all(map(eq, known, fields.values())):
-            return
-        table = self.table
-        if table.learning(fields) is not table:
-            try:
-                async with asyncio.timeout(_LEARN_S):
-                    await self._directory.learn(table, fields)
-            except (TimeoutError, Unavailable, OutcomeUnknown) as error:
-                log.info("the columns of stream %r are not in its table yet: %s", self.name, error)
-                return
-        if len(self._came) >= _MAX_CAME:
-            self._came.clear()
-        self._came[columns] = tuple(fields.values())
-
-    def partition(self, number: int) -> Partition:
-        """The partition of this number. Raises Misuse where there is none, Closed."""
-        found = self._named().get(number)
-        if found is None:
-            raise Misuse(f"stream {self.name!r} has no partition {number}")
-        return found
-
-    def with_token(self, token: bytes) -> Partition | None:
-        """The partition of this token. Raises Closed."""
-        self._named()
-        return self._by_token.get(token)
-
-    def keyed(self, key: str) -> Partition:
-        """The partition of this key. Raises Closed where it is gone."""
-        for partition in self._named().values():
-            if partition.key == key:
-                return partition
-        raise Closed(f"stream {self.name!r} has no partition {key} any more")
-
-    def _named(self) -> dict[int, Partition]:
-        table = self.table
-        if table is not self._seen:
-            made = [self._of(table, each.number, each.node) for each in table.partitions]
-            self._partitions = {each.number: each for each in sorted(made, key=lambda each: each.node != self._me)}
-            self._by_token = {each.token: each for each in made}
-            own = table.own(self._me)
-            self._own = None if own is None else self._partitions[own]
-            self._seen = table
-        return self._partitions
-
-    def _of(self, table: Table, number: int, node: str) -> Partition:
-        known = self._partitions.get(number)
-        key = table.key(number)
-        if known is not None and known.key == key:
-            return known
-        return Partition(number, key, token_of(key), node, mark(table.generation, number))
+    def partition(self) -> Partition | None:
+        """Its partition; None where that was lost, and no other was made yet. Raises Closed."""
+        record = self.record
+        if record.key is None:
+            return None
+        if self._partition is None or self._partition.key != record.key:
+            self._partition = Partition.of(record)
+        return self._partition
 
 
 class Streams:
-    """All of one node. `me`: its name, in hex."""
+    """All of one node."""
 
-    def __init__(self, directory: Directory, me: str) -> None:
+    def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._me = me
         self._by_name: dict[str, Stream] = {}
         self._by_token: dict[bytes, Stream] = {}
 
@@ -173,10 +132,10 @@ class Streams:
             raise Misuse(f"the stream {name!r} was made with {stream.settings}, and this asks for {settings}")
         return stream
 
-    async def _opened(self, name: str, settings: Settings | None) -> Table:
-        table = await self._directory.read(name)
-        if table is not None or settings is None:
-            return table or await self._directory.open(name, None)
+    async def _opened(self, name: str, settings: Settings | None) -> Record:
+        record = await self._directory.read(name)
+        if record is not None or settings is None:
+            return record or await self._directory.open(name, None)
         followers = max(1, settings.replicas - 1)
         try:
             encoded = encode_settings(settings)
@@ -184,16 +143,15 @@ class Streams:
         except Misuse:
             if self._directory.find(name) is None:
                 raise
-            # another has made it meanwhile
-            return await self._directory.open(name, None)
+            return await self._directory.open(name, None)  # another has made it meanwhile
 
-    def _enter(self, table: Table) -> Stream:
-        known = self._by_name.get(table.stream)
-        if known is not None and known.generation == table.generation:
+    def _enter(self, record: Record) -> Stream:
+        known = self._by_name.get(record.name)
+        if known is not None and known.generation == record.generation:
             return known
         if known is not None:
             self._by_token.pop(known.token, None)
-        stream = Stream(table, self._directory, self._me)
+        stream = Stream(record, self._directory)
         self._by_name[stream.name] = self._by_token[stream.token] = stream
         return stream
 
@@ -204,35 +162,21 @@ class Streams:
         if len(self._by_name) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
 
-    def find(self, token: bytes) -> tuple[Stream, Partition | None]:
-        """The stream of this token, or the partition of a stream. Raises Closed where none that is open has it."""
+    def find(self, token: bytes) -> Stream:
+        """The stream of this token. Raises Closed where none that is open has it."""
         stream = self._by_token.get(token)
-        if stream is not None:
-            return stream, None
-        for stream in self:
-            partition = None if stream.dropped else stream.with_token(token)
-            if partition is not None:
-                return stream, partition
-        raise Closed("the stream was dropped, or the partition that had these rows is gone")
+        if stream is None:
+            raise Closed("the stream was dropped")
+        return stream
 
-    async def partition(self, stream: Stream, token: bytes) -> Partition:
-        """The partition of the stream that has this token; one that was added just now too. Raises Misuse where there
-        is none, Closed, Unavailable."""
-        for again in (False, True):
-            if again:
-                await self._directory.read(stream.name)
-            partition = stream.with_token(token)
-            if partition is not None:
-                return partition
-        raise Misuse(f"these rows were delivered by another stream than {stream.name!r}, or their partition is gone")
+    def named(self, token: bytes) -> Stream | None:
+        """The stream of this token, if it is open here and was not dropped."""
+        stream = self._by_token.get(token)
+        return None if stream is None or stream.dropped else stream
 
-    def forget(self, table: Table) -> None:
-        """The stream of this table was dropped."""
-        stream = self._by_name.get(table.stream)
-        if stream is not None and stream.generation == table.generation:
+    def forget(self, record: Record) -> None:
+        """The stream of this record was dropped."""
+        stream = self._by_name.get(record.name)
+        if stream is not None and stream.generation == record.generation:
             del self._by_name[stream.name]
             self._by_token.pop(stream.token, None)
-
-    def named(self, name: str) -> Stream | None:
-        """The stream of this name, if it is open here."""
-        return self._by_name.get(name)

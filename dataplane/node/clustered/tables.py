@@ -27,12 +27,12 @@ from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.asking import patiently
 from dataplane.node.clustered.holders import Claim, Holders
 from dataplane.node.clustered.session import ASK_S, Calls, Outcome, Session
-from dataplane.node.clustered.streams import Partition, token_of
-from dataplane.node.clustered.table_directory import TableDirectory, key_of, past
-from dataplane.node.partitions import table as kinds
+from dataplane.node.clustered.streams import Partition
+from dataplane.node.clustered.table_directory import TableDirectory, past
+from dataplane.node.partitions import record as kinds
 from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.partitions.table import Table
 from dataplane.node.streams.streaming import Waiting
 from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
 from dataplane.node.tables.tables import TABLES, figures_of, not_ready
@@ -157,9 +157,9 @@ class ClusteredTables:
         """Drop what partitions need here that are gone. Raises Unavailable, Corrupt."""
         unknown, self._unknown = self._unknown, {}
         for key in self.holders.retained.holders:
-            if kinds.kind_of(key) != kinds.TABLES or key_of(self.directory.find(kinds.name_of(key))) == key:
+            if kinds.kind_of(key) != kinds.TABLES or self.directory.names(key):
                 continue
-            named = await self.directory.names(key)
+            named = await self.directory.named(key)
             since = unknown.get(key, monotonic())
             forgotten = named is None and monotonic() - since >= _UNKNOWN_S and not kinds.is_durable(key)
             if named is False or forgotten:
@@ -200,9 +200,7 @@ class TableClient:
             table = await self._table(request, what, deadline)
             if table is None:
                 return replied(request.id, request.home, _of_none(request.table, what))
-            part = table.partitions[0]
-            key = table.key(part.number)
-            there = Partition(part.number, key, token_of(key), part.node, "")
+            there = Partition.of(table)
             try:
                 result = await self._ask(there, request, what, ref, deadline)
                 return replied(request.id, there.token, result)
@@ -212,7 +210,7 @@ class TableClient:
                 await self._missing(request, there)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _table(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> Table | None:
+    async def _table(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> Record | None:
         """The record of the table; None where there is none and this makes none. Raises OwnerDied where the client's
         was lost, Misuse where it is to be durable and is not."""
         durable = getattr(request, "durable", False)
@@ -222,7 +220,7 @@ class TableClient:
         known = await patiently(lambda: directory.record(request.table))
         if request.home and request.home in past(known).lost:
             raise _died(request.table, "")
-        there = known is not None and bool(known.partitions)
+        there = known is not None and known.key is not None
         if known is not None and there and (known.durable or not durable):
             return known
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
@@ -230,9 +228,9 @@ class TableClient:
     async def _missing(self, request: Any, there: Partition) -> None:
         """The partition is not found, or over: see what has become of it. Raises OwnerDied where the client's was
         lost."""
-        lost = await patiently(lambda: self._tables.directory.lost(request.table, there.key))
+        lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
         if lost and request.home == there.token:
-            raise _died(request.table, there.node)
+            raise _died(request.table, kinds.maker_of(there.key))
 
     async def _ask(
         self, there: Partition, request: Any, what: r.AnyRequest, ref: BatchRef | None, deadline: Deadline

@@ -6,14 +6,15 @@ The coordinator is in the node's own process, and keeps its values in the data d
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import DELETED
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.columns import Settled
 from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import Machines
-from dataplane.node.partitions.requests import Requests
 from dataplane.node.partitions.service import Partitions
 from dataplane.wire.peer import Peers
 
@@ -22,7 +23,12 @@ class AlonePartitions(Partitions):
     """See the module."""
 
     def __init__(
-        self, keeping: Keeping, peers: Peers, machines: Machines, requests: Requests, settled: Settled
+        self,
+        keeping: Keeping,
+        peers: Peers,
+        machines: Machines,
+        opening: Callable[[Record], bytes],
+        settled: Settled,
     ) -> None:
         """`peers` reach nobody. Raises Corrupt where what was kept is not as it was written."""
         notes = keeping.notes("coordinator")
@@ -42,7 +48,7 @@ class AlonePartitions(Partitions):
             self.coordinator,
             peers,
             machines,
-            requests,
+            opening,
             settled=settled,
             logs=keeping.log,
             alone=True,

@@ -20,7 +20,6 @@ from typing import Any
 
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, describe, revive
-from dataplane.node.partitions.background import Background
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 from dataplane.wire.peer import Peers
@@ -62,7 +61,6 @@ class Channel:
         self._ended: set[str] = set()
         self._lives: dict[str, int] = {}  # of nodes that were heard
         self._known = members.current
-        self._background = Background()
         members.watch(self._changed)
         members.watch_ended(self._over)
 
@@ -100,18 +98,15 @@ class Channel:
         node: str,
         make: Callable[[int], m.Item],
         timeout_s: float,
-        withdrawn: asyncio.Event | None = None,
         late: Late | None = None,
     ) -> Any:
         """Ask another node; `make(number)` is the question. What it answers: the result, or a replica's incarnation.
-        Raises what it refuses with, and PeerUnavailable: then it may have done what was asked. Once `withdrawn` is
-        set the other is told that it need not wait, and soon answers. `late` is called with a result that came too late
-        to be returned, as it may after a timeout or a cancellation."""
+        Raises what it refuses with, and PeerUnavailable: then it may have done what was asked. `late` is called with a
+        result that came too late to be returned, as it may after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
         question = self._questions[number] = _Question(node, asyncio.get_running_loop().create_future(), late)
-        telling = None if withdrawn is None else self._background.spawn(self._withdraw(node, number, withdrawn))
         returned = False
         try:
             self.say(node, make(number))
@@ -128,8 +123,6 @@ class Channel:
         finally:
             if not returned:
                 self._abandon(number, question)
-            if telling is not None:
-                telling.cancel()
 
     def _abandon(self, number: int, question: _Question) -> None:
         """The asker waits no more, though the answer may come, or is there."""
@@ -142,10 +135,6 @@ class Channel:
                 del self._questions[self._abandoned.popitem(last=False)[0]]
         elif late is not None and future.done() and not future.cancelled() and future.exception() is None:
             late(future.result())
-
-    async def _withdraw(self, node: str, number: int, withdrawn: asyncio.Event) -> None:
-        await withdrawn.wait()
-        self.say(node, m.Withdrawn(number))
 
     @staticmethod
     def check(result: bytes) -> None:
@@ -240,4 +229,3 @@ class Channel:
     async def aclose(self) -> None:
         """Say nothing more. The sockets are others' to close."""
         self._flush()
-        await self._background.aclose()

@@ -24,7 +24,7 @@ _AT_ONCE = 1024  # answers that one message asks for
 
 
 class _Delivery(NamedTuple):
-    """An answer under way: who gave it, and the request that gives it back."""
+    """An answer under way: who gave it, and the request that gives it back; none where the asker asks for it again."""
 
     hosted: Hosted
     undoing: bytes
@@ -68,7 +68,7 @@ class Deliveries:
             given.pop(number, None)
         for number in said.missing:
             lost = given.pop(number, None)
-            if lost is not None and not lost.hosted.closed:
+            if lost is not None and lost.undoing and not lost.hosted.closed:
                 lost.hosted.request(lost.undoing, lambda outcome: None)
 
     def gone(self, node: str) -> None:

@@ -1,42 +1,49 @@
-"""The streams (or tables) of a cluster: made, opened, extended by partitions, closed and dropped, from one node.
+"""The streams (or tables) of a cluster: made, opened and dropped, from one node. Each has one partition.
 
-A partition's number is reserved first, then it is made, then the table names it: so a partition that is named can be
-asked. How tables change: `records`; who takes care of them: `caretaker`; where groups belong: `group_places`.
+The partition is made at the node of the highest rendezvous hash of the name; then the record names it, so a partition
+that is named can be asked. When every replica of it has died, whoever finds that says so in the record, and the next
+who needs the stream makes another. Who leads a partition that no record names deletes it after a while. How records
+change: `records`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
 
-import msgspec
-
-from dataplane.batch.field import Field
-from dataplane.clock import Deadline
+from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
+from dataplane.cluster.placement import Placement
 from dataplane.coordinator.base import DELETED, Coordinator
-from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
-from dataplane.node.partitions import table as tables
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
+from dataplane.node.partitions import record as records
 from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.caretaker import Caretaker
-from dataplane.node.partitions.group_places import GroupPlaces, Placed
-from dataplane.node.partitions.records import LONG_S, SHORT_S, Records
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.record import LostPartition, Record, is_durable, kind_of, name_of
+from dataplane.node.partitions.records import Records
 from dataplane.node.partitions.replicas import Replicas, forget
-from dataplane.node.partitions.requests import ASK_S, Requests
 from dataplane.node.partitions.router import Router
-from dataplane.node.partitions.table import LostPartition, Table
+from dataplane.replication.configuration import decode
 
 log = logging.getLogger(__name__)
 
-AT_CREATION = 16
-"""Nodes that have a partition of a stream from its beginning; others get theirs when they append."""
+MAX_RECORDS = 4096
+"""Streams, and tables, that have a partition."""
+
+CARE_S = 2.0
+"""Between looks at what is lost, or has no name."""
+
+_OPEN_S = 10.0  # for a new partition to be opened
+_FORGOTTEN_S, _NOWHERE_S = 60.0, 5.0
+"""For which a coordinator that has forgotten a partition may not be told of it by a replica, before none is left; and
+the same where no node has one that ever will."""
 
 
 class Directory:
-    """See the module. `run` watches over the tables until it is cancelled."""
+    """See the module. `run` takes care of records until it is cancelled. `opening(record)` is the first request to a
+    new partition; `kind`: that of its partitions, of which there is one directory on a node."""
 
     def __init__(
         self,
@@ -44,280 +51,305 @@ class Directory:
         members: Membership,
         replicas: Replicas,
         router: Router,
-        requests: Requests,
+        opening: Callable[[Record], bytes],
         *,
-        prefix: str = "placements/",
-        kind: str = tables.STREAMS,
+        prefix: str = "streams/",
+        kind: str = records.STREAMS,
+        care_s: float = CARE_S,
     ) -> None:
-        """`kind`: that of its partitions; there is one directory of each on a node."""
+        self._what = "stream" if kind == records.STREAMS else "table"
         self._kind = kind
         self._coordinator = coordinator
         self._members = members
         self._replicas = replicas
         self._router = router
-        self._requests = requests
+        self._opening = opening
+        self._care_s = care_s
         self._me = members.me
         self._untold: dict[tuple[str, str], tuple[LostPartition, ...]] = {}
-        """By stream and generation: partitions that were lost, and taken by who does not know it."""
+        """By name and generation: partitions that were lost, and taken by who does not know it."""
         self._prepared: set[str] = set()  # partitions that get a name later
+        self._unnamed: dict[str, float] = {}  # partitions led here that no record names, since when
+        self._forgotten: dict[str, float] = {}  # partitions, and since when the coordinator does not know them
+        self._nodes: set[str] = set()  # that were ever members
+        self._gone: set[tuple[str, bool]] = set()  # those that were gone at the last look
         self._background = Background()
         self.records = Records(coordinator, replicas.remembered, self._background, router.forget, prefix)
-        self._places = GroupPlaces(router, requests)
-        self.records.settled = self._places.settled
-        self._caretaker = Caretaker(
-            coordinator,
-            members,
-            replicas,
-            router,
-            requests,
-            self.records,
-            self._background,
-            kind,
-            extend=lambda table, node: self._extend(table, node),
-            fit=lambda durable: self._fit(durable),
-            named=lambda partition: partition in self._prepared or self._names(partition),
-        )
         self._wanted, replicas.recruiting.wanted = replicas.recruiting.wanted, self._followers  # what others do
         self._hosts, replicas.hosting = replicas.hosting, self._hosting
-        self._named, router.named = router.named, self._names
+        self._named, router.named = router.named, self.names
+        members.watch(self._came)
+        self._came()
+
+    def _came(self) -> None:
+        self._nodes |= self._members.current.keys()
 
     # Which there are
 
-    def find(self, stream: str) -> Table | None:
-        """The table as last seen here."""
-        return self.records.find(stream)
+    def find(self, name: str) -> Record | None:
+        """The record as last seen here."""
+        return self.records.find(name)
 
-    async def read(self, stream: str) -> Table | None:
-        """The table as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
-        return await self.records.read(stream)
+    async def read(self, name: str) -> Record | None:
+        """The record as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
+        return await self.records.read(name)
 
-    def forget(self, stream: str, generation: str) -> None:
+    async def read_all(self, keys: Iterable[str]) -> None:
+        """Have all records among these keys of the coordinator. Raises Unavailable, Corrupt."""
+        for key in keys:
+            if key.startswith(self.records.prefix):
+                await self.read(key.removeprefix(self.records.prefix))
+
+    def forget(self, name: str, generation: str) -> None:
         """Another node has dropped the stream of this generation."""
-        self.records.forget(stream, generation)
+        self.records.forget(name, generation)
 
-    async def place(self, table: Table, groups: Sequence[str | int]) -> list[Placed]:
-        """The partitions of these groups or keys: see `GroupPlaces.place`."""
-        return await self._places.place(table, groups)
+    def names(self, partition: str) -> bool:
+        """Whether a record that is known here names a partition, or will."""
+        if kind_of(partition) != self._kind:
+            return self._named(partition)
+        record = self.records.find(name_of(partition))
+        return partition in self._prepared or (record is not None and record.key == partition)
 
-    async def take_care(self, table: Table) -> Table:
-        """What there is to do now about one table. Raises Unavailable, OutcomeUnknown, PeerUnavailable."""
-        return await self._caretaker.take_care(table)
+    # Making
 
-    async def run(self) -> None:
-        """Take care of tables until cancelled."""
-        await self._caretaker.run()
-
-    async def open(self, stream: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Table:
-        """The table of a stream; with settings it is made if there is none. Raises Misuse where there is none, or one
-        with other settings, or where it is to be durable and this node keeps nothing; Unavailable, OutcomeUnknown."""
-        table = await self.read(stream)
-        if table is None:
+    async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
+        """The record of a stream; with settings it is made if there is none. Raises Misuse where there is none, or one
+        with other settings, or where it is to be durable and this node keeps nothing; LimitExceeded, Unavailable,
+        OutcomeUnknown."""
+        record = await self.read(name)
+        if record is None:
             if settings is None:
-                raise Misuse(f"there is no stream {stream!r}; name its tasks to make it")
-            table = await self._create(stream, settings, followers, durable=durable)
-        if settings is not None and table.durable != durable:
-            raise Misuse(f"stream {stream!r} was made {'' if table.durable else 'not to be '}durable; open it so")
-        if settings is not None and table.settings != settings:
-            raise Misuse(f"stream {stream!r} was made with other settings")
-        return table
+                raise Misuse(f"there is no {self._what} {name!r}; name its tasks to make it")
+            record = await self.placed(self._new(name, settings, followers, durable=durable), None)
+        if settings is not None and record.durable != durable:
+            raise Misuse(f"{self._what} {name!r} was made {'' if record.durable else 'not to be '}durable; open it so")
+        if settings is not None and record.settings != settings:
+            raise Misuse(f"{self._what} {name!r} was made with other settings")
+        return record
 
-    async def _create(self, stream: str, settings: bytes, followers: int, *, durable: bool) -> Table:
-        self._check_fit(f"stream {stream!r}", durable=durable)
-        others = sorted(self._fit(durable) - {self._me}, key=lambda node: secrets.token_bytes(8))
-        table = Table(0, stream, self._generation(), settings, followers, durable=durable)
-        table = table.extended([self._me, *others[: AT_CREATION - 1]])
-        made = await asyncio.gather(*(self._make(table, each, followers) for each in table.partitions))
-        there = tuple(each for each, ok in zip(table.partitions, made, strict=True) if ok)
-        table = msgspec.structs.replace(table, version=1, partitions=there, older=(), first=table.next)
-        found = await self.records.swap(None, table)
-        if found is None or found.generation != table.generation:  # somebody was first
-            await self._delete(table)
-        if found is None:
-            raise Misuse(f"stream {stream!r} was dropped as it was made")
-        self.records.watch(stream)
-        return found
-
-    def _generation(self) -> str:
-        return self._kind + secrets.token_hex(4)
-
-    def _check_fit(self, what: str, *, durable: bool) -> None:
+    def _new(self, name: str, settings: bytes, followers: int, *, durable: bool) -> Record:
         if self._me not in self._fit(durable):
-            raise Misuse(f"the {what} can't be durable here: start the node with --data-dir DIR")
+            raise Misuse(f"the {self._what} {name!r} can't be durable here: start the node with --data-dir DIR")
+        if sum(each.key is not None for each in self.records) >= MAX_RECORDS:
+            what = f"{self._what}s"
+            raise LimitExceeded(
+                f"{MAX_RECORDS} {what} are there; drop some", what=what, asked=MAX_RECORDS + 1, limit=MAX_RECORDS
+            )
+        return Record(0, name, self._kind + secrets.token_hex(4), settings, followers, durable)
 
-    def _fit(self, durable: bool) -> set[str]:
+    def _fit(self, durable: bool) -> list[str]:
         """The members that can have partitions."""
-        return {node for node in self._members.current if not durable or self._members.keeps(node)}
+        return [node for node in self._members.current if not durable or self._members.keeps(node)]
 
-    async def prepare(self, stream: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Table:
-        """The table of a stream, with one partition, of this node, which nobody else knows before it is published.
-        Raises Misuse where there is a stream of this name; Unavailable, OutcomeUnknown, PeerUnavailable."""
-        await self._check_free(stream)
-        self._check_fit(f"stream {stream!r}", durable=durable)
-        table = Table(0, stream, self._generation(), settings, followers, first=1, durable=durable).extended([self._me])
-        self._prepared.add(table.key(0))
+    async def placed(self, record: Record, before: Record | None) -> Record:
+        """The record with a partition, which is made where there is none. `before`: the record that the coordinator
+        has. Raises Unavailable, OutcomeUnknown, PeerUnavailable; Misuse once the stream was dropped."""
+        while record.key is None:
+            wanted = record.made_by(self._me)
+            await self._make(wanted)
+            found = await self.records.swap(before, wanted)
+            if found != wanted:  # somebody was first
+                await self._delete(wanted)
+            if found is None or (before is not None and found.generation != record.generation):
+                raise Misuse(f"{self._what} {record.name!r} was dropped")
+            record = before = found
+        return record
+
+    async def _make(self, record: Record) -> None:
+        """Make the partition of a record. Raises PeerUnavailable, Unavailable, OutcomeUnknown."""
+        there = [node.encode() for node in self._fit(record.durable)] or [self._me.encode()]
+        first = Placement(there).winner(self._what, record.name).decode()
+        key = record.key or ""
         try:
-            await self._make(table, table.partitions[0], table.followers)
+            await self._make_at(first, key, record)
+        except PeerUnavailable as error:
+            if first == self._me:
+                raise
+            log.info("node %s does not lead %s: %s", first, key, error)
+            await self._make_at(self._me, key, record)
+
+    async def _make_at(self, node: str, key: str, record: Record) -> None:
+        await self._replicas.create(key, node, record.followers, 1 + max(0, record.number) * records.EPOCHS)
+        opening = self._opening(record)
+        if opening:
+            await self._router.ask(key, opening, Deadline.after(_OPEN_S))
+
+    async def prepare(self, name: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Record:
+        """The record of a stream with a partition, which nobody else knows before it is published. Raises Misuse where
+        there is a stream of this name; LimitExceeded, Unavailable, OutcomeUnknown, PeerUnavailable."""
+        if await self.read(name) is not None:
+            raise Misuse(f"there is a {self._what} {name!r} already")
+        record = self._new(name, settings, followers, durable=durable).made_by(self._me)
+        key = record.key or ""
+        self._prepared.add(key)
+        try:
+            await self._make(record)
         except BaseException:
-            self._prepared.discard(table.key(0))
+            self._prepared.discard(key)
             raise
-        return table
+        return record
 
-    async def _check_free(self, stream: str) -> None:
-        if await self.read(stream) is not None:
-            raise Misuse(f"there is a stream {stream!r} already")
-
-    async def publish(self, table: Table) -> None:
+    async def publish(self, record: Record) -> None:
         """Have a prepared stream. Raises Misuse where there is another of its name by now, Unavailable,
         OutcomeUnknown: it may be repeated."""
-        found = await self.records.swap(None, table)
-        if found is None or found.generation != table.generation:
-            raise Misuse(f"there is a stream {table.stream!r} already")
-        self._prepared.discard(table.key(0))
-        self.records.watch(table.stream)
+        found = await self.records.swap(None, record)
+        if found is None or found.generation != record.generation:
+            raise Misuse(f"there is a {self._what} {record.name!r} already")
+        self._prepared.discard(record.key or "")
 
-    async def discard(self, table: Table) -> None:
+    async def discard(self, record: Record) -> None:
         """Have a prepared stream no more. Raises Unavailable, OutcomeUnknown."""
-        self._prepared.discard(table.key(0))
-        await self._delete(table)
+        self._prepared.discard(record.key or "")
+        await self._delete(record)
 
-    async def _make(self, table: Table, partition: tables.Partition, followers: int) -> bool:
-        """Make a partition, led by its node, with so many followers from the beginning. Whether that was done; this
-        node's own has to be."""
-        key = table.key_of(partition)
-        try:
-            await self._replicas.create(key, partition.node, followers)
-            opening = self._requests.opening(table, partition.number)
-            if opening:
-                await self._router.ask(key, opening, Deadline.after(ASK_S))
-        except PeerUnavailable as error:
-            if partition.node == self._me:
-                raise
-            log.info("node %s has no partition of %s yet: %s", partition.node, table.stream, error)
+    # Going
+
+    async def drop(self, name: str, generation: str = "") -> None:
+        """Have a stream no more, or that of this generation. Raises Unavailable, OutcomeUnknown."""
+        while (record := await self.read(name)) is not None and generation in ("", record.generation):
+            generation = record.generation
+            if await self._take_away(record):
+                self.records.gone(name, record)
+                await self._delete(record)
+
+    async def _take_away(self, record: Record) -> bool:
+        """Have a record no more, if it is this one still."""
+        key = self.records.key(record.name)
+        if await self._coordinator.swap(key, records.encode(record), DELETED) != DELETED:
             return False
+        self._background.spawn(forget(self._coordinator, key))
         return True
 
-    async def own(self, stream: str) -> tuple[Table, int]:
-        """The partition of this node's producers, which is made if there is none; another, where none can be had now.
-        Raises as `open`."""
-        table = self.records.find(stream) or await self.open(stream, None)
-        if table.own(self._me) is None and not self._caretaker.leaving and self._me in self._fit(table.durable):
-            table = await self._extend(table, self._me)
-        number = table.own(self._me)
-        if number is None:
-            number = min(table.open) if self._caretaker.leaving else int(table.place([self._me])[0])
-        return table, number
+    async def _delete(self, record: Record) -> None:
+        if record.key is not None:
+            self._router.forget(record.key)
+            await self._replicas.delete(record.key)
 
-    async def _extend(self, table: Table, node: str) -> Table:
-        """With an open partition of this node: its number is reserved, then it is made, then named. As it is where the
-        table is full, or the node does not answer. Raises Misuse once the stream was dropped."""
-        made, pause_s = "", SHORT_S
-        while table.own(node) is None and not table.full:
-            partition = table.reserved_for(node)
-            if partition is not None and table.key_of(partition) != made:
-                if not await self._make(table, partition, table.followers):
-                    return table
-                made = table.key_of(partition)
-            wanted = table.reserving(node) if partition is None else table.opening(partition)
-            found = await self.records.swap(table, wanted)
-            if found is None or found.generation != table.generation:
-                await self._unmake(made)
-                raise Misuse(f"stream {table.stream!r} was dropped")
-            if found != wanted:  # others are at it too
-                await asyncio.sleep(pause_s * random.uniform(0.0, 1.0))
-                pause_s = min(2 * pause_s, LONG_S)
-                found = self.records.latest(found)
-            table = found
-        if not made or table.own(node) is None:  # the next who asks goes on
-            return table
-        if not table.named(made):
-            await self._unmake(made)
-        elif table.closed:
-            await self._router.ask(made, self._requests.closing(), Deadline.after(ASK_S))
-        return table
+    async def lost(self, name: str, key: str) -> bool:
+        """See whether every replica of the partition of this key has died, or a coordinator that has forgotten it is
+        told by nobody, and say so in the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        record = await self.read(name)
+        if record is None or record.key != key or not await self._died(key):
+            return False
+        log.error("every replica of the partition of %s %r has died", self._what, name)
+        rows = await self._replicas.retained_rows(key)
+        await self.records.change(record, lambda now: self.losing(now, rows) if now.key == key else now)
+        return True
 
-    async def _unmake(self, key: str) -> None:
-        """A partition that was made is not needed."""
-        if key:
-            await self._replicas.delete(key)
+    def losing(self, record: Record, rows: list[tuple[str, int]]) -> Record:
+        """The record without its partition, of which every replica has died."""
+        return record.losing(rows)
 
-    async def close(self, stream: str) -> None:
-        """Nothing is appended to a stream any more. Raises as `open`, and what partitions refuse with."""
-        table = await self.records.change(await self.open(stream, None), Table.shut)
-        closing, deadline = self._requests.closing(), Deadline.after(ASK_S)
-        await asyncio.gather(*(self._router.ask(table.key(n.number), closing, deadline) for n in table.partitions))
+    async def _died(self, partition: str) -> bool:
+        key = self._replicas.key(partition)
+        value = await self._coordinator.read(key)
+        if value is None:
+            for_s = monotonic() - self._forgotten.setdefault(partition, monotonic())
+            soon = (
+                for_s >= _NOWHERE_S and not is_durable(partition) and await self._replicas.recruiting.nowhere(partition)
+            )
+            if for_s < _FORGOTTEN_S and not soon:
+                return False
+            value = await self._coordinator.swap(key, None, DELETED)  # who would tell of it now comes too late
+            self._background.spawn(forget(self._coordinator, key))
+            return value == DELETED
+        self._forgotten.pop(partition, None)
+        if value == DELETED:
+            return False
+        configuration = decode(value)
+        durable, replicas = is_durable(partition), (configuration.leader, *configuration.followers)
+        return all(self._members.gone(node, durable=durable) for node, _ in replicas)
 
-    async def learn(self, table: Table, fields: Mapping[str, Field]) -> None:
-        """Have these columns in a stream's table. Raises SchemaMismatch for one that can not be the column of its name,
-        Unavailable, OutcomeUnknown."""
-        await self.records.change(table, lambda now: now.learning(fields))
-
-    async def drop(self, stream: str, generation: str = "") -> None:
-        """Have a stream no more, or that of this generation. Raises Unavailable, OutcomeUnknown."""
-        while (table := await self.read(stream)) is not None and generation in ("", table.generation):
-            generation = table.generation
-            value = tables.encode(table)
-            if await self._coordinator.swap(self.records.key(stream), value, DELETED) == DELETED:
-                self.records.gone(stream, table)
-                self._background.spawn(forget(self._coordinator, self.records.key(stream)))
-                await self._delete(table)
-
-    async def _delete(self, table: Table) -> None:
-        for key in map(table.key_of, (*table.partitions, *table.reserved)):
-            self._router.forget(key)
-            await self._replicas.delete(key)
-
-    async def take_lost(self, stream: str) -> tuple[LostPartition, ...]:
+    async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
         """The partitions of a stream of which every replica has died; each is told once, or again where it was not
         known whether it was told. Raises as `open`."""
-        table = await self.open(stream, None)
-        key = stream, table.generation
+        record = await self.open(name, None)
+        key = name, record.generation
         untold = self._untold.pop(key, ())
-        while table.lost:
-            lost = tuple(dict.fromkeys((*untold, *table.lost)))
-            wanted = table.told(table.lost, secrets.token_hex(8))
+        while record.lost:
+            lost = tuple(dict.fromkeys((*untold, *record.lost)))
+            wanted = record.told(record.lost, secrets.token_hex(8))
             try:
-                found = await self.records.swap(table, wanted)
+                found = await self.records.swap(record, wanted)
             except BaseException:
                 self._untold[key] = lost
                 raise
             if found is None or found == wanted:
                 return lost
-            table = found
+            record = found
         return untold
 
+    # Taking care
+
+    async def run(self) -> None:
+        """Take care of records until cancelled."""
+        while True:
+            await asyncio.sleep(self._care_s)
+            try:
+                await self.care()
+            except DataplaneError as error:
+                log.info("records of %ss are looked after later: %s", self._what, error)
+
+    async def care(self) -> None:
+        """What there is to do about records now. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        await self._look_for_lost()
+        await self._sweep()
+
+    async def _look_for_lost(self) -> None:
+        """Say which partitions are lost with nodes that are gone. Who is gone was looked at before costs nothing."""
+        gone = {
+            (node, durable)
+            for node in self._nodes
+            for durable in (False, True)
+            if self._members.gone(node, durable=durable)
+        }
+        for record in self.records:
+            key = record.key
+            if key is not None and self._replicas.find(key) is None and (gone - self._gone or key in self._forgotten):
+                await self.lost(record.name, key)
+        self._gone = gone
+        for partition in self._forgotten.keys() - {record.key for record in self.records}:
+            del self._forgotten[partition]
+
+    async def _sweep(self) -> None:
+        """Delete partitions led here that no record has named for as long as it takes to be lost: who made them ended
+        before it could name them."""
+        now = monotonic()
+        unnamed = {hosted.partition for hosted in self._replicas if hosted.replica.serves(now) and self._orphan(hosted)}
+        self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}
+        for key, since_s in list(self._unnamed.items()):
+            if now - since_s >= self._members.lost_s and not await self._is_named(key):
+                log.warning("partition %s, which no record names, is deleted", key)
+                self._router.forget(key)
+                await self._replicas.delete(key)
+
+    def _orphan(self, hosted: Hosted) -> bool:
+        """Whether no record that is known here names a partition, and no member that may name it still."""
+        key = hosted.partition
+        if kind_of(key) != self._kind or self.names(key):
+            return False
+        maker = records.maker_of(key)
+        return maker == self._me or self._members.away(maker)
+
+    async def _is_named(self, key: str) -> bool:
+        """Whether the coordinator's record names a partition, or is one that it has forgotten, perhaps."""
+        value = await self._coordinator.read(self.records.key(name_of(key)))
+        if not value:
+            return value is None and (self.records.find(name_of(key)) is not None or is_durable(key))
+        return records.decode(value).key == key
+
     def _hosting(self, partition: str) -> None:
-        if tables.kind_of(partition) == self._kind:
-            self.records.watch(tables.name_of(partition))
+        if kind_of(partition) == self._kind:
+            self.records.watch(name_of(partition))
         else:
             self._hosts(partition)
 
-    def _names(self, partition: str) -> bool:
-        if tables.kind_of(partition) != self._kind:
-            return self._named(partition)
-        table = self.records.find(tables.name_of(partition))
-        return table is not None and table.named(partition)
-
     def _followers(self, partition: str) -> int:
-        if tables.kind_of(partition) != self._kind:
+        if kind_of(partition) != self._kind:
             return self._wanted(partition)
-        table = self.records.find(tables.name_of(partition))
-        return 1 if table is None else table.followers
-
-    async def leave(self, timeout_s: float) -> None:
-        """Close this node's partitions to new groups, and hand their lead over. What could not be done in time others
-        do when this node has gone."""
-        self._caretaker.leaving = True
-        try:
-            async with asyncio.timeout(timeout_s / 2):
-                for table in self.records:
-                    number = table.own(self._me)
-                    if number is not None and len(self._members.current) > 1:
-                        await self._caretaker.close(table, number)
-        except (TimeoutError, DataplaneError) as error:
-            log.warning("the placement could not be changed as this node leaves: %s", error)
-        left = await self._replicas.hand_over(timeout_s / 2)
-        if left:
-            log.warning("%d partitions have no follower to lead them", len(left))
+        record = self.records.find(name_of(partition))
+        return 1 if record is None else record.followers
 
     async def aclose(self) -> None:
         """Watch no more. Idempotent."""

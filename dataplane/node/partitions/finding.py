@@ -12,9 +12,8 @@ back the partition waits; a node that was not seen for a day is given up, as eve
 that was deleted while this node was away waits for nobody, and does not come back: who saw that, or that its stream was
 dropped, remembers it, and all members are asked.
 
-Records of streams and tables are told again at once by who has noted them, so that nobody makes another of the name,
-with versions and numbers far above any that nodes know which are not back yet. A partition that the record lacks then
-is added again by who leads it.
+Records of streams and tables are told again by who has noted them, so that nobody makes another of the name, with
+versions and numbers far above any that nodes know which are not back yet.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ import msgspec
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import OutcomeUnknown, Unavailable
 from dataplane.errors import DataplaneError, PeerUnavailable
-from dataplane.node.partitions import table as tables
+from dataplane.node.partitions import record as records
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.remembered import Known, Remembered, decode_known
 from dataplane.node.partitions.replicas import Replicas
-from dataplane.node.partitions.table import Table
 from dataplane.replication.configuration import Configuration, ReplicaId, encode
 from dataplane.wire import partition_messages as m
 
@@ -165,18 +164,18 @@ class Finding:
         while forgotten:
             for key, record in [*forgotten.items()]:
                 try:
-                    if await self._told(key, tables.decode(record.value), patient=loop.time() < until):
+                    if await self._told(key, records.decode(record.value), patient=loop.time() < until):
                         del forgotten[key]
                 except (Unavailable, OutcomeUnknown, PeerUnavailable) as error:
                     log.info("the record %s is told again later: %s", key, error)
             if forgotten:
                 await asyncio.sleep(_LOOK_S)
 
-    async def _told(self, key: str, record: Table, *, patient: bool) -> bool:
+    async def _told(self, key: str, record: Record, *, patient: bool) -> bool:
         """Tell one, unless it is there, or nodes that may know a newer one are waited for; whether it is there."""
         value = await self._coordinator.read(key)
         if value is None:
-            others = {each.node for each in record.partitions if each.node != self._members.me}
+            others = self._others(record)
             if patient and any(self._members.away(node) for node in others):
                 return False
             if await self._dropped(record):
@@ -186,20 +185,25 @@ class Finding:
             newest = max(known, key=lambda each: each.version)
             log.warning("the coordinator has forgotten %s; this node says what it knows", key)
             again = msgspec.structs.replace(newest, version=newest.version + STEP, next=newest.next + STEP)
-            value = await self._coordinator.swap(key, None, tables.encode(again))
+            value = await self._coordinator.swap(key, None, records.encode(again))
         return value is not None
 
-    async def _dropped(self, record: Table) -> bool:
-        """Whether all partitions of a record were deleted while this node was away, and the record with them."""
-        found = await asyncio.gather(*(self._seen(record.key_of(each)) for each in record.partitions))
-        return bool(found) and all(found)
+    def _others(self, record: Record) -> set[str]:
+        """The nodes that may know a newer record: who made its partition, and the replicas of that."""
+        known = None if record.key is None else self._remembered.find(record.key)
+        replicas = () if known is None else (known.newest.leader, *known.newest.followers)
+        return {record.maker, *(node for node, _ in replicas)} - {"", self._members.me}
 
-    async def _record(self, node: str, key: str) -> Table | None:
+    async def _dropped(self, record: Record) -> bool:
+        """Whether the partition of a record was deleted while this node was away, and the record with it."""
+        return record.key is not None and await self._seen(record.key)
+
+    async def _record(self, node: str, key: str) -> Record | None:
         if self._members.away(node):
             return None
         try:
             told = await self._channel.ask(node, lambda number: m.Recall(number, key, False), _ASK_S)
-            return tables.decode(told) if told else None
+            return records.decode(told) if told else None
         except DataplaneError as error:
             log.debug("node %s does not say what it knows of %s: %s", node, key, error)
             return None

@@ -160,13 +160,9 @@ class Hosted:
             if outcome == NOTHING and not waiting.withdrawn and waiting.until_s > now:
                 try:
                     self.waiters.add(waiting, now, first=first)
-                    if not first:
-                        self._owner.waited(self)
                 except Backpressure as error:
                     waiting.done(error)
                 return
-            if outcome == NOTHING:
-                self.waiters.remember(waiting.queue, waiting.node, waiting.request)
             waiting.done(refused if isinstance(refused, Backpressure) else outcome)
 
         self.request(waiting.request, decided)
@@ -197,9 +193,6 @@ class Hosted:
 
     def recruit(self, replica: ReplicaId) -> None:
         self._perform(self.replica.recruit(replica, monotonic()))
-
-    def hand_off(self, to: ReplicaId) -> None:
-        self._perform(self.replica.hand_off(to, monotonic()))
 
     # Effects
 
@@ -278,7 +271,6 @@ class Hosted:
         if self._owner.remembered is not None:
             self._owner.remembered.seen(self.partition)
         self.configured(configuration)
-        self._owner.configured(self)
 
     # The disk
 
@@ -319,8 +311,6 @@ class Hosted:
         now = monotonic()
         for waiting in self.waiters.served(now):
             self.wait(waiting, first=True)
-        for node, queue in self.waiters.told(now):
-            self._owner.ready(node, self.partition, queue)
 
     def close(self) -> None:
         """Do nothing more; who waits is told so."""

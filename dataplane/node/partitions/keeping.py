@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.node.partitions.table import is_durable
+from dataplane.node.partitions.record import is_durable
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.storage import MemoryStorage, Storage
 from dataplane.store.durable.log import JournaledLog, names

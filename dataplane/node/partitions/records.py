@@ -1,7 +1,8 @@
-"""The placement tables of one node's streams (or tables): as it knows them, and how it changes them.
+"""The records of streams (or of tables) as one node knows them, and how it changes them.
 
-What always holds: a table changes by compare-and-set alone, and who loses makes the change again from the newer one; of
-two tables of one stream the newer one stays, and one that was dropped is never seen again.
+What always holds: a record changes by compare-and-set alone, and who loses makes the change again from the newer one;
+of two records of one stream the newer one stays, and one that was dropped is never seen again. A record is watched as
+long as it is there.
 """
 
 from __future__ import annotations
@@ -13,19 +14,16 @@ from collections.abc import Callable, Iterator
 
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
-from dataplane.node.partitions import table as tables
 from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.record import Record, decode, encode
 from dataplane.node.partitions.remembered import Remembered
-from dataplane.node.partitions.table import Table
 
 log = logging.getLogger(__name__)
 
 MAX_DROPPED = 4096
 """Generations of streams that were dropped, by which late answers are told."""
 
-SHORT_S, LONG_S = 0.005, 0.1
-"""Between tries to change a table, at most."""
-
+_SHORT_S, _LONG_S = 0.005, 0.1  # between tries to change a record, at most
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
 
 
@@ -45,153 +43,148 @@ class Records:
         self._background = background
         self._forget_key = forget_key
         self.prefix = prefix
-        """Of the keys of tables, at the coordinator."""
-        self._tables: dict[str, Table] = {}
+        """Of the keys of records, at the coordinator."""
+        self._records: dict[str, Record] = {}
         self._watched: set[str] = set()
-        self._dropped: dict[str, None] = {}  # generations of streams that were dropped
-        self.changed: Callable[[Table], None] = lambda table: None
-        """Called with each newer table."""
-        self.dropped: Callable[[Table], None] = lambda table: None
-        """Called with the last table of a stream that is known to have been dropped."""
-        self.settled: Callable[[str, str], None] = lambda stream, generation: None
-        """Called where nothing is asked by older sets of open partitions any more."""
+        self._dropped: dict[str, None] = {}  # generations
+        self.changed: Callable[[str], None] = lambda partition: None
+        """Called with each partition that a newer record does not name any more."""
+        self.dropped: Callable[[Record], None] = lambda record: None
+        """Called with the last record of what is known to have been dropped."""
 
-    def __iter__(self) -> Iterator[Table]:
-        return iter([*self._tables.values()])
+    def __iter__(self) -> Iterator[Record]:
+        return iter([*self._records.values()])
 
-    def key(self, stream: str) -> str:
-        """Of the stream's table, at the coordinator."""
-        return self.prefix + stream
+    def key(self, name: str) -> str:
+        """Of the record, at the coordinator."""
+        return self.prefix + name
 
-    def find(self, stream: str) -> Table | None:
-        """The table as last seen here."""
-        return self._tables.get(stream)
+    def find(self, name: str) -> Record | None:
+        """The record as last seen here."""
+        return self._records.get(name)
 
-    async def read(self, stream: str) -> Table | None:
-        """The table as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
-        known = self._tables.get(stream)
-        value = await self._coordinator.read(self.prefix + stream)
-        if value is None and stream in self._tables:
-            return await self._restore(stream)
+    async def read(self, name: str) -> Record | None:
+        """The record as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
+        known = self._records.get(name)
+        value = await self._coordinator.read(self.key(name))
+        if value is None and name in self._records:
+            return await self._restore(name)
         if not value:
-            self._check_forgotten(stream, value)
-            self.gone(stream, known)
+            self._check_forgotten(name, value)
+            self.gone(name, known)
             return None
-        self.watch(stream)
-        return self._saw(tables.decode(value))
+        self.watch(name)
+        return self._saw(decode(value))
 
-    def _check_forgotten(self, stream: str, value: bytes | None) -> None:
+    def _check_forgotten(self, name: str, value: bytes | None) -> None:
         """Raises Unavailable where a coordinator that was wiped has to be told of it first (`finding`)."""
         remembered = self._remembered
-        noted = None if remembered is None or value is not None else remembered.record(self.prefix + stream)
+        noted = None if remembered is None or value is not None else remembered.record(self.key(name))
         if noted is not None and remembered is not None and (not remembered.era or remembered.forgotten(noted.era)):
-            raise Unavailable(f"the coordinator has forgotten {stream!r}; it is told again once its nodes are there")
+            raise Unavailable(f"the coordinator has forgotten {name!r}; it is told again once its nodes are there")
 
-    async def _restore(self, stream: str) -> Table | None:
-        """The coordinator has forgotten a stream that is known here."""
-        log.warning("the coordinator has forgotten stream %r; this node says what it knows", stream)
-        return await self.swap(None, self._tables[stream])
+    async def _restore(self, name: str) -> Record | None:
+        """The coordinator has forgotten a record that is known here."""
+        log.warning("the coordinator has forgotten %r; this node says what it knows", name)
+        return await self.swap(None, self._records[name])
 
-    def forget(self, stream: str, generation: str) -> None:
+    def forget(self, name: str, generation: str) -> None:
         """Another node has dropped the stream of this generation."""
         self._dropped[generation] = None
         if len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
-        self.settled(stream, generation)
-        table = self._tables.get(stream)
-        if table is not None and table.generation == generation:
-            del self._tables[stream]
-            self._note_gone(stream)
-            for key in table.keys:
-                self._forget_key(key)
-                if table.durable and self._remembered is not None:
-                    self._remembered.delete(key)  # also where every replica is down, and sees it as late as that
-            self.dropped(table)
+        record = self._records.get(name)
+        if record is not None and record.generation == generation:
+            del self._records[name]
+            self._note_gone(name)
+            if record.key is not None:
+                self._forget_key(record.key)
+                if record.durable and self._remembered is not None:
+                    self._remembered.delete(record.key)  # also where every replica is down, and sees it as late as that
+            self.dropped(record)
 
-    def gone(self, stream: str, table: Table | None) -> None:
-        """The coordinator has no stream of this name; `table` is what was known when it was asked."""
-        if table is not None:
-            self.forget(table.stream, table.generation)
-        elif stream not in self._tables:
-            self._note_gone(stream)
+    def gone(self, name: str, record: Record | None) -> None:
+        """The coordinator has none of this name; `record` is what was known when it was asked."""
+        if record is not None:
+            self.forget(record.name, record.generation)
+        elif name not in self._records:
+            self._note_gone(name)
 
-    def _note_gone(self, stream: str) -> None:
+    def _note_gone(self, name: str) -> None:
         if self._remembered is not None:
-            self._remembered.keep(self.prefix + stream, None)
+            self._remembered.keep(self.key(name), None)
 
-    async def swap(self, expected: Table | None, wanted: Table) -> Table | None:
-        """Compare-and-set a table; the one that there is afterwards."""
-        before = None if expected is None else tables.encode(expected)
-        key = self.prefix + wanted.stream
-        value = await self._coordinator.swap(key, before, tables.encode(wanted))
+    async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
+        """Compare-and-set a record; the one that there is afterwards. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        before = None if expected is None else encode(expected)
+        key = self.key(wanted.name)
+        value = await self._coordinator.swap(key, before, encode(wanted))
         if value == DELETED and expected is None:
-            value = await self._coordinator.swap(key, DELETED, tables.encode(wanted))
-        return self._saw(tables.decode(value)) if value else None
+            value = await self._coordinator.swap(key, DELETED, encode(wanted))
+        if not value:
+            return None
+        self.watch(wanted.name)
+        return self._saw(decode(value))
 
-    def _saw(self, table: Table) -> Table | None:
-        """A table was read; the newest that is known. None for one that was dropped since."""
-        if table.generation in self._dropped:
-            return self._tables.get(table.stream)
-        before = self._tables.get(table.stream)
-        if not table.older or (before is not None and before.generation != table.generation):
-            self.settled(table.stream, table.generation)
-        if before is None or before.generation != table.generation or before.version < table.version:
-            self._tables[table.stream] = table
-            for key in () if before is None else before.keys - table.keys:
-                self._forget_key(key)
-            self.changed(table)
-        table = self._tables[table.stream]
-        if table.durable and self._remembered is not None:
-            self._remembered.keep(self.prefix + table.stream, tables.encode(table))
-        return self._tables[table.stream]
+    def _saw(self, record: Record) -> Record | None:
+        """A record was read; the newest that is known. None for one that was dropped since."""
+        if record.generation in self._dropped:
+            return self._records.get(record.name)
+        before = self._records.get(record.name)
+        if before is None or before.generation != record.generation or before.version < record.version:
+            self._records[record.name] = record
+            if before is not None and before.key is not None and before.key != record.key:
+                self._forget_key(before.key)
+                self.changed(before.key)
+        record = self._records[record.name]
+        if record.durable and self._remembered is not None:
+            self._remembered.keep(self.key(record.name), encode(record))
+        return record
 
-    async def change(self, table: Table, make: Callable[[Table], Table]) -> Table:
-        """Change a table, from whatever it is by then."""
-        pause_s = SHORT_S
-        while (wanted := make(table)) is not table:
-            found = await self.swap(table, wanted)
-            if found is None or found.generation != table.generation or found == wanted:
-                return found or table
+    async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
+        """Change a record, from whatever it is by then. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        pause_s = _SHORT_S
+        while (wanted := make(record)) is not record:
+            found = await self.swap(record, wanted)
+            if found is None or found.generation != record.generation or found == wanted:
+                return found or record
             await asyncio.sleep(pause_s * random.uniform(0.0, 1.0))
-            pause_s = min(2 * pause_s, LONG_S)
-            table = self.latest(found)
-        return table
+            pause_s = min(2 * pause_s, _LONG_S)
+            now = self._records.get(found.name)
+            record = found if now is None or now.generation != found.generation else now
+        return record
 
-    def latest(self, table: Table) -> Table:
-        """The same table as last seen here."""
-        now = self._tables.get(table.stream)
-        return table if now is None or now.generation != table.generation else now
+    def watch(self, name: str) -> None:
+        """See from here on how the record changes, until there is none."""
+        if name not in self._watched:
+            self._watched.add(name)
+            self._background.spawn(self._watching(name))
 
-    def watch(self, stream: str) -> None:
-        if stream not in self._watched:
-            self._watched.add(stream)
-            self._background.spawn(self._watching(stream))
-
-    async def _watching(self, stream: str) -> None:
+    async def _watching(self, name: str) -> None:
         pause_s = _AGAIN_S
         while True:
             try:
-                async for value in self._coordinator.watch(self.prefix + stream):
+                async for value in self._coordinator.watch(self.key(name)):
                     pause_s = _AGAIN_S
-                    if value is not None and not await self._see(stream, value):
-                        self._watched.discard(stream)  # who asks for it again watches it again
+                    if value is not None and not await self._see(name, value):
+                        self._watched.discard(name)  # who asks for it again watches it again
                         return
-                    if value is None and stream in self._tables:
-                        await self._restore(stream)
+                    if value is None and name in self._records:
+                        await self._restore(name)
             except (Unavailable, OutcomeUnknown) as error:
-                log.debug("the coordinator does not answer for %s: %s", stream, error)
+                log.debug("the coordinator does not answer for %s: %s", name, error)
             except Corrupt as error:
-                log.error("%s%s: %s", self.prefix, stream, error)
+                log.error("%s: %s", self.key(name), error)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
 
-    async def _see(self, stream: str, value: bytes) -> bool:
-        """A value was seen, which may not be the last by now; whether there is a stream."""
-        known = self._tables.get(stream)
+    async def _see(self, name: str, value: bytes) -> bool:
+        """A value was seen, which may not be the last by now; whether there is a record."""
+        known = self._records.get(name)
         if value == DELETED:
-            value = await self._coordinator.read(self.prefix + stream) or DELETED
+            value = await self._coordinator.read(self.key(name)) or DELETED
         if value == DELETED:
-            self.gone(stream, known)
+            self.gone(name, known)
             return False
-        self._saw(tables.decode(value))
+        self._saw(decode(value))
         return True

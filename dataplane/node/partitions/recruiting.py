@@ -13,7 +13,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import Corrupt, PeerUnavailable, Rejected
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.partitions.table import is_durable
+from dataplane.node.partitions.record import is_durable
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.recruitment import choose
 from dataplane.wire import partition_messages as m

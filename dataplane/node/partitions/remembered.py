@@ -20,13 +20,13 @@ import msgspec
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.errors import Corrupt
 from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.table import Table, decode, name_of
+from dataplane.node.partitions.record import decode, name_of
 from dataplane.replication.configuration import Configuration
 from dataplane.store.durable.notes import Notes
 
 log = logging.getLogger(__name__)
 
-PREFIXES = "placements/", "tables/"
+PREFIXES = "streams/", "tables/"
 """Of the coordinator's keys of records."""
 
 ERA = "era"
@@ -52,7 +52,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
         return not self.newest.epoch
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class Note(msgspec.Struct, frozen=True, array_like=True):
     """The value of a key of the coordinator in this era."""
 
     era: bytes
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _known = msgspec.msgpack.Decoder(Known)
-_record = msgspec.msgpack.Decoder(Record)
+_record = msgspec.msgpack.Decoder(Note)
 
 
 def decode_known(value: bytes) -> Known:
@@ -119,7 +119,7 @@ class Remembered:
         eras = [] if known is None else [known.era]
         for prefix in PREFIXES:
             record = self._before.get(prefix + name_of(partition))
-            if record is not None and decode(record.value).named(partition):
+            if record is not None and decode(record.value).key == partition:
                 eras.append(record.era)
         return any(not self.era or self.forgotten(era) for era in eras)
 
@@ -191,25 +191,19 @@ class Remembered:
 
     # Records
 
-    def records(self) -> Iterator[tuple[str, Record]]:
+    def records(self) -> Iterator[tuple[str, Note]]:
         return iter([*self._values.items()])
 
-    def record(self, key: str) -> Record | None:
+    def record(self, key: str) -> Note | None:
         """What was noted of this key of the coordinator."""
         return self._values.get(key)
-
-    def before(self, key: str) -> Table | None:
-        """The record of this key as it was noted in an earlier life, where the coordinator has forgotten it since.
-        Raises Corrupt."""
-        record = self._before.get(key)
-        return None if record is None or not self.forgotten(record.era) else decode(record.value)
 
     def keep(self, key: str, value: bytes | None) -> None:
         """The coordinator has this value now; None: the key was deleted."""
         if value is None:
             if self._values.pop(key, None) is not None:
                 self._background.spawn(self._wait(self._records.write({key: None})))
-        elif self._values.get(key) != (record := Record(self.era, value)):
+        elif self._values.get(key) != (record := Note(self.era, value)):
             self._values[key] = record
             self._background.spawn(self._wait(self._records.write({key: _encode(record)})))
 

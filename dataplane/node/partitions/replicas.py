@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from dataplane.clock import monotonic
@@ -23,9 +23,9 @@ from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel, Late
 from dataplane.node.partitions.deliveries import Deliveries
 from dataplane.node.partitions.hosted import EARLY_S, Hosted
+from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.recruiting import Recruiting
 from dataplane.node.partitions.remembered import Remembered
-from dataplane.node.partitions.table import is_durable
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
@@ -43,6 +43,7 @@ that gets a ninth of a core is heard every second at the latest; one whose proce
 _LEAST_S = 0.02  # between ticks
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
 _DELETED_S = 60.0
+_COUNT_S = 2.0
 _INCARNATIONS = 48  # bits
 
 Machines = Callable[[str], StateMachine]
@@ -81,16 +82,12 @@ class Replicas:
         self.remembered = remembered
         self.coordinator = coordinator
         self.background = Background()
-        self.hint: Callable[[str, str], None] = lambda partition, queue: None
-        """Called when there may be something in a queue where this node waited in vain."""
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
         """Called with what a leader tells this node of its columns."""
         self.performed: Callable[[Hosted], None] = lambda hosted: None
         """Called when a replica here has applied something, perhaps."""
-        self.census: Callable[[m.Census], None] = lambda census: None
-        """Called with what a leader says of its partition."""
-        self.waited: Callable[[Hosted], None] = lambda hosted: None
-        """Called when a request begins to wait at a partition that is led here."""
+        self.retained: Callable[[str], int] = lambda partition: 0
+        """How many rows of a partition the producers of this node have appended whose columns are retained here."""
         self.hosting: Callable[[str], None] = lambda partition: None
         """Called when this node begins to have a replica of a partition."""
         self._members = members
@@ -105,7 +102,6 @@ class Replicas:
         self._due_s = math.inf
         self.recruiting = Recruiting(self, members, channel)
         self._recruit_s = 0.0
-        self._configured: dict[str, asyncio.Event] = {}
         channel.heard = self._heard
         members.watch_ended(self.gone)
 
@@ -137,12 +133,15 @@ class Replicas:
             self.hosting(partition)
         return hosted
 
-    async def create(self, partition: str, node: str, followers: int = 0) -> Configuration:
+    async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
         """Have a partition, led by this node at first, and followed by so many others from its first command on, as far
-        as they answer; if there is one, as it is. Raises Unavailable, OutcomeUnknown, PeerUnavailable."""
+        as they answer; if there is one, as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown,
+        PeerUnavailable."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
-        first = Configuration(1, await self._new(partition, node), tuple(each for each in there if each is not None))
+        first = Configuration(
+            epoch, await self._new(partition, node), tuple(each for each in there if each is not None)
+        )
         value = await self.coordinator.swap(self.key(partition), None, encode(first))
         return decode(value) if value is not None else first
 
@@ -200,12 +199,6 @@ class Replicas:
         """Whether a partition that the coordinator does not have may be found again."""
         return self.remembered is not None and self.remembered.missing(partition)
 
-    def configured(self, hosted: Hosted) -> None:
-        """Another configuration was seen here."""
-        event = self._configured.pop(hosted.partition, None)
-        if event is not None:
-            event.set()
-
     # Requests
 
     def ask(self, partition: str, request: bytes, done: Done, waiting: Waiting | None = None) -> Hosted | None:
@@ -226,7 +219,6 @@ class Replicas:
         timeout_s: float,
         queue: str = "",
         wait_s: float = 0.0,
-        withdrawn: asyncio.Event | None = None,
         late: Late | None = None,
     ) -> bytes:
         """As `Channel.ask`, of this node."""
@@ -244,9 +236,6 @@ class Replicas:
 
         waiting = Waiting(queue, request, done, self.me, monotonic() + wait_s) if queue else None
         hosted = self.ask(partition, request, done, waiting)
-        telling = None
-        if withdrawn is not None and waiting is not None and hosted is not None and not future.done():
-            telling = self.background.spawn(_withdraw(hosted, waiting, withdrawn))
         try:
             async with asyncio.timeout(timeout_s):
                 result = await future
@@ -255,8 +244,6 @@ class Replicas:
         except TimeoutError:
             raise PeerUnavailable(f"{partition} has not answered for {timeout_s:.1f} s") from None
         finally:
-            if telling is not None:
-                telling.cancel()
             if waiting is not None and hosted is not None:
                 hosted.waiters.withdraw(waiting)
             heard = future.done() and not future.cancelled() and future.exception() is None
@@ -284,10 +271,8 @@ class Replicas:
                     self._channel.answer(node, number, error)
             case m.Settle():
                 self.settle(node, item)
-            case m.Census():
-                self.census(item)
-            case m.Ready(partition, queue):
-                self.hint(partition, queue)
+            case m.CountRows(number, partition):
+                self._channel.answer(node, number, str(self.retained(partition)).encode())
             case m.Recall():
                 self._recall(node, item)
             case m.Received():
@@ -323,7 +308,7 @@ class Replicas:
     def _gave(self, node: str, asked: m.Ask, result: bytes) -> None:
         hosted = self._hosted.get(asked.partition)
         undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
-        if hosted is not None and undoing:
+        if hosted is not None:
             self._deliveries.gave(node, asked.number, hosted, undoing)
 
     def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
@@ -341,20 +326,20 @@ class Replicas:
     def send(self, node: str, item: m.Replicate) -> None:
         self._channel.say(node, item)
 
-    def count(self, nodes: Iterable[str], census: m.Census) -> None:
-        """Say this to these nodes."""
-        for node in nodes:
-            if node == self.me:
-                self.census(census)
-            else:
-                self._channel.say(node, census)
+    async def retained_rows(self, partition: str) -> list[tuple[str, int]]:
+        """By node that answers, how many rows of a partition its producers appended whose columns it retains."""
 
-    def ready(self, node: str, partition: str, queue: str) -> None:
-        """Tell a node that there is something in a queue."""
-        if node == self.me:
-            self.hint(partition, queue)
-        else:
-            self._channel.say(node, m.Ready(partition, queue))
+        async def one(node: str) -> tuple[str, int]:
+            if node == self.me:
+                return node, self.retained(partition)
+            try:
+                return node, int(await self._channel.ask(node, lambda number: m.CountRows(number, partition), _COUNT_S))
+            except DataplaneError as error:
+                log.info("node %s does not say what it retains of %s: %s", node, partition, error)
+                return node, 0
+
+        found = await asyncio.gather(*map(one, self._members.current))
+        return [(node, rows) for node, rows in found if rows]
 
     def gone(self, node: str, before_s: float) -> None:
         """The process that a node was by then has ended."""
@@ -389,30 +374,6 @@ class Replicas:
             self._recruit_s = now + self.settings.beat_s
             self.recruiting.look(now)
 
-    # Leaving
-
-    async def hand_over(self, timeout_s: float) -> list[str]:
-        """Pass on the lead of all partitions that have a follower; those that are led here still."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    led = [hosted for hosted in self if hosted.replica.leads and hosted.configuration.followers]
-                    if not led:
-                        return []
-                    changed = []
-                    for hosted in led:
-                        changed.append(self._configured.setdefault(hosted.partition, asyncio.Event()))
-                        for follower in hosted.configuration.followers[:1]:
-                            hosted.hand_off(follower)
-                    waits = [asyncio.ensure_future(event.wait()) for event in changed]
-                    try:
-                        await asyncio.wait(waits, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        for wait in waits:
-                            wait.cancel()
-        except TimeoutError:
-            return [hosted.partition for hosted in self if hosted.replica.leads]
-
     async def aclose(self) -> None:
         """End all replicas, without a word. Idempotent."""
         self._deliveries.close()
@@ -428,8 +389,3 @@ async def forget(coordinator: Coordinator, key: str) -> None:
     await asyncio.sleep(_DELETED_S)
     with suppress(Unavailable, OutcomeUnknown):
         await coordinator.swap(key, DELETED, None)
-
-
-async def _withdraw(hosted: Hosted, waiting: Waiting, withdrawn: asyncio.Event) -> None:
-    await withdrawn.wait()
-    hosted.waiters.withdraw(waiting)

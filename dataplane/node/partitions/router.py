@@ -16,8 +16,8 @@ from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Channel, Late
+from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.replicas import Replicas
-from dataplane.node.partitions.table import is_durable
 from dataplane.replication.configuration import Configuration, decode
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
@@ -40,7 +40,7 @@ class Router:
         self.configurations: dict[str, Configuration] = {}
         """As last read."""
         self.named: Callable[[str], bool] = lambda partition: False
-        """Whether a table that is known here names the partition."""
+        """Whether a record that is known here names the partition."""
 
     async def ask(
         self,
@@ -50,16 +50,13 @@ class Router:
         *,
         queue: str = "",
         wait_s: float = 0.0,
-        withdrawn: asyncio.Event | None = None,
-        again: Callable[[], bool] = lambda: True,
         late: Late | None = None,
         patient: bool = True,
     ) -> bytes:
         """The answer of the partition's leader, whoever that is by then. `queue`, `wait_s`: see `waiters`; the request
-        waits again at the next leader. `again`: whether to ask again what may have been done. `late` is called with
-        each result that came too late to be returned. `patient`: also where a limit of the partition is in the way, ask
-        until that is gone. Raises what the partition refuses with, Lost where no replica is left for certain;
-        PeerUnavailable, OutcomeUnknown."""
+        waits again at the next leader. `late` is called with each result that came too late to be returned. `patient`:
+        also where a limit of the partition is in the way, ask until that is gone. Raises what the partition refuses
+        with, Lost where no replica is left for certain; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
         pause_s = _SHORT_S
@@ -70,7 +67,7 @@ class Router:
                 node = await self._leader(partition, silent)
                 wait = min(wait_s, deadline.remaining_s)
                 most = min(TRY_S if unknown is None else TRY_S / 2, deadline.remaining_s) + wait
-                return await self._once(node, partition, request, most, queue, wait, withdrawn, late)
+                return await self._once(node, partition, request, most, queue, wait, late)
             except NotLeader as error:
                 kept = error
                 self._leaders.pop(partition, None)
@@ -81,8 +78,6 @@ class Router:
                 self._leaders.pop(partition, None)
                 silent.add(node)
                 unknown = kept = error
-                if not again():
-                    raise
             except (Unavailable, Backpressure) as error:
                 if isinstance(error, Backpressure) and (queue or not (patient or error.spill_error)):
                     raise
@@ -104,16 +99,15 @@ class Router:
         timeout_s: float,
         queue: str,
         wait_s: float,
-        withdrawn: asyncio.Event | None,
         late: Late | None,
     ) -> bytes:
         if node == self._replicas.me:
-            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, withdrawn, late)
+            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, late)
 
         def asked(number: int) -> m.Ask:
             return m.Ask(number, partition, request, queue, wait_s, late is not None)
 
-        result: bytes = await self._channel.ask(node, asked, timeout_s, withdrawn, late)
+        result: bytes = await self._channel.ask(node, asked, timeout_s, late)
         return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:

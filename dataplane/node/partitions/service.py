@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.columns import Columns, Settled
-from dataplane.node.partitions.consuming import Consuming
 from dataplane.node.partitions.departed import Departed
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.finding import Finding
-from dataplane.node.partitions.quotas import Quotas
+from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
-from dataplane.node.partitions.requests import Requests
 from dataplane.node.partitions.router import Router
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.settings import Settings
@@ -23,9 +23,10 @@ from dataplane.wire.peer import Peers
 
 
 class Partitions:
-    """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. The
-    membership, the coordinator and the sockets are their maker's. `alone`: there is no other node.
-    `remembered`: what is noted of durable partitions, in case that the coordinator is wiped."""
+    """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. `opening(record)`:
+    the first request to a stream's partition. The membership, the coordinator and the sockets are their maker's.
+    `alone`: there is no other node. `remembered`: what is noted of durable partitions, in case that the coordinator is
+    wiped."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Partitions:
         coordinator: Coordinator,
         peers: Peers,
         machines: Machines,
-        requests: Requests,
+        opening: Callable[[Record], bytes],
         *,
         settled: Settled = lambda partition, last, entries: None,
         settings: Settings = SETTINGS,
@@ -58,11 +59,9 @@ class Partitions:
         self._remembered = remembered
         self.finding = None if remembered is None else Finding(self.replicas, members, self.channel, remembered)
         self.router = Router(self.replicas, members, self.channel, coordinator)
-        self.directory = Directory(coordinator, members, self.replicas, self.router, requests)
-        self.consuming = Consuming(members, self.replicas, self.router)
+        self.directory = Directory(coordinator, members, self.replicas, self.router, opening)
         self.columns = Columns(members, self.replicas, self.channel, settled)
         self.departed = Departed(members, self.replicas)
-        self.quotas = Quotas(self.replicas, self.router, self.directory)
         self._background = Background()
 
     def receive(self, frame: Frame) -> None:
@@ -71,7 +70,7 @@ class Partitions:
 
     def start(self) -> None:
         """Take care of partitions. The membership is its maker's to run."""
-        for work in (self.directory.run, self.columns.run, self.departed.run, self.quotas.run):
+        for work in (self.directory.run, self.columns.run, self.departed.run):
             self._background.spawn(work())
         if self._remembered is not None and self.finding is not None:
             self._background.spawn(self._remembered.run())
@@ -82,18 +81,12 @@ class Partitions:
         hosted = {hosted.partition: hosted.configuration for hosted in self.replicas}
         return {**self.router.configurations, **hosted}
 
-    async def leave(self, timeout_s: float) -> None:
-        """Pass on what this node leads; what is not done in time, others do."""
-        await self.directory.leave(timeout_s)
-
     async def aclose(self) -> None:
         """End, without a word to others. Idempotent."""
         await self._background.aclose()
         if self._remembered is not None:
             await self._remembered.aclose()
-        await self.consuming.aclose()
         await self.columns.aclose()
-        await self.quotas.aclose()
         await self.departed.aclose()
         await self.directory.aclose()
         await self.replicas.aclose()

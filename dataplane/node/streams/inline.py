@@ -28,7 +28,7 @@ Carrying = m.Put | m.AppendInline | m.ExtendInline
 
 
 class Streams(Protocol):
-    """The streams as one client uses them: `Streaming`, or `Spreading` over hosts."""
+    """The streams as one client uses them: `Streaming`, or `ClusteredClient` over hosts."""
 
     def staged(self, scope: str) -> None:
         """See `Streaming.staged`."""
@@ -104,9 +104,6 @@ class Inlining:
             request.keys[0] if request.keys else "",
             request.digest,
             deadline.remaining_s,
-            request.groups,
-            whole=request.whole,
-            keys=[] if request.groups else request.keys,
         )
         admitted = self._streams.answer(admit, deadline)
         return partial(self._append_later, request, admitted, deadline)
@@ -181,7 +178,6 @@ class Inlining:
                 request.versions,
                 request.tags,
                 request.lengths,
-                whole=request.whole,
                 begin=request.begin,
             )
             return await self._done(append, deadline)
@@ -222,7 +218,6 @@ class Inlining:
                 request.keys,
                 request.lengths,
                 request.replace,
-                request.origins,
                 piece=request.piece,
             )
             return await self._done(extend, deadline)

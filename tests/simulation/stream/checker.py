@@ -23,33 +23,13 @@ if TYPE_CHECKING:
     from tests.simulation.stream.node import Node
 
 
-class Limits:
-    """How many rows the partitions of a stream have, and how many they may have; 0: any number."""
-
-    def __init__(self, max_rows: int) -> None:
-        self.max_rows = max_rows
-        self.rows: dict[int, int] = {}
-
-    def have(self, partition: int, rows: int) -> None:
-        """6: limits are never passed."""
-        self.rows[partition] = rows
-        if self.max_rows and sum(self.rows.values()) > self.max_rows:
-            raise Violation(f"6: partitions have {self.rows} rows, of {self.max_rows} that may be there")
-
-    def share(self, partition: int, rows: int) -> None:
-        """6: no part of a limit is lost: by the books of the first partition. What another has yielded and not given
-        back, or was lent and has not taken, it finds there when it asks next."""
-        if not partition and rows != self.max_rows:
-            raise Violation(f"6: the first partition has and has lent {rows} rows, of {self.max_rows}")
-
-
 class Checker:
     """What was told to clients, the one log that all replicas have to have, and what it makes (`model`)."""
 
-    def __init__(self, world: World, partition: int, limits: Limits, stored: Columns) -> None:
+    def __init__(self, world: World, partition: int, max_rows: int, stored: Columns) -> None:
         self._world = world
         self._partition = partition
-        self._limits = limits
+        self._max_rows = max_rows  # 0: any number
         self._stored = stored
         self.model = Model()
         self.log: list[tuple[bytes, bytes]] = []  # (command, result) as first applied by any replica
@@ -62,12 +42,11 @@ class Checker:
         self._done: dict[tuple[str, int], tuple[bytes, int]] = {}  # sequences -> result and command
         self.acked: set[tuple[int, int]] = set()
         self.labels: dict[int, str] = {}  # of rows whose append was answered
-        self._released: set[int] = set()  # rows that were held back, whose release was asked for
         self._named: set[int] = set()  # lost rows that somebody was told of
 
     # Called by machines and nodes
 
-    def applied(self, count: int, command: bytes, result: bytes, rows: int, shares: int) -> None:
+    def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
         """4: committed logs are prefixes of each other, and mean the same everywhere."""
         if count < len(self.log):
             if self.log[count] != (command, result):
@@ -78,7 +57,6 @@ class Checker:
         if count > len(self.log):
             raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
         self.log.append((command, result))
-        self._limits.share(self._partition, shares)
         made = decoded(command)
         key = made.client, made.sequence
         if made.sequence:
@@ -94,7 +72,8 @@ class Checker:
     def _have(self, command: c.AnyCommand, rows: int) -> None:
         if rows != len(self.model.rows):
             raise Violation(f"1: {command} leaves {rows} rows, and {len(self.model.rows)} by the log")
-        self._limits.have(self._partition, rows)
+        if self._max_rows and rows > self._max_rows:
+            raise Violation(f"6: there are {rows} rows, of {self._max_rows} that may be there")
 
     def _first(self, command: c.AnyCommand, result: r.AnyResult) -> None:
         model = self.model
@@ -120,15 +99,7 @@ class Checker:
             pieces = model.rows[command.row].pieces
             if pieces and told.select("y").shards() != tuple(pieces):
                 raise Violation(f"7: row {command.row} has the pieces {pieces}, and {told.shards()} are told")
-        if isinstance(command, c.Prepare) and isinstance(result, r.Done):
-            for offset in command.rows.tolist():
-                held = self._granted.get((command.task, offset))
-                if held is None or held[0] != command.grant:
-                    raise Violation(f"3: row {offset} is prepared under {command.grant} after {held}")
-        before = dict(model.prepared)
         lost = model.applied(command, result)
-        for grant in before.keys() - model.prepared.keys():
-            self._give_up(*before[grant][1:], grant)
         for offset in lost:
             over = {self._granted.get((task, offset), (0, 0.0))[0] for task in range(len(TASKS))} - {0}
             for grant in over:  # all of its rows go to others
@@ -169,9 +140,8 @@ class Checker:
             self.delivering(request, result, node, epoch, rate)
         elif isinstance(request, r.Append) and isinstance(result, r.Appended):
             self._appended(request, result)
-        elif isinstance(request, r.Ack | r.Conclude) and isinstance(result, r.Done):
-            if isinstance(request, r.Ack) or request.keep:
-                self._acked(request.grant)
+        elif isinstance(request, r.Ack) and isinstance(result, r.Done):
+            self._acked(request.grant)
         elif isinstance(result, r.Refused) and isinstance(request, r.TakeLost | r.Close | r.Drop | r.Lose):
             raise Violation(f"6: {request} is refused: {result}")
 
@@ -188,10 +158,6 @@ class Checker:
                 raise Violation(f"2: {node} delivers {key} in epoch {epoch}, and it was acked")
             if row is None or row.dropped or task in row.done or model.dead(offset, task):
                 raise Violation(f"2: {node} delivers {key}, which is gone, done, dropped or dead")
-            if task in row.prepared:
-                raise Violation(f"3: {node} delivers {key}, which is prepared")
-            if row.held and offset not in self._released:
-                raise Violation(f"5: {node} delivers {key}, which is held back")
             if row.token:
                 raise Violation(f"7: {node} delivers {key}, which is in progress")
             before, until_s = self._granted.get(key, (0, 0.0))
@@ -259,10 +225,6 @@ class Checker:
         return [
             o for o, row in self.model.rows.items() if not row.dropped and any(self.model.dead(o, t) for t in tasks)
         ]
-
-    def releasing(self, first: int, count: int) -> None:
-        """These rows are to be held back no longer."""
-        self._released.update(range(first, first + count))
 
     def some(self, rng: Random) -> list[int]:
         """A row that is there, if there are any."""

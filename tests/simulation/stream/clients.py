@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataplane.errors import (
-    Backpressure,
     Closed,
     DataplaneError,
     Lost,
@@ -27,11 +26,6 @@ from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from tests.simulation.stream.checker import Checker
-
-ASK_S = 0.2
-"""A broker asks this often, about."""
-TOGETHER = 0.5
-"""So often in the moment when others do, if there are any."""
 
 _FINAL = (Expired, Rejected, Misuse, Lost)
 
@@ -65,7 +59,7 @@ class Call(clients.Call):
             answer = answer.error
         if not isinstance(answer, DataplaneError) or isinstance(answer, _FINAL):
             self._end(answer)
-        elif isinstance(answer, NotReady) or (isinstance(answer, Backpressure) and isinstance(self.request, r.Borrow)):
+        elif isinstance(answer, NotReady):
             self._end(None)
         else:
             self._refused(answer)
@@ -79,8 +73,7 @@ class Client(clients.Client):
 
 class Producer(Client):
     """Appends a few rows at a time: rows of groups, in one append or in two; now and then one with a key that another
-    producer uses too. In some runs half of the appends are held back, and then released or dropped, as those that
-    go to several partitions are."""
+    producer uses too."""
 
     def __init__(
         self,
@@ -95,14 +88,6 @@ class Producer(Client):
         self._stored = stored
         self._partition = partition
         self._open = ""  # the group that lacks a row
-        self.releasing: Callable[[int, int], None] | None = None
-        """Called with the first of rows that are about to be released, and how many; None: nothing is held back."""
-        self._holds = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether it has something to append, or may have."""
-        return bool(self.calls or self._open or self._holds) or not self.ending
 
     def run(self) -> None:
         if self.ending and not self._open:
@@ -130,7 +115,6 @@ class Producer(Client):
             digest=digest,
             tags={LABEL: labels},
             nodes=copies,
-            held=self.releasing is not None and rng.random() < 0.5,
         )
         self.call(request, lambda answer: self._appended(request, answer))
 
@@ -141,20 +125,6 @@ class Producer(Client):
             raise AssertionError(f"an append was answered by {answer!r}")
         if isinstance(answer, Closed):
             self._open = ""
-        elif isinstance(answer, r.Appended) and answer.new and request.held:
-            self._holds = True
-            self.world.after(0.1 * self.world.rng.random(), self._release, answer.first, len(request.ref))
-        else:
-            self._next()
-
-    def _release(self, first: int, count: int) -> None:
-        keep = bool(self._open) or self.world.rng.random() < 0.7  # of a group in two appends, both
-        if keep and self.releasing is not None:
-            self.releasing(first, count)
-        self._holds = False
-        self.call(r.Release(client=self.name, first=first, keep=keep), lambda answer: self._next())
-
-    def _next(self) -> None:
         self.world.after(0.005 + 0.07 * self.world.rng.random(), self.run)
 
 
@@ -268,53 +238,3 @@ class Mourner(Client):
 
     def tell(self, node: bytes) -> None:
         self.call(r.Lose(node=node), lambda answer: None)
-
-
-class Broker(Client):
-    """Borrows for a partition what it lacks, and gives back what it can spare."""
-
-    def __init__(
-        self,
-        world: World,
-        nodes: int,
-        ask_first: Callable[[int, Call], None],
-        ask: Callable[[int, Call], None],
-        partition: int,
-    ) -> None:
-        super().__init__(world, "broker", nodes, ask)
-        self._first = Client(world, "broker", nodes, ask_first)
-        self._partition = partition
-        self.others = False
-        """Whether the stream has other brokers."""
-        self.needed: Callable[[], bool] = lambda: True
-        self.idle = False
-        """Whether nothing that was borrowed is on its way, and nothing more will be."""
-
-    def run(self) -> None:
-        """Ask for what there is, or for less."""
-        if not self.needed():
-            self.idle = True
-            return
-        self._less = self.world.rng.random() < 0.4
-        self.call(r.YieldQuota(rows=0 if self._less else 1 << 40, nbytes=0), self._left)
-
-    def _left(self, answer: Answer) -> None:
-        assert isinstance(answer, r.Lent)
-        loan = answer.loan
-        more = 0 if self._less else self.world.rng.randint(1, 6)
-        request = r.Borrow(partition=self._partition, version=loan.version, rows=loan.rows + more, nbytes=0)
-        self._first.call(request, self._lent)
-
-    def _lent(self, answer: Answer) -> None:
-        if answer is None:  # there is nothing to be had
-            self._taken(answer)
-            return
-        assert isinstance(answer, r.Lent)
-        self.call(r.TakeQuota(loan=answer.loan), self._taken)
-
-    def _taken(self, answer: Answer) -> None:
-        """Ask again after a while, or in the moment when other brokers do: loans are decided while others are done."""
-        wait_s = ASK_S * self.world.rng.uniform(0.5, 1.5)
-        if self.others and self.world.rng.random() < TOGETHER:
-            wait_s = ASK_S - self.world.now % ASK_S
-        self.world.after(wait_s, self.run)

@@ -51,29 +51,24 @@ decoded_result = lru_cache(512)(r.decode_result)
 class Audit(Protocol):
     """Who watches a machine."""
 
-    def applied(self, count: int, command: bytes, result: bytes, rows: int, shares: int) -> None:
-        """The machine has applied a command, after so many, and has so many rows and such shares now."""
+    def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
+        """The machine has applied a command, after so many, and has so many rows now."""
 
 
 class WatchedMachine(StreamMachine):
     """See the module. `count` commands have been applied."""
 
     def __init__(self, audit: Audit, partition: int, of: Settings) -> None:
-        super().__init__("s", partition, of, "m")
+        super().__init__(f"s{partition}", of, "m")
         self.count = 0
         self._audit = audit
-
-    @property
-    def shares(self) -> int:
-        """How many rows it may hold, and has lent."""
-        return self.quotas.own.rows + sum(loan.rows for loan in self.quotas.lent.values())
 
     def decide(self, request: bytes, term: int, now: float) -> Decision:
         return self.decide_decoded(decoded_request(request), term, now)
 
     def apply(self, command: bytes) -> bytes:
         result = self.apply_decoded(decoded(command))
-        self._audit.applied(self.count, command, result, self.home.books.rows.count, self.shares)
+        self._audit.applied(self.count, command, result, self.home.books.rows.count)
         self.count += 1
         return result
 

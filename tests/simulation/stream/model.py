@@ -3,8 +3,6 @@ own state machine, with its pages and arrays, has to agree with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.progress import ACKED, PENDING
@@ -18,13 +16,11 @@ class Row:
         "done",
         "dropped",
         "group",
-        "held",
         "holders",
         "key",
         "label",
         "nacks",
         "pieces",
-        "prepared",
         "reward",
         "shards",
         "token",
@@ -42,9 +38,6 @@ class Row:
         self.done: set[int] = set()
         self.nacks = [0] * len(TASKS)
         self.dropped = False
-        self.held = False
-        self.prepared: set[int] = set()
-        """The tasks for which it is."""
         self.token = 0
         """Of a row in progress, who brings it."""
         self.pieces: list[tuple[bytes, int]] = []
@@ -62,8 +55,6 @@ class Model:
         self.expired: set[int] = set()
         self.lost: dict[int, str] = {}  # -> key
         self.gone: set[bytes] = set()
-        self.held: dict[int, int] = {}  # by first row, how many
-        self.prepared: dict[int, tuple[str, int, list[int]]] = {}  # by grant, whose, for which task, and the rows
         self.closed = False
 
     def groups(self) -> dict[str | int, list[int]]:
@@ -104,22 +95,12 @@ class Model:
                 if offset in self.rows:
                     self.rows[offset].dropped = True
                     self.dropped.add(offset)
-        elif isinstance(command, c.Release):
-            self._release(command)
         elif isinstance(command, c.Remove):
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self._remove(offset)
         elif isinstance(command, c.Lose):
             return self._lose(command.node)
-        elif isinstance(command, c.Prepare):
-            self._prepare(command)
-        elif isinstance(command, c.Conclude):
-            if self.prepared.get(command.grant, ("",))[0] == command.client:
-                return self._conclude(command.grant, keep=command.keep)
-        elif isinstance(command, c.End):
-            grants = [grant for grant, (client, _, _) in self.prepared.items() if client in command.clients]
-            return [offset for grant in grants for offset in self._conclude(grant, keep=False)]
         elif isinstance(command, c.Close):
             self.closed = True
         return []
@@ -133,21 +114,10 @@ class Model:
             key = command.keys[i] if command.keys else ""
             group = command.groups[i] if command.groups else None
             self.rows[self.next] = Row(str(command.tags[LABEL][i]), group, key, holders, command.ref.shards()[0])
-            self.rows[self.next].held = command.held
             self.rows[self.next].token = command.begin[0] if command.begin else 0
             if key:
                 self.keys[key] = self.next
             self.next += 1
-        if command.held:
-            self.held[result.first] = len(command.ref)
-
-    def _release(self, command: c.Release) -> None:
-        for offset in range(command.first, command.first + self.held.pop(command.first, 0)):
-            if offset in self.rows:
-                self.rows[offset].held = False
-                if not command.keep:
-                    self.dropped.add(offset)
-                    self._remove(offset)
 
     def _grow(self, command: c.Grow, result: r.AnyResult) -> None:
         assert isinstance(result, r.Appended)
@@ -176,37 +146,13 @@ class Model:
             if len(row.done) == len(TASKS) and not row.dropped:
                 self._remove(offset)
 
-    def _prepare(self, command: c.Prepare) -> None:
-        offsets = command.rows.tolist()
-        self.prepared[command.grant] = command.client, command.task, offsets
-        for offset in offsets:
-            self.rows[offset].prepared.add(command.task)
-
-    def _conclude(self, grant: int, *, keep: bool) -> list[int]:
-        """The rows that were prepared under the grant are done, or given back. Those that are lost now."""
-        _, task, offsets = self.prepared.pop(grant)
-        for offset in offsets:
-            row = self.rows[offset]
-            row.prepared.discard(task)
-            if not keep:
-                row.nacks[task] += 1
-                continue
-            row.done.add(task)
-            self.acked.add((task, offset))
-            if len(row.done) == len(TASKS) and not row.dropped:
-                self._remove(offset)
-        return self._lose_of(offset for offset in offsets if offset in self.rows)
-
     def _lose(self, node: bytes) -> list[int]:
+        """Rows that lack a column now go."""
         self.gone.add(node)
-        return self._lose_of(list(self.rows))
-
-    def _lose_of(self, offsets: Iterable[int]) -> list[int]:
-        """Of these rows, those that lack a column go, but for prepared ones."""
         lost = [
             offset
-            for offset, row in ((offset, self.rows[offset]) for offset in offsets)
-            if not (row.dropped or row.prepared) and any(of <= self.gone for of in row.holders.values())
+            for offset, row in self.rows.items()
+            if not row.dropped and any(of <= self.gone for of in row.holders.values())
         ]
         for offset in lost:
             self.lost[offset] = self.rows[offset].key

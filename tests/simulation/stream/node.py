@@ -20,7 +20,7 @@ _MOST = 3
 
 
 class Node(node.Node):
-    """Of one partition: a node is one of these in each."""
+    """Of one stream's partition: a node is one of these in each."""
 
     machine: WatchedMachine
 

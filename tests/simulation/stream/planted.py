@@ -11,16 +11,13 @@ from dataplane.stream import commands as c
 from dataplane.stream import leader, replicated
 from dataplane.stream import requests as r
 from dataplane.stream.groups import Groups
-from dataplane.stream.held import HeldRows
 from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
 from dataplane.stream.leader import Leader
 from dataplane.stream.lease import Leases
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.patch import Patch
-from dataplane.stream.prepared import PreparedRows
 from dataplane.stream.progress import PENDING, Progress
-from dataplane.stream.quota import Loan, Quotas
 from dataplane.stream.replicated import Replicated
 from tests.simulation.planted import Plant
 from tests.simulation.stream.columns import Columns
@@ -118,54 +115,6 @@ def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
     plant(StreamMachine, "snapshot", without)
 
 
-def a_snapshot_lacks_what_is_held_back(plant: Plant) -> None:
-    plant(HeldRows, "state", lambda self: [])
-
-
-def a_failover_shows_what_is_held_back(plant: Plant) -> None:
-    plant(HeldRows, "hide", lambda self: None)
-
-
-def what_another_partition_refuses_stays(plant: Plant) -> None:
-    release = Replicated._do_release
-
-    def kept(self: Any, command: Any) -> Any:
-        return release(self, c.Release(first=command.first, keep=True))
-
-    plant(replicated, "_APPLY", {**replicated._APPLY, c.Release: kept})
-
-
-def what_is_released_is_leased_to_nobody(plant: Plant) -> None:
-    """Though the leader has shown it, and others may have it."""
-    plant(HeldRows, "show", lambda self, first: self._unhide(first))
-
-
-def a_snapshot_lacks_what_is_prepared(plant: Plant) -> None:
-    plant(PreparedRows, "state", lambda self: [])
-
-
-def a_failover_gives_what_is_prepared(plant: Plant) -> None:
-    plant(PreparedRows, "hide", lambda self: None)
-
-
-def a_prepared_row_is_lost_with_its_columns(plant: Plant) -> None:
-    """Before it is decided what becomes of it."""
-    plant(PreparedRows, "among", lambda self, rows: rows < 0)
-
-
-def a_row_that_lost_its_columns_while_it_was_prepared_stays(plant: Plant) -> None:
-    plant(Replicated, "_over", lambda self, grant, keep: self.home.prepared.conclude(grant, keep=keep))
-
-
-def what_another_partition_refuses_counts(plant: Plant) -> None:
-    conclude = PreparedRows.conclude
-    plant(PreparedRows, "conclude", lambda self, grant, keep: conclude(self, grant, keep=True))
-
-
-def who_has_ended_keeps_what_it_has_prepared(plant: Plant) -> None:
-    plant(PreparedRows, "of", lambda self, clients: [])
-
-
 def a_group_is_given_before_it_is_whole(plant: Plant) -> None:
     sizes = Groups.sizes
     plant(
@@ -207,37 +156,6 @@ def limits_forget_what_is_on_its_way(plant: Plant) -> None:
         return command
 
     plant(leader, "_DECIDE", {**leader._DECIDE, r.Append: forgotten})
-
-
-def a_quota_is_lent_twice(plant: Plant) -> None:
-    """To the partition, and still used here."""
-    lend = Quotas.lend
-
-    def kept(self: Any, settings: Any, partition: int, asked: Any, left: Any) -> Any:
-        own = self.own
-        loan = lend(self, settings, partition, asked, left)
-        self.own = own
-        return loan
-
-    plant(Quotas, "lend", kept)
-
-
-def a_quota_is_given_back_while_it_is_used(plant: Plant) -> None:
-    plant(Leader, "_promise", lambda self, kept: None)
-
-
-def a_loan_keeps_what_it_was_decided_with(plant: Plant) -> None:
-    """Not what is left when it is done."""
-    lend = Quotas.lend
-
-    def decided(self: Any, settings: Any, partition: int, asked: Any, left: Any) -> Any:
-        version = self.lent.get(partition, Loan()).version
-        loan = lend(self, settings, partition, asked, left)
-        if loan.version != version:
-            self.own = Loan(self.own.version, left.rows, left.nbytes)
-        return loan
-
-    plant(Quotas, "lend", decided)
 
 
 def an_entry_is_lost_with_its_leader(plant: Plant) -> None:

@@ -16,10 +16,9 @@ from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.faults import Plan
 from tests.simulation.injector import Injector
 from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
-from tests.simulation.stream.checker import Checker, Limits
-from tests.simulation.stream.clients import Broker, Call, Client, Consumer, Janitor, Mourner, Producer
+from tests.simulation.stream.checker import Checker
+from tests.simulation.stream.clients import Call, Client, Consumer, Janitor, Mourner, Producer
 from tests.simulation.stream.columns import Columns
-from tests.simulation.stream.gatherers import Gatherer
 from tests.simulation.stream.machine import TASKS
 from tests.simulation.stream.machine import settings as stream_settings
 from tests.simulation.stream.node import Node
@@ -27,25 +26,28 @@ from tests.simulation.world import CLIENTS, World
 
 LENGTH = 0.6
 """Of a run's time, to that of one with the toy: as many faults in less."""
-SEVERAL_PARTITIONS, THREE_PARTITIONS = 0.2, 0.05
+SEVERAL_STREAMS, THREE_STREAMS = 0.2, 0.05
 """Of runs, as many have more than one, and three."""
+LIMITED = 0.3
+"""Of streams, as many have a limit."""
 
 
 class Partition:
-    """One of a stream: its replicas, and who uses it."""
+    """That of one stream: its replicas, and who uses it. Those of several streams share nodes and columns."""
 
     def __init__(self, number: int, run: Run, rng: Random, rates: Sequence[float]) -> None:
         plan, world = run.plan, run.world
         self.number = number
         self._world = world
-        self.checker = Checker(world, number, run.limits, run.stored)
+        max_rows = rng.randint(8, 20) if rng.random() < LIMITED else 0
+        self.checker = Checker(world, number, max_rows, run.stored)
         settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, max_bytes=plan.max_bytes)
         first = Configuration(1, (f"n{number}", 0 if plan.durable else 1))
         self.checker.configurations.append(first)
         self.coordinator = SimulatedCoordinator(world, first, self.checker.configurations.append)
         self.census = Census(self.coordinator, plan.durable)
         peers: dict[str, Node] = {}
-        stream = stream_settings(run.limits.max_rows)
+        stream = stream_settings(max_rows)
         self.nodes = [
             Node(
                 node,
@@ -73,8 +75,6 @@ class Partition:
         self.producers = [
             Producer(world, f"p{i}", count, self.ask, run.stored, number) for i in ((0, 1) if both else (number,))
         ]
-        for producer in self.producers if plan.seed % 4 == 2 else ():
-            producer.releasing = self.checker.releasing
         self.consumers = [
             Consumer(world, f"c{i}", count, self.ask, run.stored, number, TASKS[i % len(TASKS)])
             for i in range(2 + both)
@@ -122,8 +122,6 @@ class Run:
         rng, drawn = Random(f"run {plan.seed}"), Random(f"stream {plan.seed}")
         rates = [rng.choice((1 - DRIFT, 1.0, 1 + DRIFT, rng.uniform(1 - DRIFT, 1 + DRIFT))) for _ in range(plan.nodes)]
         self.partitions_wanted = _several(drawn)
-        limited = self.partitions_wanted > 1 or drawn.random() < 0.2
-        self.limits = Limits(drawn.randint(8, 20) if limited else 0)
         holders: list[Node] = []
         self.stored = Columns(holders, durable=plan.durable)
         self.partitions = [Partition(n, self, drawn, rates) for n in range(self.partitions_wanted)]
@@ -131,14 +129,6 @@ class Run:
         for node in holders:
             node.stored = self.stored
         self.stored.died = self._died
-        first, *others = self.partitions
-        asks = [partition.ask for partition in self.partitions]
-        self.gatherers = [
-            Gatherer(self.world, f"g{i}", plan.nodes, asks, task)
-            for i, task in enumerate(TASKS)
-            if plan.seed % 4 == 1 or (others and plan.seed % 2)
-        ]
-        self.brokers = [Broker(self.world, plan.nodes, first.ask, other.ask, other.number) for other in others]
 
     @property
     def checker(self) -> Checker:
@@ -152,16 +142,12 @@ class Run:
     def go(self) -> None:
         """Raises Violation where an invariant is broken."""
         world, plan = self.world, self.plan
-        clients = [*self.gatherers, *(client for partition in self.partitions for client in partition.clients)]
+        clients = [client for partition in self.partitions for client in partition.clients]
         for partition in self.partitions:
             for node in partition.nodes:
                 world.after(0.001 * node.number, node.start)
         for client in clients:
             world.after(0.02, client.run)
-        for broker in self.brokers:
-            broker.needed = self._appending
-            broker.others = len(self.brokers) > 1
-            world.after(0.02, broker.run)
         Injector(world, self.partitions, durable=plan.durable).schedule(plan.faults)
         world.run(plan.duration_s)
         calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
@@ -175,18 +161,12 @@ class Run:
         if not self.lost():
             for partition in self.partitions:
                 partition.finish()
-            self.limits.share(0, self.partitions[0].census.members()[0].machine.shares)
 
     def lost(self) -> bool:
         return any(partition.census.lost() for partition in self.partitions)
 
-    def _appending(self) -> bool:
-        return any(producer.busy for partition in self.partitions for producer in partition.producers)
-
     def _settled(self) -> bool:
-        return all(broker.idle for broker in self.brokers) and all(
-            partition.settled(self.plan.followers) for partition in self.partitions
-        )
+        return all(partition.settled(self.plan.followers) for partition in self.partitions)
 
     def _calm(self) -> None:
         """Look, now and then, whether all is done."""
@@ -198,11 +178,11 @@ class Run:
 
 def _several(drawn: Random) -> int:
     chance = drawn.random()
-    return 3 if chance < THREE_PARTITIONS else 2 if chance < SEVERAL_PARTITIONS else 1
+    return 3 if chance < THREE_STREAMS else 2 if chance < SEVERAL_STREAMS else 1
 
 
-def partitions(seed: int) -> int:
-    """How many partitions the run of a seed has."""
+def streams(seed: int) -> int:
+    """How many streams the run of a seed has."""
     return _several(Random(f"stream {seed}"))
 
 

@@ -16,7 +16,7 @@ _INT = Field("dense", "int64", ())
 
 
 def test_an_extend_with_too_few_lengths_is_refused_and_changes_nothing() -> None:
-    machine = StreamMachine("s", 0, Settings(("t",)))
+    machine = StreamMachine("s", Settings(("t",)))
     ref = BatchRef.of(b"n" * 8, 2, [("x", _INT, 16, 1, 0)])
     append = c.Append(ref=ref, versions=np.zeros(2, np.int64), time_s=0.0)
     append.client, append.sequence = "n/1/1", 1

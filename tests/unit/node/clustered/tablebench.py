@@ -19,7 +19,7 @@ from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.holders import Holders
 from dataplane.node.clustered.retained import Retained
-from dataplane.node.clustered.table_directory import key_of, machine
+from dataplane.node.clustered.table_directory import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.streams.homes import Homes
@@ -174,8 +174,8 @@ def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1
 
 def hosted_at(node: TableBench, name: str = T) -> Hosted | None:
     """The node's replica of the table."""
-    key = key_of(node.tables.directory.find(name))
-    hosted = None if key is None else node.replicas.find(key)
+    record = node.tables.directory.find(name)
+    hosted = None if record is None or record.key is None else node.replicas.find(record.key)
     assert hosted is None or isinstance(hosted.machine, TableMachine)
     return hosted
 

@@ -1,4 +1,4 @@
-"""Streams that are restored as a partition of one node, which others open once all of it is there."""
+"""Streams that are restored as a partition that nobody sees, and opened once all of it is there."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from dataplane.stream.block import Block
 from dataplane.stream.page import PAGE
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
-from tests.unit.node.clustered.readers import Client, ReaderBench, ids, readers
-from tests.unit.node.clustered.writers import Writer
+from tests.unit.node.clustered.streambench import Client, StreamBench, clients, ids, stream_nodes, streaming
 from tests.unit.node.partitions.bench import until
 
 
 class Restorer:
     """A client that restores a stream of a snapshot, as `client.checkpoint` does."""
 
-    def __init__(self, node: ReaderBench) -> None:
-        self.node = node
-        self.client: Writer = node.connect()
+    def __init__(self, node: StreamBench) -> None:
+        self.client = node.connect()
         self.token = b""
 
     async def begin(self, taken: m.SnapshotTaken, name: str = "again") -> None:
@@ -36,79 +34,74 @@ class Restorer:
         for part in found:
             await self.client.ask(m.PutBack(1, self.token, part.block))
             for rows, task, _ in part.columns:
-                scope = f"{m.STAGED}{rows.hex()[:16]}"
-                self.client.streams.staged(scope)
-                ref = self.client.put(len(rows) // 8, scope=scope)
+                scope, ref = self.client.stage(len(rows) // 8)
                 await self.client.ask(m.PutColumns(1, self.token, scope, ref.encode(), rows, task, {}))
 
     async def finish(self) -> None:
         await self.client.ask(m.Restored(1, self.token))
 
-    @property
-    def partitions(self) -> list[str]:
-        """Those of the name that are hosted on any node."""
-        return [each.partition for each in self.node.replicas if each.partition.startswith("again/")]
-
 
 async def read(client: Client) -> tuple[m.SnapshotTaken, list[m.SnapshotRows]]:
-    taken: m.SnapshotTaken = await client.ask(m.TakeSnapshot(1, b""))
-    return taken, [await client.read(taken.snapshot, page * PAGE, PAGE) for page in taken.head.pages]
+    taken: m.SnapshotTaken = await client.ask(m.TakeSnapshot(1, client.stream.token))
+    pages = [m.ReadSnapshot(1, taken.snapshot, page * PAGE, PAGE) for page in taken.head.pages]
+    return taken, [await client.ask(page) for page in pages]
 
 
-async def opened(node: ReaderBench) -> Client:
-    node.stream = await node.service.streams.open("again", None)
-    return node.reader()
+async def opened(node: StreamBench) -> Client:
+    client = node.connect()
+    client.stream = await node.service.streams.open("again", None)
+    return client
 
 
-async def test_a_stream_of_several_partitions_is_restored_as_one_and_goes_on_everywhere() -> None:
-    async with readers(3) as nodes:
-        for number, node in enumerate(nodes):
-            await node.put([number, number + 10], groups=["g", f"h{number}"], versions=[number, number])
-        await nodes[0].put([20], keys=["named"])
-        taken, found = await read(nodes[1].reader())
-        restorer = Restorer(nodes[2])
+def replicas(nodes: list[StreamBench]) -> list[str]:
+    """The replicas of the restored streams."""
+    return [each.partition for node in nodes for each in node.replicas if each.partition.startswith("again/")]
+
+
+async def test_a_stream_is_restored_on_another_node_and_goes_on_everywhere() -> None:
+    async with streaming(3) as (leader, (node, other)):
+        (client,) = clients([node])
+        await client.append([0, 1], groups=["g"] * 2, version=3)
+        await client.append([2], keys=["named"])
+        taken, found = await read(client)
+        restorer = Restorer(other)
         await restorer.begin(taken)
         with pytest.raises(Misuse, match="there is no stream"):
-            await opened(nodes[0])
+            await opened(leader)
         await restorer.fill(found)
-        assert restorer.node.service.figures().keys() == {"rollouts"}
+        assert not any("again" in each.service.figures() for each in (leader, node, other))
         await restorer.finish()
-        client = await opened(nodes[0])
-        delivery = await client.take(7, min_rows=7)
-        assert sorted(ids(delivery)) == [0, 1, 2, 10, 11, 12, 20]
-        assert sorted(delivery.versions) == [0, 0, 0, 1, 1, 2, 2]
-        writer = nodes[0].connect()
-        writer.stream = nodes[0].stream
-        assert len({key.rpartition(".")[0] for key in delivery.keys}) == 2  # they are called by their new partition
-        await writer.extend(delivery.keys, "late")
-        await client.settle(delivery, done=False)
-        await nodes[0].directory.own("again")  # another partition, where the group may belong by now
-        await until(lambda: len(nodes[0].stream.partitions) == 2)
-        await writer.append(1, groups=["g"])
-        whole = await client.take(8, min_rows=4, sampler=CompleteGroups(4))
-        assert whole.groups == ["g"] * 4
-        await client.settle(whole)
+        again = await opened(leader)
+        delivery = await again.take(3, min_rows=3)
+        assert (ids(delivery), delivery.versions) == ([0, 1, 2], [3, 3, 0])
+        await again.extend(["named"], "late")
+        await again.settle(delivery, done=False)
+        assert (await again.append([4], groups=["g"])).new
+        whole = await again.take(8, sampler=CompleteGroups(3))
+        assert whole.groups == ["g"] * 3
 
 
 async def test_nothing_is_left_of_a_stream_whose_restorer_goes() -> None:
-    async with readers(2) as nodes:
-        await nodes[0].put(range(8))
-        taken, found = await read(nodes[0].reader())
-        restorer = Restorer(nodes[1])
+    async with streaming(2) as (leader, (node,)):
+        (client,) = clients([leader])
+        await client.append(range(8))
+        taken, found = await read(client)
+        restorer = Restorer(node)
         await restorer.begin(taken)
         await restorer.fill(found)
-        assert restorer.partitions
-        assert nodes[1].kept == 1
+        assert replicas([leader, node])
+        assert node.kept == 1
         restorer.client.streams.leave()
-        await until(lambda: not restorer.partitions and nodes[1].kept == 0)
-        value = await nodes[1].replicas.coordinator.read("placements/again")
+        await until(lambda: not replicas([leader, node]) and node.kept == 0)
+        value = await node.replicas.coordinator.read("streams/again")
         assert value in (None, DELETED)
 
 
 async def test_what_no_stream_had_is_refused_and_the_node_goes_on() -> None:
-    async with readers(1) as nodes:
-        await nodes[0].put(range(4), groups=["g"] * 4)
-        taken, found = await read(nodes[0].reader())
+    async with stream_nodes(1) as [node]:
+        client = await node.opened()
+        await client.append(range(4), groups=["g"] * 4)
+        taken, found = await read(client)
         block = found[0].block
         wrong: list[dict[str, Any]] = [
             {"rows": block.rows[:8]},
@@ -121,14 +114,14 @@ async def test_what_no_stream_had_is_refused_and_the_node_goes_on() -> None:
             {"dropped": [("g", [1, 2, 3])]},
         ]
         for change in wrong:
-            restorer = Restorer(nodes[0])
+            restorer = Restorer(node)
             await restorer.begin(taken)
             with pytest.raises(Corrupt):
                 await restorer.client.ask(m.PutBack(1, restorer.token, msgspec.structs.replace(block, **change)))
-            restorer.client.streams.answer(m.End(1, restorer.token, drop=True), None)  # type: ignore[arg-type]
+            await restorer.client.ask(m.End(1, restorer.token, drop=True))
             restorer.client.streams.leave()
-        await until(lambda: not restorer.partitions)
-        assert len(ids(await nodes[0].reader().take(4, min_rows=4))) == 4
+        await until(lambda: not replicas([node]))
+        assert len(ids(await client.take(4, min_rows=4))) == 4
 
 
 def test_a_block_that_is_too_large_for_a_command_is_split_and_loses_nothing() -> None:

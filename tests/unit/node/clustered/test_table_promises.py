@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dataplane.node.clustered.table_directory import TableRequests
+from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from tests.unit.node.clustered.tablebench import hosted_at, leader, table_nodes
@@ -25,7 +25,7 @@ async def test_a_table_is_written_soon_though_its_partition_was_retired_and_no_m
         assert isinstance(machine, TableMachine)
         await user.ask(m.DropTable)
         await until(lambda: machine.idle)
-        await found.replicas.request(hosted.partition, TableRequests().retiring(), 5.0)
+        await found.replicas.request(hosted.partition, r.encode_request(r.Retire()), 5.0)
         async with asyncio.timeout(8.0):
             assert await user.write(["b"])
 
@@ -42,8 +42,8 @@ async def test_a_node_that_was_away_for_long_writes_again(tmp_path: Path) -> Non
         away = next(node for node in nodes if node is not leading)
         others = [node for node in nodes if node is not away]
         await away.client().write(["b"], "x")
-        await absent(away, others)  # type: ignore[arg-type]
+        await absent(away, others)
         await until(lambda: machine.lost_nodes)
-        await back(away, others)  # type: ignore[arg-type]
+        await back(away, others)
         await until(lambda: leader(nodes, followers=None))
         assert await away.client().write(["c"], "x")

@@ -10,8 +10,8 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import Corrupt, NotReady, OwnerDied
-from dataplane.node.partitions.table import Table
+from dataplane.errors import Corrupt, Misuse, NotReady, OwnerDied
+from dataplane.node.partitions.record import Record
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.unit.node.clustered.tablebench import T, TableBench, hosted_at, leader, table_nodes
@@ -202,7 +202,7 @@ async def test_who_asks_while_the_coordinator_has_no_answer_is_answered_after_it
         directory, refused = b.tables.directory, []
         read = directory.read
 
-        async def forgotten(name: str) -> Table | None:
+        async def forgotten(name: str) -> Record | None:
             if len(refused) < 2:
                 refused.append(name)
                 raise Unavailable("it has forgotten the table")

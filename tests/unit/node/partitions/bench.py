@@ -16,10 +16,10 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import Logs, Machines, in_memory
-from dataplane.node.partitions.requests import Requests
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.partitions.table import Table
+from dataplane.node.partitions.waiters import NOTHING
 from dataplane.replication.settings import Settings
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
@@ -27,7 +27,7 @@ from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
 from tests.processes import WAIT_S
 from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
-from tests.unit.node.partitions.machine import Asks, Machine
+from tests.unit.node.partitions.machine import Machine, opening
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
 SETTINGS = Settings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
@@ -53,12 +53,11 @@ class Bench(Partitions):
         lease_s: float = 1.0,
         lost_s: float = 60.0,
         machines: Machines = lambda _: Machine(),
-        requests: Requests | None = None,
+        opening: Callable[[Record], bytes] = opening,
     ) -> None:
         self.name = name
         self.settled: list[tuple[str, tuple[bytes, ...]]] = []
         self._last: dict[str, int] = {}
-        self.back: list[tuple[str, bytes]] = []
         self.peers = Peers(listen, key, self._answer)
         self.peers.start()
         member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps)
@@ -70,13 +69,12 @@ class Bench(Partitions):
             coordinator,
             self.peers,
             machines,
-            requests or Asks(),
+            opening,
             settled=self._settled,
             settings=settings,
             logs=logs,
         )
         self._sequence = self._acks = 0
-        self._leasing = ""
 
     def _answer(self, request: Any) -> Message:
         assert isinstance(request, Frame)
@@ -89,12 +87,6 @@ class Bench(Partitions):
         if new > 0:
             self.settled.append((partition, entries[-new:]))
 
-    async def _give_back(self, partition: str, result: bytes) -> None:
-        self.back.append((partition, result))
-        leased = decode_result(result)
-        assert isinstance(leased, Leased)
-        await self.ack(partition, self._leasing, leased, done=False)
-
     async def join(self) -> None:
         """Be a member, and take care of partitions."""
         self._running = [asyncio.ensure_future(work) for work in (self.members.run(), self._detector.run())]
@@ -102,8 +94,8 @@ class Bench(Partitions):
         async with asyncio.timeout(WAIT_S):
             await self.members.joined()
 
-    async def leave(self, timeout_s: float) -> None:
-        await super().leave(timeout_s)
+    async def leave(self) -> None:
+        """End as a process does that is stopped: it is no member any more."""
         await self._end()
         await self.members.leave()
 
@@ -142,24 +134,17 @@ class Bench(Partitions):
         return result.offsets
 
     async def lease(
-        self, table: Table, task: str, most: int, timeout_s: float = WAIT_S, lease_s: float = 60.0
-    ) -> tuple[str, Leased]:
-        """Rows of a task, of whichever partition has some."""
-        self._leasing = task
+        self, partition: str, task: str, most: int, timeout_s: float = WAIT_S, lease_s: float = 60.0
+    ) -> Leased:
+        """Rows of a task, once there are some; none where none come in time."""
         request = encode(Lease(self.name, task, most, lease_s))
-        now = self.directory.find
-        found = await self.consuming.consume(
-            lambda: now(table.stream) or table,
-            f"{table.stream} {task}",
-            request,
-            Deadline.after(timeout_s),
-            self._give_back,
-        )
-        if found is None:
-            return "", Leased(())
-        result = decode_result(found[1])
-        assert isinstance(result, Leased)
-        return found[0], result
+        until = Deadline.after(timeout_s + 1.0)
+        result = await self.router.ask(partition, request, until, queue=task, wait_s=timeout_s)
+        if result == NOTHING:
+            return Leased(())
+        leased = decode_result(result)
+        assert isinstance(leased, Leased)
+        return leased
 
     async def ack(self, partition: str, task: str, leased: Leased, *, done: bool = True) -> None:
         self._acks += 1

@@ -1,20 +1,17 @@
-"""A small stream, with what the drivers ask of a state machine besides: queues, groups that move, and an
-outbox of what its nodes are told. A row's key is its group."""
+"""A small stream, with what the drivers ask of a state machine besides: queues, and an outbox of what its nodes are
+told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from dataplane.errors import Retryable
-from dataplane.node.partitions.requests import YES
-from dataplane.node.partitions.table import Table
+from dataplane.node.partitions.record import Record
 from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.machine import Decision
 from tests.simulation.machine import (
     TASKS,
-    Append,
     Lease,
     Leased,
     StreamMachine,
@@ -41,29 +38,9 @@ def _asked(what: str, *values: str | int) -> bytes:
     return _ADMIN + msgspec.msgpack.encode((what, values))
 
 
-class Asks:
-    """`directory.Requests`, of this machine."""
-
-    def opening(self, table: Table, number: int) -> bytes:
-        return _asked("open", table.settings.decode(), number)
-
-    def disowning(self, groups: Sequence[str | int], version: int) -> bytes:
-        return _asked("disown", *groups)
-
-    def outliving(self, version: int) -> bytes:
-        return _asked("outlive", version)
-
-    def retiring(self) -> bytes:
-        return _asked("retire")
-
-    def closing(self) -> bytes:
-        return _asked("close")
-
-    def counting(self) -> bytes:
-        return b""
-
-    def counted(self, totals: bytes, answer: bytes) -> bytes:
-        return totals
+def opening(record: Record) -> bytes:
+    """The first request to a partition of this machine."""
+    return _asked("open", record.settings.decode(), record.number)
 
 
 class Machine(StreamMachine):
@@ -80,10 +57,6 @@ class Machine(StreamMachine):
         if request[:1] == _ADMIN:
             return Decision((request,))
         asked = decode_request(request)
-        if isinstance(asked, Append):
-            out = self.admin.get("disown", [])
-            if "retire" in self.admin or any(key in out for key, _ in asked.rows if key):
-                raise Retryable("moved")
         decision = super().decide(request, term, now)
         if isinstance(asked, Lease):
             result = decode_result(decision.result)
@@ -106,15 +79,6 @@ class Machine(StreamMachine):
         if command[:1] != _ADMIN:
             return super().apply(command)
         what, values = _decode(command[1:])
-        if what == "disown":
-            held = [value in self.state.keys for value in values]
-            self.admin.setdefault(what, []).extend(v for v, has in zip(values, held, strict=True) if not has)
-            return bytes(held)
-        if what in ("outlive", "retire"):
-            over = all(len(self.state.done.get(task, ())) == len(self.state.rows) for task in TASKS)
-            if over and what == "retire":
-                self.admin[what] = []
-            return YES if over else b"\0"
         if what == "lose":
             self.lost += [row for row in self.state.rows if row.startswith(f"{HOLDER}{values[0]}")]
             self.admin.setdefault(what, []).extend(values)

@@ -6,17 +6,17 @@ from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import benches, until
 from tests.unit.node.partitions.machine import HOLDER, Machine
 
-S = "rollouts"
+P = "rollouts/s1/0-n0"
 
 
 async def test_nodes_are_told_of_rows_that_are_over_and_once() -> None:
     async with benches(2) as (a, b):
-        table = await a.directory.open(S, b"s")
-        key = table.key(table.own("n0") or 0)
+        await a.replicas.create(key := P, "n0", 1)
+        await until(lambda: a.led(key))
         labels = [f"{HOLDER}n1 {number}" for number in range(20)]
         await a.append(key, *labels, f"{HOLDER}n0 own")
         for task in TASKS:
-            _, leased = await a.lease(table, task, 21)
+            leased = await a.lease(key, task, 21)
             await a.ack(key, task, leased)
         await until(lambda: sum(len(entries) for _, entries in b.settled) >= 20)
         assert [entry.decode() for _, entries in b.settled for entry in entries] == labels
@@ -29,8 +29,7 @@ async def test_nodes_are_told_of_rows_that_are_over_and_once() -> None:
 
 async def test_rows_whose_columns_died_with_a_node_are_lost_by_a_command() -> None:
     async with benches(3) as (a, b, c):
-        table = await a.directory.open(S, b"s")
-        key = table.key(table.own("n0") or 0)
+        await a.replicas.create(key := P, "n0", 1)
         await a.append(key, f"{HOLDER}n2 one", f"{HOLDER}n1 two")
         await until(lambda: a.led(key))
         await c.aclose()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.finding import again, named
+from dataplane.node.partitions.record import Record, encode
 from dataplane.node.partitions.remembered import ERA, Known, Remembered
-from dataplane.node.partitions.table import Partition, Table, encode
 from dataplane.replication.configuration import Configuration
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.journal import Journal
@@ -84,8 +84,8 @@ async def remembered(directory: Path, coordinator: ProcessCoordinator) -> AsyncI
 
 async def test_what_was_forgotten_is_told_from_what_was_deleted(tmp_path: Path) -> None:
     configuration, wanted = Configuration(2, A, (B,)), Configuration(3, B)
-    table = Table(4, "rows", "s1", b"", 1, (Partition(0, "a"),), next=1, durable=True)
-    partition = table.key(0)
+    record = Record(4, "rows", "s1", b"", 1, durable=True).made_by("a")
+    partition = record.key or ""
     coordinator = ProcessCoordinator()
     async with remembered(tmp_path, coordinator) as here:
         assert here.find(partition) is None
@@ -93,21 +93,19 @@ async def test_what_was_forgotten_is_told_from_what_was_deleted(tmp_path: Path) 
         here.seen(partition)  # before the era is known
         await here.begun.wait()
         await here.ask(partition, wanted)
-        here.keep("placements/rows", encode(table))
+        here.keep("streams/rows", encode(record))
         await until(lambda: (found := here.find(partition)) is not None and found.era == here.era)
     async with remembered(tmp_path, coordinator) as here:
         assert here.missing(partition), "nobody knows yet"
         await here.begun.wait()
         assert here.find(partition) == Known(here.era, configuration, (wanted,))
         assert not here.missing(partition)
-        assert here.before("placements/rows") is None
     wiped = ProcessCoordinator()
     async with remembered(tmp_path, wiped) as here:
         await here.begun.wait()
         assert await wiped.read(ERA) == here.era != await coordinator.read(ERA)
         assert here.missing(partition)
-        assert here.before("placements/rows") == table
-        here.keep("placements/rows", None)
+        here.keep("streams/rows", None)
         here.forget(partition)
-        assert here.record("placements/rows") is None
+        assert here.record("streams/rows") is None
         assert here.told(partition) == b""

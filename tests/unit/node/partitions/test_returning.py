@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dataplane.clock import Deadline
 from dataplane.node.clustered.holders import Holders
 from dataplane.node.partitions.channel import Channel
-from dataplane.stream import requests as r
 from dataplane.wire import partition_messages as m
-from tests.unit.node.partitions.bench import benches, until
-from tests.unit.node.partitions.streambench import S, StreamBench
+from tests.simulation.machine import TASKS
+from tests.unit.node.partitions.bench import Bench, benches, until
+
+P = "rollouts/s1/0-n1"
 
 
-async def absent(node: StreamBench, others: list[StreamBench]) -> None:
+async def absent(node: Bench, others: list[Bench]) -> None:
     """The node is registered no more, though it lives."""
     node._running[0].cancel()
     await asyncio.gather(node._running[0], return_exceptions=True)
@@ -24,31 +24,27 @@ async def absent(node: StreamBench, others: list[StreamBench]) -> None:
     await until(lambda: all(other.members.away(node.name) for other in others))
 
 
-async def back(node: StreamBench, others: list[StreamBench]) -> None:
+async def back(node: Bench, others: list[Bench]) -> None:
     """The same process registers again."""
     node._running[0] = asyncio.ensure_future(node.members.run())
     await until(lambda: not any(other.members.away(node.name) for other in others))
 
 
 async def test_a_member_that_comes_back_as_the_same_is_asked_again() -> None:
-    async with benches(3, make=StreamBench) as [node, leader, third]:
-        await node.opened()
-        await leader.directory.own(S)
-        table = await node.directory.read(S)
-        assert table is not None
-        key = leader.own_key(table)
-        await until(lambda: leader.led(key))
+    async with benches(3) as [node, leader, third]:
+        await node.replicas.create(P, leader.name, 1)
+        await until(lambda: leader.led(P))
         await absent(leader, [node, third])
         await back(leader, [node, third])
-        await until(lambda: leader.at(key))
-        measure = r.encode_request(r.Measure())
+        await until(lambda: leader.at(P))
         for other in (node, third):
-            assert await other.router.ask(key, measure, Deadline.after(4.0))
+            await other.append(P, "row")
+            assert (await other.lease(P, TASKS[0], 1)).rows
 
 
 async def test_an_answer_to_an_earlier_process_is_no_answer_to_this_one() -> None:
     """Nodes with a data directory have one name for all their lives."""
-    async with benches(2, make=StreamBench) as [node, other]:
+    async with benches(2) as [node, other]:
         numbers: list[int] = []
 
         def question(number: int) -> m.Item:
@@ -75,7 +71,7 @@ async def test_an_answer_to_an_earlier_process_is_no_answer_to_this_one() -> Non
 
 async def test_claims_of_an_earlier_process_have_other_numbers_than_those_of_this_one() -> None:
     """What the earlier one did not say of a claim, nothing that is said of another is to be taken for."""
-    async with benches(1, make=StreamBench) as [node]:
+    async with benches(1) as [node]:
         lives: list[Any] = [Holders(b"n0" + bytes(6), Any, node.members, node.peers) for _ in range(2)]  # type: ignore[arg-type]
         first, second = (next(each._numbers) for each in lives)
         assert first != second

@@ -52,7 +52,6 @@ async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
         await until(lambda: a.led(P))
         await c.append(P, "x")
         await b.append(P, "x", sequence=9)
-        await a.replicas.hand_over(5.0)
         coordinator.away = True
         c.router._leaders.clear()
         assert await c.append(P, "y") == (2,)

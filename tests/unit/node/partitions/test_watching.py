@@ -1,4 +1,4 @@
-"""Placement tables as a directory sees them change."""
+"""Records as a directory sees them change."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import msgspec
 import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.node.partitions import table as tables
+from dataplane.node.partitions.record import encode
 from tests.unit.node.partitions.bench import benches, until
-from tests.unit.node.partitions.streambench import S, StreamBench
+
+S = "rollouts"
 
 
-async def test_a_table_is_watched_on_though_somebody_wrote_what_is_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_record_is_watched_on_though_somebody_wrote_what_is_none(caplog: pytest.LogCaptureFixture) -> None:
     coordinator = ProcessCoordinator()
-    async with benches(1, coordinator, make=StreamBench) as [node]:
-        table = await node.opened()
-        before, later = tables.encode(table), msgspec.structs.replace(table, version=table.version + 1)
+    async with benches(1, coordinator) as [node]:
+        record = await node.directory.open(S, b"s")
+        before, later = encode(record), msgspec.structs.replace(record, version=record.version + 1)
         with caplog.at_level(logging.ERROR):
-            await coordinator.swap(f"placements/{S}", before, b"\xc1")
-            await until(lambda: "no placement table" in caplog.text)
-        await coordinator.swap(f"placements/{S}", b"\xc1", tables.encode(later))
+            await coordinator.swap(f"streams/{S}", before, b"\xc1")
+            await until(lambda: "no record" in caplog.text)
+        await coordinator.swap(f"streams/{S}", b"\xc1", encode(later))
         await until(lambda: node.directory.find(S) == later)
 
 
-async def test_partitions_of_a_stream_that_another_drops_are_forgotten() -> None:
-    async with benches(2, make=StreamBench) as [node, other]:
-        table = await node.opened()
+async def test_the_partition_of_a_stream_that_another_drops_is_forgotten() -> None:
+    async with benches(2) as [node, other]:
+        record = await node.directory.open(S, b"s")
         await other.directory.read(S)
-        key = table.key(0)
+        key = record.key or ""
         await other.router._read(key)
         other.router._leaders[key] = node.name
         await node.directory.drop(S)

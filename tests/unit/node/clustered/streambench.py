@@ -1,0 +1,268 @@
+"""Nodes with stores and partitions of real streams in one loop, and clients that ask them by messages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline, monotonic
+from dataplane.config import NodeConfig
+from dataplane.coordinator.base import Coordinator
+from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.service import ClusteredStreams
+from dataplane.node.clustered.session import Session
+from dataplane.node.clustered.streams import Stream, machine, opening
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.streaming import Streaming
+from dataplane.store.store import Store
+from dataplane.stream.machine import StreamMachine
+from dataplane.stream.sampler import Fifo
+from dataplane.stream.settings import Settings
+from dataplane.wire import messages as m
+from dataplane.wire.partition_messages import Frame
+from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
+
+S, TASK = "rollouts", "train"
+_INT = Field("dense", "int64", ())
+_scopes = itertools.count(1)
+
+
+def hexed(name: str) -> str:
+    """A node's name: hexadecimal, as nodes are called in references."""
+    return name.encode().hex().ljust(16, "0")
+
+
+class StreamBench(Bench):
+    """One node, with a store whose bytes partitions keep."""
+
+    def __init__(self, name: str, coordinator: Coordinator, *, directory: Path, **options: Any) -> None:
+        super().__init__(hexed(name), coordinator, machines=machine, opening=opening, **options)
+        me = bytes.fromhex(self.name)
+        self.store = Store(NodeConfig(memory="4MiB", spill=0, spill_dir=directory / name, prewarm=0))
+        self.homes = Homes(me, self.store, monotonic)
+        self.retained = Retained(self.homes)
+        self.service = ClusteredStreams(me, self, self.retained, self.peers, life=1)
+        self.deaf = False
+        """Whether what other nodes send is lost on the way."""
+
+    def receive(self, frame: Frame) -> None:
+        if not self.deaf:
+            super().receive(frame)
+
+    def _answer(self, request: Any) -> Any:
+        service = getattr(self, "service", None)
+        answer = None if service is None else service.answer(request)
+        return super()._answer(request) if answer is None else answer
+
+    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
+        self.retained.settled(partition, last, entries)
+        super()._settled(partition, last, entries)
+
+    @property
+    def kept(self) -> int:
+        """The shards in the store."""
+        return len(self.store._shards)
+
+    def hosted(self) -> Hosted:
+        """The replica of the stream here."""
+        record = self.directory.find(S)
+        hosted = None if record is None else self.replicas.find(record.key or "")
+        assert hosted is not None
+        return hosted
+
+    def machine(self) -> StreamMachine:
+        """That of the replica of the stream here."""
+        found = self.hosted().machine
+        assert isinstance(found, StreamMachine)
+        return found
+
+    def connect(self) -> Client:
+        return Client(self)
+
+    async def opened(self, tasks: Sequence[str] = (TASK,), **settings: Any) -> Client:
+        """A client that has opened the stream, which is made if it is not there."""
+        client = self.connect()
+        await client.open(tasks, **settings)
+        return client
+
+    async def aclose(self) -> None:
+        await self.service.aclose()
+        await super().aclose()
+        await self.store.aclose()
+
+
+class Client:
+    """A client of a node."""
+
+    def __init__(self, node: StreamBench) -> None:
+        self.node = node
+        self.streams = node.service.client(Streaming(self, node.homes))
+        self.stream: Stream
+        self.session: Session = self.streams._session
+
+    async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Any:
+        """What the node answers."""
+        answer = self.streams.answer(request, Deadline.after(timeout_s))
+        return answer if answer is None or isinstance(answer, m.Message) else await answer()
+
+    async def open(self, tasks: Sequence[str] = (TASK,), **settings: Any) -> m.Opened:
+        opened: m.Opened = await self.ask(m.Open(1, S, Settings(tuple(tasks), **settings)))
+        self.stream = self.node.service.streams.find(opened.stream)
+        return opened
+
+    @property
+    def partition(self) -> Any:
+        """The stream's."""
+        found = self.stream.partition
+        assert found is not None
+        return found
+
+    def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
+        """Columns of integers in the node's store."""
+        names = columns or ("x",)
+        laid = tuple((name, ColumnLayout(_INT, rows, rows, ((4096 * at, 8 * rows),))) for at, name in enumerate(names))
+        layout = ShardLayout(laid).encode()
+        shard = self.node.store.put_now("client", bytes(4096 * len(names)), layout, scope=scope, holder="")
+        assert shard is not None
+        me = bytes.fromhex(self.node.name)
+        return BatchRef.of(me, rows, [(name, _INT, 8 * rows, shard, at) for at, name in enumerate(names)])
+
+    def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
+        """As `put`, for a stream, which is to be told the scope."""
+        scope = f"{m.STAGED}{next(_scopes)}"
+        self.streams.staged(scope)
+        return scope, self.put(rows, *columns, scope=scope)
+
+    async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> m.Appended:
+        """Admit, put and append, as a client does: rows whose tags say their ids."""
+        rows, groups, keys, version = len(ids), said.get("groups", []), said.get("keys", []), said.get("version", 0)
+        digest = b"digest" if keys else b""
+        admit = m.Admit(1, self.stream.token, rows, 8 * rows, version, (keys or [""])[0], digest, 0.0)
+        admitted: m.Admitted = await self.ask(admit, timeout_s)
+        if not admitted.ticket:
+            return m.Appended(1, 0, False)
+        scope, ref = "", said.get("ref")
+        try:
+            if ref is None:
+                scope, ref = self.stage(rows)
+            versions = np.full(rows, version, np.int64).tobytes()
+            tags = {"id": list(ids)}
+            request = m.Append(
+                1, self.stream.token, admitted.ticket, scope, ref.encode(), keys, digest, groups, versions, tags, {}
+            )
+            reply: m.Appended = await self.ask(request, timeout_s)
+        except BaseException:
+            self.streams.answer(m.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
+            self.streams.free_scope(scope)
+            raise
+        return reply
+
+    async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> m.Delivered:
+        """A delivery."""
+        request = m.Consume(
+            id=1,
+            stream=self.stream.token,
+            task=how.get("task", TASK),
+            rows=rows,
+            min_rows=how.get("min_rows", 1),
+            columns=how.get("columns", ["x"]),
+            sampler=how.get("sampler", Fifo()),
+            chosen=how.get("chosen", b""),
+            expired=how.get("expired", b""),
+            member=how.get("member", ""),
+            replica=how.get("replica"),
+            replicas=how.get("replicas", 0),
+            lease_s=how.get("lease_s", 60.0),
+            timeout_s=timeout_s,
+        )
+        delivery: m.Delivered = await self.ask(request, timeout_s)
+        return delivery
+
+    async def settle(self, delivery: m.Delivered, *, done: bool = True, seen: bool = True) -> None:
+        """Ack a delivery, or give it back."""
+        await self.ask(m.Ack(1, delivery.stream, delivery.grant, delivery.replica, done, seen))
+
+    async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> m.Shown:
+        """Candidates."""
+        request = m.Look(
+            1,
+            self.stream.token,
+            TASK,
+            how.get("member", ""),
+            how.get("replica"),
+            how.get("replicas", 0),
+            ["x"],
+            [],
+            ["id"],
+            most,
+            seen,
+            timeout_s,
+        )
+        shown: m.Shown = await self.ask(request, timeout_s)
+        return shown
+
+    async def extend(self, rows: m.Delivered | Sequence[str], *columns: str) -> None:
+        """More columns for rows that were delivered, or for keys."""
+        token, numbers, holds, keys = self.stream.token, b"", b"", list[str]()
+        if isinstance(rows, m.Delivered):
+            ref = BatchRef.decode(rows.ref)
+            ((_, _, found),) = ref.origins()
+            numbers, holds, count = found.tobytes(), ref.holds().tobytes(), len(ref)
+        else:
+            keys, count = list(rows), len(rows)
+        scope, brought = self.stage(count, *columns)
+        try:
+            await self.ask(m.Extend(1, token, scope, brought.encode(), numbers, holds, keys, {}, False))
+        except BaseException:
+            self.streams.free_scope(scope)
+            raise
+
+    async def lost(self) -> m.LostRows:
+        found: m.LostRows = await self.ask(m.TakeLost(1, self.stream.token))
+        return found
+
+
+def ids(delivery: m.Delivered | m.Shown) -> list[int]:
+    """The ids of the rows of a delivery."""
+    return [int(value) for value in delivery.tags["id"]]  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def stream_nodes(count: int, **options: Any) -> AsyncIterator[list[StreamBench]]:
+    """So many nodes that know each other."""
+    with TemporaryDirectory() as directory:
+        async with benches(count, make=StreamBench, directory=Path(directory), **options) as nodes:
+            yield nodes
+
+
+@asynccontextmanager
+async def streaming(
+    count: int, tasks: Sequence[str] = (TASK,), options: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[StreamBench, list[StreamBench]]]:
+    """So many nodes with a stream: the one that leads it, and the others, its follower first."""
+    async with stream_nodes(count, **(options or {})) as nodes:
+        for node in nodes:
+            await node.opened(tasks, **settings)
+        key = nodes[0].directory.find(S).key  # type: ignore[union-attr]
+        leader = await until(lambda: next((each for each in nodes if each.led(key or "", min(1, count - 1))), None))
+        followers = [node for node, _ in leader.hosted().configuration.followers]
+        others = sorted((each for each in nodes if each is not leader), key=lambda each: each.name not in followers)
+        yield leader, others
+
+
+def clients(nodes: Sequence[StreamBench]) -> list[Client]:
+    """A client of each of these nodes, where the stream is open."""
+    made = [node.connect() for node in nodes]
+    for client in made:
+        client.stream = next(iter(client.node.service.streams))
+    return made

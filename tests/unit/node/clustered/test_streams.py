@@ -1,0 +1,476 @@
+"""Streams of several nodes as clients use them: rows, members, waiting, failovers, and what is left of who goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dataplane.clock import Deadline
+from dataplane.errors import (
+    Backpressure,
+    Closed,
+    LeaseExpired,
+    LimitExceeded,
+    Misuse,
+    NotReady,
+    OutcomeUnknown,
+    PeerUnavailable,
+)
+from dataplane.node.clustered import session as sessions
+from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
+from dataplane.replication.configuration import encode
+from dataplane.stream import requests as r
+from dataplane.stream.page import PAGE
+from dataplane.stream.sampler import CompleteGroups
+from dataplane.wire import messages as m
+from dataplane.wire import partition_messages as pt
+from dataplane.wire import peer_messages as pm
+from tests.unit.node.clustered.streambench import Client, S, StreamBench, clients, ids, stream_nodes, streaming
+from tests.unit.node.partitions.bench import SETTINGS, until
+from tests.unit.node.partitions.test_returning import absent, back
+
+
+async def test_rows_go_through_a_leader_and_come_back_from_its_follower_when_it_dies() -> None:
+    async with streaming(3) as (leader, others):
+        first, second = clients(others)
+        waiting = asyncio.create_task(second.take(2))
+        await until(lambda: len(leader.hosted().waiters))
+        assert (await first.append([0, 1])).new
+        delivery = await waiting
+        assert ids(delivery) == [0, 1]
+        await second.settle(delivery)
+        await until(lambda: first.node.settled)  # where the columns are
+        assert first.node.kept == 0
+
+        await first.append([2, 3, 4])
+        assert ids(await second.take(2)) == [2, 3]
+        await leader.aclose()
+        again = await first.take(3, min_rows=3)
+        assert ids(again) == [2, 3, 4], "the leases of a leader that died are none"
+        await first.settle(again)
+        await until(lambda: first.node.kept == 0)
+        assert len(first.node.settled) == 2, "no entry comes twice"
+
+
+async def test_rows_are_in_order_and_groups_complete_whoever_appends() -> None:
+    async with streaming(3, group_size=3) as (leader, others):
+        appending = clients([leader, *others])
+        for number, client in enumerate(appending):
+            await client.append([number, 10 + number], groups=["a", f"b{number}"])
+        reader = clients(others)[0]
+        whole = await reader.take(4, sampler=CompleteGroups(3))
+        assert (ids(whole), whole.groups) == ([0, 1, 2], ["a"] * 3)
+        assert ids(await reader.take(8)) == [10, 11, 12]
+
+
+async def test_columns_come_from_several_nodes_and_keys_name_rows_everywhere() -> None:
+    async with streaming(2) as (leader, others):
+        (far,), (near,) = clients(others), clients([leader])
+        await far.append([0, 1], keys=["a", "b"])
+        await near.extend(["b", "a"], "y")
+        delivery = await near.take(2, columns=["x", "y"])
+        assert ids(delivery) == [0, 1]
+        await far.ask(m.DropRows(1, far.stream.token, b"", ["a"], []))
+        await near.settle(delivery, done=False)
+        assert ids(await near.take(2)) == [1]
+        with pytest.raises(Misuse, match="there is no row"):
+            await far.extend(["zz"], "y")
+
+
+async def test_the_same_append_is_there_once_and_another_of_its_keys_is_refused() -> None:
+    async with streaming(2) as (leader, others):
+        far, near = *clients(others), *clients([leader])
+        assert (await far.append([0], keys=["a"])).new
+        assert not (await near.append([0], keys=["a"])).new
+        assert leader.machine().home.books.rows.count == 1
+        both = await asyncio.gather(far.append([1], keys=["b"]), near.append([1], keys=["b"]))
+        assert sorted(each.new for each in both) == [False, True]
+        await until(lambda: far.node.kept + near.node.kept == 2)
+
+
+async def test_limits_are_exact_over_nodes() -> None:
+    async with streaming(3, max_rows=4) as (leader, others):
+        first, second = clients(others)
+        await first.append([0, 1, 2])
+        with pytest.raises(Backpressure, match="max_rows"):
+            await second.append([3, 4], timeout_s=0.1)
+        waiting = asyncio.create_task(second.append([3, 4]))
+        await until(lambda: len(leader.hosted().waiters))
+        await first.settle(await first.take(2))
+        assert (await waiting).new
+        assert leader.machine().home.books.rows.count == 3
+
+
+async def test_a_closed_stream_is_over_when_nothing_is_left_of_it_and_a_dropped_one_at_once() -> None:
+    async with streaming(3) as (leader, others):
+        first, second = clients(others)
+        await first.append([0])
+        await second.ask(m.End(1, second.stream.token, drop=False))
+        with pytest.raises(Closed):
+            await first.append([1])
+        delivery = await second.take(1)
+        waiting = asyncio.create_task(first.take(1))
+        await second.settle(delivery)
+        with pytest.raises(Closed) as over:
+            await waiting
+        assert over.value.fields["drained"]
+        waiting = asyncio.create_task(first.look(timeout_s=60.0))
+        await second.ask(m.End(1, second.stream.token, drop=True))
+        with pytest.raises(Closed):
+            await waiting
+        await until(lambda: not first.node.replicas.find(leader.name) and first.stream.dropped)
+
+
+# Members
+
+
+async def test_replicas_on_several_nodes_are_given_the_same_in_the_same_order() -> None:
+    async with streaming(3) as (leader, others):
+        readers = clients([*others, leader])
+        how: list[dict[str, Any]] = [{"member": "dp0", "replica": at, "replicas": 3} for at in range(3)]
+        await readers[0].append(list(range(6)))
+        found = [[await readers[at].take(2, **how[at]) for _ in range(3)] for at in (2, 0, 1)]
+        assert all([ids(each) for each in of] == [[0, 1], [2, 3], [4, 5]] for of in found)
+        for at, of in zip((2, 0, 1), found, strict=True):
+            for delivery in of:
+                await readers[at].settle(delivery)
+        await until(lambda: leader.machine().home.books.rows.count == 0)
+
+
+async def test_a_replica_whose_answers_are_lost_is_given_the_same_again_in_order() -> None:
+    async with streaming(2) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        await near.append(list(range(6)))
+        one, two = ({"member": "dp0", "replica": at, "replicas": 2} for at in range(2))
+        assert ids(await near.take(2, **one)) == [0, 1]
+        lost = losing(node, pt.Answered, times=2)
+        found = [ids(await far.take(2, **two)) for _ in range(3)]
+        assert len(lost) == 2
+        assert found == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(NotReady):
+            await far.take(2, timeout_s=0.05, **two)
+        again = clients([node])[0]  # it was started again
+        assert [ids(await again.take(2, **two)) for _ in range(3)] == found
+
+
+async def test_what_could_not_be_told_to_a_replica_is_given_again() -> None:
+    async with streaming(1) as (node, _):
+        client = clients([node])[0]
+        await client.append([0, 1])
+        how: dict[str, Any] = {"member": "dp0", "replica": 0, "replicas": 1}
+        delivery = await client.take(1, **how)
+        request = m.Consume(1, client.stream.token, "train", 1, 1, ["x"], None, b"", b"", "dp0", 0, 1, 60.0, 0.0)
+        client.streams.untold(request, delivery)
+        assert ids(await client.take(1, **how)) == ids(delivery)
+
+
+# Answers that are lost, and those that come too late
+
+
+def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
+    """What the node loses of what it is sent: so many items of each of these kinds."""
+    receive, lost = node.receive, list[Any]()
+
+    def heard(frame: pt.Frame) -> None:
+        items = []
+        for item in frame.items:
+            gives = not isinstance(item, pt.Answered) or len(item.result) > 1
+            if isinstance(item, kinds) and gives and sum(type(each) is type(item) for each in lost) < times:
+                lost.append(item)
+            else:
+                items.append(item)
+        receive(pt.Frame(frame.node, frame.life, frame.to, items))
+
+    node.receive = heard  # type: ignore[method-assign]
+    return lost
+
+
+def unconfirmed(node: StreamBench) -> int:
+    return len(node.replicas._deliveries)
+
+
+async def test_rows_whose_answer_was_lost_are_given_to_others_at_once() -> None:
+    async with streaming(2) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        lost = losing(node, pt.Answered, times=1 << 20)
+        await near.append(list(range(4)))
+        with pytest.raises((NotReady, OutcomeUnknown, PeerUnavailable)):
+            await far.take(4, 0.3)
+        assert lost
+        assert ids(await near.take(4)) == [0, 1, 2, 3]
+
+
+async def test_who_waits_for_an_answer_that_was_lost_asks_again() -> None:
+    async with streaming(2) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        lost = losing(node, pt.Answered)
+        await near.append(list(range(4)))
+        assert ids(await far.take(4)) == [0, 1, 2, 3]
+        assert len(lost) == 1
+
+
+async def test_what_has_come_is_kept_though_the_confirmation_is_lost() -> None:
+    async with streaming(2) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        asked, told = losing(node, pt.Given, times=2), losing(leader, pt.Received, times=2)
+        await near.append(list(range(4)))
+        delivery = await far.take(4)
+        await until(lambda: not unconfirmed(leader))
+        assert (len(asked), len(told)) == (2, 2)
+        await far.settle(delivery)
+        assert leader.machine().home.books.rows.count == 0
+
+
+async def test_room_and_rows_that_a_leader_gives_too_late_are_there_again() -> None:
+    async with streaming(2, max_rows=12) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        await near.append([0])
+        hear, loop, held = leader.channel.heard, asyncio.get_running_loop(), list[Any]()
+
+        def later(sender: str, item: Any) -> None:
+            if isinstance(item, pt.Ask | pt.Withdrawn):
+                held.append((sender, item))
+            else:
+                hear(sender, item)
+
+        leader.channel.heard = later
+        with pytest.raises((Backpressure, OutcomeUnknown, PeerUnavailable)):
+            await far.append([1, 2], timeout_s=0.2)
+        with pytest.raises((NotReady, OutcomeUnknown, PeerUnavailable)):
+            await far.take(1, timeout_s=0.2)
+        leader.channel.heard = hear
+        for sender, item in held:
+            loop.call_soon(hear, sender, item)
+        home = leader.machine().home
+        await until(lambda: not len(home.leases) and not home.admission.clients() and not unconfirmed(leader))
+        assert ids(await near.take(1)) == [0]
+
+
+async def test_nothing_is_kept_of_what_a_node_was_given_that_has_ended() -> None:
+    async with streaming(3) as (leader, (_, node)):
+        (near,) = clients([leader])
+        losing(node, pt.Given, times=1 << 20)
+        await near.append(list(range(4)))
+        await clients([node])[0].take(4)
+        assert unconfirmed(leader) == 1
+        await node.aclose()
+        await until(lambda: not unconfirmed(leader))
+        assert ids(await near.take(4)) == [0, 1, 2, 3]  # what it held goes to others before its lease is over
+
+
+async def test_rows_whose_delivery_fits_no_frame_are_still_to_be_had() -> None:
+    async with streaming(2) as (leader, (node,)):
+        (far,), (near,) = clients([node]), clients([leader])
+        for first in range(0, 20_000, 1000):
+            keys = [f"{number:0250d}" for number in range(first, first + 1000)]
+            request = r.Append(ref=near.put(1000 // 8)[[0] * 1000], versions=np.zeros(1000, np.int64), keys=keys)
+            await near.session.ask(near.partition, msgspec.structs.replace(request, digest=b"d"), r.Appended)
+        with pytest.raises(LimitExceeded, match="fewer rows"):
+            await far.take(20_000, timeout_s=2.0)
+        assert len(ids_of(await far.take(1000))) == 1000, "or they are leased to who was told nothing"
+
+
+def ids_of(delivery: m.Delivered) -> list[str]:
+    return delivery.keys
+
+
+# Waiting
+
+
+async def test_who_is_cancelled_waits_no_more_and_is_given_nothing() -> None:
+    async with streaming(2) as (leader, (node,)):
+        far, near = *clients([node]), *clients([leader])
+        for client in (far, near):
+            waiting = asyncio.ensure_future(client.take(1))
+            await until(lambda: len(leader.hosted().waiters))
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await until(lambda: not len(leader.hosted().waiters))
+        await near.append([0])
+        assert len(leader.machine().home.leases) == 0
+
+
+async def test_a_commit_wakes_as_many_as_its_rows_serve() -> None:
+    async with streaming(2) as (leader, (node,)):
+        waiting = [asyncio.create_task(client.take(1)) for client in clients([node] * 5)]
+        await until(lambda: len(leader.hosted().waiters) == 5)
+        await clients([leader])[0].append([0, 1, 2])
+        done, _ = await asyncio.wait(waiting, timeout=60.0, return_when=asyncio.FIRST_COMPLETED)
+        await until(lambda: sum(each.done() for each in waiting) == 3)
+        assert done
+        assert len(leader.hosted().waiters) == 2
+        assert sorted(ids(each.result())[0] for each in waiting if each.done()) == [0, 1, 2]
+        for each in waiting:
+            each.cancel()
+
+
+async def test_who_waits_at_a_leader_that_was_deposed_is_told_who_leads() -> None:
+    async with streaming(3) as (leader, (heir, third)):
+        for node in (leader, heir, third):
+            node.replicas.recruiting.wanted = lambda partition: 0  # or the one that was deposed may follow, and hear
+        waiting = asyncio.ensure_future(clients([third])[0].take(1))
+        hosted = leader.hosted()
+        await until(lambda: len(hosted.waiters))
+        before = hosted.configuration
+        after = before.deposed_by(before.followers[0])
+        await leader.replicas.coordinator.swap(leader.replicas.key(hosted.partition), encode(before), encode(after))
+        await until(lambda: heir.at(hosted.partition))
+        await clients([heir])[0].append([0])
+        assert ids(await waiting) == [0]
+
+
+# What is left of clients, and of nodes that were away
+
+
+async def test_a_node_that_was_away_for_long_appends_again() -> None:
+    """It comes back as the same, with all that it holds; what was lost stays so, and what it puts now is new."""
+    async with streaming(3, options={"lost_s": 0.5}) as (leader, (follower, other)):
+        writer = clients([other])[0]
+        await writer.append([0])
+        await absent(other, [leader, follower])
+        await until(lambda: leader.machine().lost_nodes)
+        lost = await clients([leader])[0].lost()
+        assert len(lost.rows) == 1
+        await back(other, [leader, follower])
+        await until(lambda: not leader.machine().lost_nodes.away)
+        assert (await writer.append([1])).new
+
+
+async def test_a_client_remembers_nothing_of_streams_that_were_dropped() -> None:
+    async with stream_nodes(1) as [node]:
+        client = node.connect()
+        for _ in range(3):
+            await client.open()
+            await client.append([0])
+            await node.directory.drop(S)
+        assert len(client.session._asked) <= 1
+        assert not node.retained._told
+        assert not node.columns._told
+
+
+async def test_room_that_a_refused_append_was_let_in_to_is_there_again() -> None:
+    async with stream_nodes(1, settings=msgspec.structs.replace(SETTINGS, max_command=8192)) as [node]:
+        client = await node.opened(max_rows=100)
+        with pytest.raises(LimitExceeded, match="a command of"):
+            await client.append(range(60), keys=[f"{number:01000d}" for number in range(60)])
+        assert (await client.append(range(60), timeout_s=2.0)).new
+
+
+async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "ASK_S", 1.0)
+    async with streaming(3, max_rows=12) as (leader, (_, other)):
+        client = clients([other])[0]
+        await client.append([0])
+        assert (await client.ask(m.Admit(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
+        home, receive = leader.machine().home, leader.receive
+        assert home.admission.clients()
+        leader.receive = lambda frame: None if frame.node == other.name else receive(frame)  # type: ignore[method-assign]
+        client.streams.leave()
+        await asyncio.sleep(0)
+        leader.receive = receive  # type: ignore[method-assign]
+        await until(lambda: not leader.machine().home.admission.clients())
+
+
+async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> None:
+    async with streaming(3) as (_, (node, third)):
+        client = clients([node])[0]
+        await client.append([0], keys=["a"])
+        before, kept = third.kept, clients([third])[0].put(1)
+        real, lost = third.service.answer, [1]
+
+        def once(request: Any) -> Any:
+            if isinstance(request, pm.ReleaseColumns) and lost:
+                lost.clear()
+                raise RuntimeError("lost on the way")
+            return real(request)
+
+        third.service.answer = once  # type: ignore[method-assign]
+        admit = m.Admit(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
+        ticket = (await client.ask(admit)).ticket
+        with pytest.raises(Misuse):
+            versions = np.zeros(1, np.int64).tobytes()
+            await client.ask(
+                m.Append(1, client.stream.token, ticket, "", kept.encode(), ["a"], b"other", [], versions, {}, {})
+            )
+        await until(lambda: not lost and not third.service.holders._claimed)
+        (key,) = kept.shards()
+        third.homes.recovered({key[1]: key})  # which frees what nobody needs
+        assert third.kept == before
+
+
+async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_rows_went() -> None:
+    async with streaming(3, options={"lost_s": 1.0}) as (leader, (follower, left)):
+        client = clients([left])[0]
+        for node in (leader, follower, left):
+            node.replicas.recruiting.wanted = lambda partition: 0
+        await client.append([0, 1, 2])
+        await client.append([3, 4])
+        held = await client.take(1)
+        before = client.partition
+        await asyncio.gather(leader.aclose(), follower.aclose())
+        appended = await client.append([5])
+        assert appended.new
+        assert client.partition != before
+        delivery = await client.take(8)
+        assert ids(delivery) == [5]
+        with pytest.raises(LeaseExpired):
+            await client.settle(held)
+        with pytest.raises(LeaseExpired):
+            await client.extend(held, "y")
+        lost = await client.lost()
+        assert (lost.rows, lost.unnamed) == ([], {left.name: 5})
+        assert (await client.lost()).unnamed == {}
+        await client.settle(delivery)
+        await until(lambda: left.kept == 0)  # what the rows of the one before needed too
+
+
+# Snapshots
+
+
+async def snapshot(client: Client) -> m.SnapshotTaken:
+    found: m.SnapshotTaken = await client.ask(m.TakeSnapshot(1, client.stream.token))
+    return found
+
+
+async def rows_in(client: Client, taken: m.SnapshotTaken) -> int:
+    found = [await client.ask(m.ReadSnapshot(1, taken.snapshot, page * PAGE, PAGE)) for page in taken.head.pages]
+    return sum(len(each.block.keys) for each in found)
+
+
+async def test_a_snapshot_stays_as_it_was_until_it_is_released() -> None:
+    async with streaming(2) as (_, (node,)):
+        client = clients([node])[0]
+        await client.append(list(range(8)))
+        taken = await snapshot(client)
+        await client.settle(await client.take(8))
+        await client.append(list(range(4)))
+        assert await rows_in(client, taken) == 8
+        assert not node.settled  # columns that are read stay where they are
+        await client.ask(m.ReleaseSnapshot(taken.snapshot))
+        await until(lambda: node.settled)
+        with pytest.raises(Misuse):
+            await rows_in(client, taken)
+        kept = [await snapshot(client) for _ in range(MAX_SNAPSHOTS)]
+        with pytest.raises(LimitExceeded):
+            await snapshot(client)
+        await client.ask(m.ReleaseSnapshot(kept[0].snapshot))
+        await snapshot(client)
+
+
+async def test_a_snapshot_of_a_leader_that_has_ended_is_no_more() -> None:
+    async with streaming(3) as (leader, (_, node)):
+        client = clients([node])[0]
+        await client.append(list(range(4)))
+        taken = await snapshot(client)
+        await leader.aclose()
+        with pytest.raises(LeaseExpired):
+            await rows_in(client, taken)
+        assert ids(await client.take(4)) == list(range(4))
+        deadline = Deadline.after(10.0)
+        assert (await client.session.ask(client.partition, r.Measure(), r.Figures, deadline)).values["rows"] == 4
