@@ -94,16 +94,6 @@ FAULTS = {
             hosts=2,
             network="400mbit",
         ),
-        Fault(
-            "partition",
-            ("partition",),
-            "hot",
-            ("roll_out", "act"),
-            {"fault": "hot", "workers": 4},
-            hosts=2,
-            environment={"SLOWED_PARTITION_S": "0.06", "SLOWED_STREAMS": "rollouts,trajectories"},
-            command="bench.diagnosing.slowed",
-        ),
         Fault("none", (), ""),
     )
 }

@@ -94,8 +94,8 @@ def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
             call_tool(draw, job["fault"] == "tail")
             ids = [np.zeros(length, np.int64) for length in tokens]
             rows = {"ids": ids, "image": np.zeros((count, job["nbytes"] // ROWS), np.uint8)}
-            group = "all" if job["fault"] == "hot" else f"{step}-{worker}" if job["tight"] else step
-            stream.append(rows, group=group, version=step)  # fault: budget # fault: disk # fault: limit # fault: hot
+            group = f"{step}-{worker}" if job["tight"] else step
+            stream.append(rows, group=group, version=step)  # fault: budget # fault: disk # fault: limit
 
 
 def reward(address: str, job: dict[str, Any], worker: int) -> None:
@@ -119,8 +119,7 @@ def train(address: str, job: dict[str, Any], worker: int) -> None:
         stream = plane.stream("rollouts")
         groups = dp.CompleteGroups(size)
         columns = ["ids", "image", "reward"]
-        sampler = None if job["fault"] == "hot" else groups  # of one group that never ends
-        following = stream.deliveries("actor", rows=size, columns=columns, sampler=sampler, prefetch=job["prefetch"])
+        following = stream.deliveries("actor", rows=size, columns=columns, sampler=groups, prefetch=job["prefetch"])
         for delivery in following:  # fault: prefetch
             delivery.get()  # fault: link # fault: fetch # fault: disk
             time.sleep(job["train_s"])
@@ -151,8 +150,7 @@ def act(address: str, job: dict[str, Any], worker: int) -> None:
             ids = generate(tokens, slow * job["rollout_s"] / TOKENS)
             call_tool(draw, job["fault"] == "tail")
             row = {"ids": [ids], "image": np.zeros((1, job["nbytes"]), np.uint8)}
-            how: dict[str, Any] = {"version": version} | ({"group": "all"} if job["fault"] == "hot" else {})
-            trajectories.append(row, **how)  # fault: budget # fault: disk # fault: limit # fault: hot
+            trajectories.append(row, version=version)  # fault: budget # fault: disk # fault: limit
             version += 1
 
 

@@ -1,10 +1,7 @@
-"""What rows cost on more hosts than there are: lines through what real nodes cost, over the partitions a block hits.
+"""What one stream carries, whatever the number of hosts: its leader's core is what is full first.
 
-Rows that come whole stay in the partition of their host, with one follower: they cost more on more hosts only as
-consumers that have taken all of their own look at all others, which is a line over the hosts. Groups that the placement
-table places go to the partitions that a block's groups hit; each of those is a request, a message to a follower, and
-their answers. So costs are a line over that number, which is at most the number of groups of a block. What being a
-member costs is measured by itself (`bench.membership`).
+A request costs the leader some time, and a row some more: a line through what blocks of several sizes cost. Hosts add
+what being members costs (`bench.membership`), and etcd's leader renews a lease for each.
 """
 
 from __future__ import annotations
@@ -14,16 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from bench.partitions import BLOCK, GROUP
-
-GROUPS = BLOCK // GROUP
-"""Groups of a block."""
-
-
-def partitions_hit(hosts: int, groups: int = GROUPS) -> float:
-    """How many of so many partitions have one of these groups at least, on average: placed at random, each alike."""
-    return hosts * (1.0 - (1.0 - 1.0 / hosts) ** groups)
 
 
 @dataclass(frozen=True)
@@ -38,85 +25,66 @@ class Line:
 
     @classmethod
     def through(cls, points: Mapping[float, float]) -> Line:
-        """The line of least squares, of a slope that is not negative."""
+        """The line of least squares, of a slope that is not negative; small points count as much as large ones."""
         x, y = np.array([*points.keys()]), np.array([*points.values()])
-        each = float(np.polyfit(x, y, 1)[0]) if len(points) > 1 else 0.0
+        each = float(np.polyfit(x, y, 1, w=1.0 / np.maximum(y, 1e-9))[0]) if len(points) > 1 else 0.0
         if each <= 0:
             return cls(float(y.mean()), 0.0)
-        return cls(float(y.mean() - each * x.mean()), each)
+        return cls(float(np.average(y - each * x, weights=1.0 / np.maximum(y, 1e-9))), each)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of all nodes together: microseconds of processors a row, and requests between nodes for 512 rows. `member`: the
-    part of a core that being a member takes, by the number of hosts; `etcd`: the same of etcd's leader."""
+    """`leader_us`: of a block that is appended, given and acked, by its rows. `member`: the part of a core that being a
+    member takes, by the number of hosts; `etcd`: the same of etcd's leader."""
 
-    whole_us: Line
-    placed_us: Line
-    placed_requests: Line
+    leader_us: Line
     member: Line
     etcd: Line
-
-    @classmethod
-    def of(
-        cls,
-        whole: Mapping[int, Mapping[str, float]],
-        placed: Mapping[int, Mapping[str, float]],
-        member: Mapping[float, float],
-        etcd: Mapping[float, float],
-    ) -> Costs:
-        """Those of what real nodes cost, by how many there were."""
-
-        def line(name: str) -> Line:
-            return Line.through({partitions_hit(hosts): found[name] for hosts, found in placed.items()})
-
-        return cls(
-            Line.through({float(hosts): found["us_per_row"] for hosts, found in whole.items()}),
-            line("us_per_row"),
-            line("requests_per_512_rows"),
-            Line.through(member),
-            Line.through(etcd),
-        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """So many hosts: rows a second of each at which its one core is full, and what they need. `etcd`: the part of a
-    core that etcd's leader needs."""
+    """So many hosts that each append so many rows/s in blocks of so many rows: the part of its core that the stream's
+    leader needs, and etcd's leader of its own; `streams`: into how many streams the rows have to go."""
 
     hosts: int
-    whole_rows_s: float
-    placed_rows_s: float
-    placed_requests: float
-    member: float
+    rows_s: float
+    block: int
+    leader: float
     etcd: float
 
+    @property
+    def streams(self) -> int:
+        return max(1, int(np.ceil(self.leader)))
 
-def outcomes(costs: Costs, hosts: Sequence[int]) -> list[Outcome]:
+    @property
+    def bottleneck(self) -> str:
+        return "etcd's leader" if self.etcd > max(self.leader, 1.0) else "the stream's leader"
+
+
+def outcomes(costs: Costs, hosts: Sequence[int], rows_s: Sequence[float], blocks: Sequence[int]) -> list[Outcome]:
     """What these costs mean for so many hosts."""
-    found = []
-    for count in hosts:
-        hit = partitions_hit(count)
-        left = 1e6 * max(0.0, 1.0 - costs.member.at(count))
-        found.append(
-            Outcome(
-                count,
-                left / costs.whole_us.at(count),
-                left / costs.placed_us.at(hit),
-                costs.placed_requests.at(hit),
-                costs.member.at(count),
-                costs.etcd.at(count),
-            )
+    return [
+        Outcome(
+            count,
+            rate,
+            block,
+            count * rate / block * costs.leader_us.at(block) / 1e6 + costs.member.at(count),
+            costs.etcd.at(count),
         )
-    return found
+        for count in hosts
+        for rate in rows_s
+        for block in blocks
+    ]
 
 
 def text(found: Sequence[Outcome]) -> str:
     """A table of them."""
-    lines = ["  hosts  whole rows/s  placed rows/s  requests for 512 placed  member %  etcd's leader %"]
+    lines = ["  hosts  rows/s a host  rows a block  leader's core %  etcd's leader %  streams  full first"]
     lines += [
-        f"{each.hosts:7d} {each.whole_rows_s:13,.0f} {each.placed_rows_s:14,.0f} {each.placed_requests:24.1f}"
-        f" {100 * each.member:9.3f} {100 * each.etcd:16.2f}"
+        f"{each.hosts:7d} {each.rows_s:14,.0f} {each.block:13d} {100 * each.leader:16.1f} {100 * each.etcd:16.2f}"
+        f" {each.streams:8d}  {each.bottleneck}"
         for each in found
     ]
     return "\n".join(lines)
@@ -124,8 +92,11 @@ def text(found: Sequence[Outcome]) -> str:
 
 def scaling(found: Sequence[Outcome]) -> dict[str, object]:
     """Points for the report's picture."""
+    kinds = dict.fromkeys((each.rows_s, each.block) for each in found)
     points = {
-        "rows that come whole": [[each.hosts, each.whole_rows_s * each.hosts] for each in found],
-        "groups of several producers": [[each.hosts, each.placed_rows_s * each.hosts] for each in found],
+        f"{rows_s:g} rows/s a host, blocks of {block}": [
+            [each.hosts, 100 * each.leader] for each in found if (each.rows_s, each.block) == (rows_s, block)
+        ]
+        for rows_s, block in kinds
     }
-    return json.loads(json.dumps({"x": "hosts", "y": "rows/s", "series": points}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({"x": "hosts", "y": "leader's core, %", "series": points}))  # type: ignore[no-any-return]

@@ -29,10 +29,6 @@ _ADVICE: dict[str, tuple[str, str]] = {
     ),
     "prefetch": ("prefetch", "rows are asked for when they are needed: use deliveries(..., prefetch={prefetch})"),
     "limit": ("{what}", "producers and consumers wait for each other: raise {what} of the stream"),
-    "partition": (
-        "group",
-        "most rows go to one host's partition: append them without a group or with whole=True, or by more groups",
-    ),
     "processor": (
         "placement",
         "the job wants more processors than {host} has: move processes off it, start fewer, or give them fewer threads",

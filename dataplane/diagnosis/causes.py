@@ -26,7 +26,6 @@ Kind = Literal[
     "link",  # bytes of another host are waited for
     "prefetch",  # bytes are asked for only when they are needed
     "limit",  # max_lag, max_rows or max_bytes keeps two roles from working at a time
-    "partition",  # calls wait for the one host whose partition most rows go to
     "processor",  # what could have run had no processor, since the job's own processes want more than there are
     "collective",  # collectives themselves: ranks wait there, all alike
     "plane",  # calls into the plane themselves

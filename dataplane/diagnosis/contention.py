@@ -1,4 +1,4 @@
-"""What calls and code owe to the hosts that they run on: processors that are short, and partitions that are hot.
+"""What calls and code owe to the hosts that they run on: processors that are short, and links that are busy.
 
 The kernel counts for a thread how long it ran, and how long it was ready to run and had no processor (`schedstat`). Of
 a thread that computes for `ran_s` and queues for `queued_s`, what it does takes `(ran_s + queued_s) / ran_s` times as
@@ -15,12 +15,6 @@ A call to another host shares its link with the bytes that are fetched over it. 
 on their way, at either end, is the part of such calls that is the link's: told as "fetch", at the line of the node that
 waits longest for bytes.
 
-A partition is hot where its host appends `STRAGGLES` times as many rows of a stream as those of the other hosts do, by
-more than falls to it by chance: groups are placed by their hashes, so n appends on k hosts give each a share of
-1/k with a standard deviation of sqrt((k - 1) / n) / k. What its own processes append may stay there, and is not counted
-as too much. Then calls of that stream wait for one host, where others could serve; so do other calls of the processes
-there.
-
 Pure: of a `graph.Run` alone.
 """
 
@@ -31,15 +25,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dataplane.diagnosis.backtracking import Part, Share, parts
-from dataplane.diagnosis.detection import STRAGGLES, SURE
-from dataplane.diagnosis.graph import PRODUCING, Index, Line, Node, Place, Process
+from dataplane.diagnosis.graph import Index, Line, Node, Process
 
 
 def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
-    """The shares, with what is the host's as "processor" and "crowded", calls that wait behind bytes as "fetch", and
-    calls of hot partitions as "partition" at the line that appends the rows."""
-    hot = {stream: name for stream in index.producers if (name := hottest(index, stream))}
-    busy = {name: stream for stream, name in hot.items()}
+    """The shares, with what is the host's as "processor" and "crowded", and calls that wait behind bytes as "fetch"."""
     used = {host.name: host for host in hosts(index)}
     for share in shares:
         of = _queued(share, index)
@@ -49,15 +39,7 @@ def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
             yield replace(share, kind="processor", seconds=share.seconds * of * own)
             yield replace(share, kind="crowded", seconds=share.seconds * of * (1.0 - own))
             share = replace(share, seconds=share.seconds * (1.0 - of))
-        at = share.part.at
-        stream = at.said.get("stream", "") if isinstance(at, Place) else ""
-        if stream not in hot and share.kind == "plane":
-            stream = busy.get(share.process.node, "")
-        maker = _maker(index, stream) if stream in hot and _unanswered(share) else None
-        if maker is not None:
-            process, place = maker
-            share = replace(share, kind="partition", process=process, part=Part("plane", place, share.part.seconds))
-        elif share.kind == "plane" and (behind := _behind(share, index)) is not None:
+        if share.kind == "plane" and (behind := _behind(share, index)) is not None:
             of, fetcher, part = behind
             yield replace(share, kind="fetch", seconds=share.seconds * of, process=fetcher, part=part)
             share = replace(share, seconds=share.seconds * (1.0 - of))
@@ -128,12 +110,6 @@ def _behind(share: Share, index: Index) -> tuple[float, Process, Part] | None:
     return 1.0 - free, *max(waiting, key=lambda each: each[1].seconds)
 
 
-def _unanswered(share: Share) -> bool:
-    """Whether a call took its time, or waited for what no known process ended: so look all that wait for a partition of
-    another host, whatever they ask it for."""
-    return share.kind in ("plane", "limit", "budget", "disk") and not any(each.client for each in share.part.enders)
-
-
 def _queued(share: Share, index: Index) -> float:
     """The part of a share in which a processor was waited for."""
     process = share.process
@@ -154,25 +130,3 @@ def _of_calls(process: Process, index: Index) -> float:
         ran, queued = ran + node.ran_s, queued + node.queued_s
     called = sum(place.seconds for place in process.places)
     return min(queued / (ran + queued), queued / max(called, 1e-9), 1.0) if queued > 0 else 0.0
-
-
-def hottest(index: Index, stream: str) -> str:
-    """The node whose partition of a stream is hot; empty for none."""
-    rows = {name: node.rows.get(stream, 0) for name, node in index.run.nodes.items()}
-    total, count = sum(rows.values()), len(rows)
-    if count < 2 or not total:
-        return ""
-    name = max(rows, key=lambda each: rows[each])
-    made = [(process.node, place.count) for process, place in index.producers.get(stream, ()) if place.kind != "extend"]
-    appends = max(1, sum(each for _, each in made))
-    own = sum(each for node, each in made if node == name) / appends
-    more = rows[name] / total - max(own, 1.0 / count)
-    chance = math.sqrt((count - 1) / appends) / count
-    others = (total - rows[name]) / (count - 1)
-    return name if rows[name] >= STRAGGLES * others and more > SURE * chance else ""
-
-
-def _maker(index: Index, stream: str) -> tuple[Process, Place] | None:
-    """Who appends to a stream, and where: the one who waits longest for it."""
-    made = [each for each in index.producers.get(stream, ()) if each[1].kind in PRODUCING and each[1].kind != "extend"]
-    return max(made, key=lambda each: each[1].seconds, default=None)

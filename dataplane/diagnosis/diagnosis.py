@@ -173,7 +173,7 @@ class _Diagnosing:
             ahead = shares[0].part.at
             asks = isinstance(ahead, Place) and ahead.said.get("prefetch") == 0
             return [_Group("prefetch" if asks else "plane", shares)]
-        if kind in ("limit", "budget", "disk", "partition", "processor", "collective"):
+        if kind in ("limit", "budget", "disk", "processor", "collective"):
             return [_Group(_as_kind(kind), shares)]
         if late or lock:
             return [_Group("ack" if late else "lock", shares)]
@@ -302,8 +302,6 @@ def _as_kind(kind: str) -> Kind:
             return "limit"
         case "budget":
             return "budget"
-        case "partition":
-            return "partition"
         case "processor":
             return "processor"
         case "collective":

@@ -106,14 +106,13 @@ class _Graph(msgspec.Struct):
 
 @dataclass(slots=True)
 class Node:
-    """A node, over `seconds`: how long its loop ran and queued for a processor, and the rows that were appended to
-    partitions that it leads, by stream. `computed_s`: of all its threads. `processors` of its host, which ran `busy_s`
-    in all; 0 where that is not known. `fetching_s`: for how long bytes of other hosts were on their way to it."""
+    """A node, over `seconds`: how long its loop ran and queued for a processor. `computed_s`: of all its threads.
+    `processors` of its host, which ran `busy_s` in all; 0 where that is not known. `fetching_s`: for how long bytes of
+    other hosts were on their way to it."""
 
     host: str
     ran_s: float = 0.0
     queued_s: float = 0.0
-    rows: dict[str, int] = field(default_factory=dict)
     computed_s: float = 0.0
     processors: int = 0
     busy_s: float = 0.0
@@ -224,11 +223,9 @@ def _nodes(before: Look, after: Look) -> dict[str, Node]:
     found = {}
     for node in after["nodes"]:
         then = earlier.get(node["node"], {})
-        rows = {name: count - then.get("rows", {}).get(name, 0) for name, count in node.get("rows", {}).items()}
         if node["node"]:
             times = {name: max(0.0, node.get(name, 0.0) - then.get(name, 0.0)) for name in _TIMES}
-            made = {name: max(0, count) for name, count in rows.items()}
-            found[node["node"]] = Node(node["host"], rows=made, processors=node.get("processors", 0), **times)
+            found[node["node"]] = Node(node["host"], processors=node.get("processors", 0), **times)
     return found
 
 

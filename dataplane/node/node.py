@@ -18,7 +18,6 @@ import secrets
 import signal
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -260,13 +259,9 @@ class Node:
         }
 
     def _graphs(self) -> dict[str, Any]:
-        """What this node's clients reported of their performance, and the rows of the partitions that it leads."""
-        rows: Counter[str] = Counter()
-        service = None if self.hosts is None else self.hosts.streams
-        for _, name, home, *_ in () if service is None else service.led(0.0):
-            rows[name] += home.books.appended
+        """What this node's clients reported of their performance."""
         fetcher = None if self.hosts is None else self.hosts.fetcher
-        return graphs_of(self.id, self._clients, rows, 0.0 if fetcher is None else fetcher.reading.under_way_s)
+        return graphs_of(self.id, self._clients, 0.0 if fetcher is None else fetcher.reading.under_way_s)
 
     def _own_figures(self) -> dict[str, Any]:
         """Those that are of no stream or table."""

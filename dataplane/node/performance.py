@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
-from itertools import islice
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from dataplane.waiting import Waits, busy_s, computed_s, processor_s, processors
 
 MOST_BYTES = 3 << 20
-NO_ROWS: Mapping[str, int] = {}
-MOST_STREAMS = 1000
 _ENTRY = 64  # bytes, about, of one that ended a wait
 
 
@@ -30,12 +27,9 @@ class Reporting(Protocol):
     waits: Waits
 
 
-def graphs_of(
-    node: bytes, clients: Collection[Reporting], rows: Mapping[str, int] = NO_ROWS, fetching_s: float = 0.0
-) -> dict[str, Any]:
+def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0.0) -> dict[str, Any]:
     """Of each client that has reported: its `number`, `pid`, `label`, `graph` and `waits`, as `Waits.told`.
-    `rows`: how many were ever appended to the partitions that the node leads, by stream. `fetching_s`: for how long
-    bytes of other hosts were on their way to it."""
+    `fetching_s`: for how long bytes of other hosts were on their way to it."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:
         if not client.graph:
@@ -73,5 +67,4 @@ def graphs_of(
         "processors": processors(),
         "busy_s": busy_s(),
         "fetching_s": fetching_s,
-        "rows": dict(islice(rows.items(), MOST_STREAMS)),
     }

@@ -18,7 +18,6 @@ from dataplane import cli
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import Run, between
 from dataplane.diagnosis.recorder import recorder
-from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, Worker, eventually
 
 LOOK_S = 3.0
@@ -101,20 +100,3 @@ def calls_that_wait(pipe: Any, address: str) -> None:
         stream.append({"x": [2]})
         late.join()
         pipe.send(recorder.told())
-
-
-def test_nodes_tell_whose_partitions_rows_go_to_and_how_long_they_queued(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        one = stack.enter_context(Host(tmp_path / "0"))
-        two = stack.enter_context(Host(tmp_path / "1", one))
-        with dp.connect(one.address) as here, dp.connect(two.address) as there:
-            together(here, there)
-            streams = [plane.stream("s", tasks=["t"]) for plane in (here, there)]
-            before = here.graphs()
-            for stream in streams * 3:
-                stream.append({"x": [1, 2]}, group="all")
-            eventually(lambda: len(there.graphs()["nodes"][0]["clients"]) == 1, "a client has reported")
-            nodes = between(before, there.graphs(), 1.0).nodes
-    assert set(nodes) == {each["node"] for each in before["nodes"]}
-    assert sorted(node.rows.get("s", 0) for node in nodes.values()) == [0, 12]
-    assert all(node.ran_s > 0 for node in nodes.values())

@@ -1,21 +1,20 @@
-"""What is the host's: processors that are short, partitions that are hot."""
+"""What is the host's: processors that are short."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from dataplane.diagnosis.causes import Diagnosis
-from dataplane.diagnosis.contention import Host, hosts, hottest
+from dataplane.diagnosis.contention import Host, hosts
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Index, Node, Place, Run
+from dataplane.diagnosis.graph import Index, Node, Run
 from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
 
-def job(append_s: float, *, rows: tuple[int, int] = (100, 100), queued_s: float = 0.0, others: float = 0.0) -> Run:
+def job(append_s: float, *, queued_s: float = 0.0, others: float = 0.0) -> Run:
     """A producer whose appends take so long, and a consumer that waits for it, on hosts of one processor each, of which
     others take so much."""
     rest = 10.0 - append_s
@@ -24,8 +23,8 @@ def job(append_s: float, *, rows: tuple[int, int] = (100, 100), queued_s: float 
     found = run(taker, replace(maker, ran_s=1.0, queued_s=queued_s))
     names = ("n", "other")
     found.processes.append(replace(maker, node="other", number=3, pid=1003))
-    for name, count in zip(names, rows, strict=True):
-        node = Node(name, 1.0, queued_s, {"rows": count}, processors=1, busy_s=10.0 * others)
+    for name in names:
+        node = Node(name, 1.0, queued_s, processors=1, busy_s=10.0 * others)
         found.nodes[name] = node
     return found
 
@@ -89,21 +88,6 @@ def test_no_more_is_the_processors_than_was_queued() -> None:
     assert causes["plane"].seconds > 10 * told.crowded[0].seconds > 0
 
 
-def test_other_calls_at_the_host_of_a_hot_partition_wait_for_it_too() -> None:
-    found = job(8.0, rows=(200, 0))
-    for each in found.processes:
-        if each.role == "roll_out" and each.node == "n":
-            each.places.append(replace_kind(each.places[0]))
-    causes = diagnosed(found).causes
-    assert causes[0].kind == "partition"
-    assert "plane" not in {cause.kind for cause in causes}
-
-
-def replace_kind(place: Place) -> Place:
-    """A call that is of no stream."""
-    return msgspec.structs.replace(place, number=7, kind="put", line=30, said={}, gaps=[], sized=[])
-
-
 def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:
     """The demo's reward process, before there were rollouts."""
     waiting = job(8.0, queued_s=9.0)
@@ -111,29 +95,3 @@ def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:
     assert {cause.kind for cause in diagnosed(waiting).causes} == {"plane"}
 
 
-def test_calls_of_a_stream_whose_rows_are_on_one_host_are_told_at_the_append() -> None:
-    even, hot = diagnosed(job(8.0, rows=(110, 90))), diagnosed(job(8.0, rows=(200, 0)))
-    assert even.causes[0].kind == "plane"
-    assert (hot.causes[0].kind, hot.causes[0].line, hot.causes[0].role) == ("partition", 9, "roll_out")
-    assert hot.causes[0].setting == "group"
-
-
-@each_case(
-    ("rows", "appends", "hot"),
-    [((200, 0), 100, "n"), ((0, 200), 100, "other"), ((116, 84), 100, ""), ((62, 38), 5, ""), ((0, 0), 100, "")],
-)
-def test_a_partition_is_hot_by_more_than_chance(rows: tuple[int, int], appends: int, hot: str) -> None:
-    found = job(8.0, rows=rows)
-    for each in found.processes:
-        each.places = [_counted(place, appends) for place in each.places]
-    assert hottest(Index(found), "rows") == hot
-
-
-def _counted(place: Place, count: int) -> Place:
-    return msgspec.structs.replace(place, count=count)
-
-
-def test_rows_of_processes_that_are_all_on_one_host_belong_there() -> None:
-    found = job(8.0, rows=(200, 0))
-    del found.processes[-1]
-    assert hottest(Index(found), "rows") == ""

@@ -1,0 +1,195 @@
+"""What the one leader of a stream carries: its processor time a request and a row, and what all nodes spend.
+
+Real nodes on loopback with a real etcd; the stream has a follower. A process on each node appends blocks of rows, takes
+blocks of rows and acks them; nodes' processor time is read from the system. `python -m bench.partition`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+import dataplane as dp
+from bench.measure import row, table, write_json
+from bench.membership import ready, server
+from bench.namespaces import together
+
+NODES, BLOCKS = 4, (1, 8, 64, 512)
+ROWS = {1: 600, 8: 4_000, 64: 24_000, 512: 96_000}
+"""Rows of a run, by those of a block."""
+
+_TASK = "actor"
+_RESULTS = Path(__file__).parent / "results" / "partition.json"
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[list[dp.Plane]]:
+    """Planes of so many nodes on loopback, which know each other."""
+    with ExitStack() as undo:
+        directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        etcd, _ = undo.enter_context(server(directory))
+        asyncio.run(ready(etcd))
+        planes = []
+        for number in range(count):
+            command = [sys.executable, "-m", "dataplane.cli", "node", "--socket", str(directory / f"{number}.sock")]
+            command += ["--listen", "tcp://127.0.0.1:0", "--join", f"etcd://{etcd}/bench", "--memory", "256MiB"]
+            process = subprocess.Popen(
+                [*command, "--spill", "0", "--prewarm", "0"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            assert process.stdout is not None, "it was asked for"
+            process.stdout.readline()
+            planes.append(undo.enter_context(dp.connect(f"unix://{directory}/{number}.sock")))
+        together(planes)
+        yield planes
+
+
+def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) -> dict[str, float]:
+    """Append, take and ack so many rows in blocks, from a process on each node but the leader's; what that cost.
+    `under_way`: appends of each process at a time."""
+    name = f"flow-{block}-{under_way}-{time.monotonic_ns()}"
+    stream = planes[0].stream(name, tasks=[_TASK])
+    stream.append({"x": [0]})  # which has a leader and a follower then
+    with stream.consume(_TASK, rows=1, columns=["x"]) as delivery:
+        assert len(delivery) == 1
+    leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
+    others = [plane for plane in planes if plane is not planes[leader]] or list(planes)
+    blocks = rows // block // len(others)
+    working = [_Worker(plane.address, name, block, blocks, under_way) for plane in others]
+    for worker in working:
+        worker.hear()
+    pids = [plane.stats().pid for plane in planes]
+    before = [_spent(pid) for pid in pids], _asked(planes)
+    began = time.perf_counter()
+    for worker in working:
+        worker.tell("go")
+    told = [json.loads(worker.hear()) for worker in working]
+    took = time.perf_counter() - began
+    spent = [_spent(pid) - then for pid, then in zip(pids, before[0], strict=True)]
+    asked = _asked(planes) - before[1]
+    stream.drop()
+    for worker in working:
+        worker.end()
+    count = len(others) * blocks * block
+    return {
+        "leader_us_a_row": spent[leader] / count * 1e6,
+        "nodes_us_a_row": sum(spent) / count * 1e6,
+        "rows_s": count / took,
+        "leader_full_rows_s": count / max(spent[leader], 1e-9),
+        "requests_a_512": asked / (count / 512),
+        "append_p50_ms": statistics.median(each["append_p50_ms"] for each in told),
+        "append_p99_ms": max(each["append_p99_ms"] for each in told),
+    }
+
+
+def _spent(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _asked(planes: Sequence[dp.Plane]) -> int:
+    """Requests between nodes."""
+    return sum(plane.stats().asked for plane in planes)
+
+
+class _Worker:
+    """A process that appends, takes and acks, told so over its standard input."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-c", "from bench.partition import work; work()", *map(str, arguments)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None, "it was asked for"
+        return self._process.stdout.readline().strip()
+
+    def tell(self, what: str) -> None:
+        assert self._process.stdin is not None, "it was asked for"
+        print(what, file=self._process.stdin, flush=True)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+def work() -> None:
+    """What a worker's process does."""
+    address, name, block, blocks, under_way = sys.argv[1:]
+    asyncio.run(_work(address, name, int(block), int(blocks), int(under_way)))
+
+
+async def _work(address: str, name: str, block: int, blocks: int, under_way: int) -> None:
+    async with dp.aio.connect(address) as plane:
+        stream = await plane.stream(name)
+        columns = {"x": np.zeros(block, np.float32)}
+        took: list[float] = []
+        left = iter(range(blocks))
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+        async def produce() -> None:
+            for _ in left:
+                since = time.perf_counter()
+                await stream.append(columns)
+                took.append(time.perf_counter() - since)
+
+        async def consume() -> None:
+            rows = 0
+            while rows < blocks * block:
+                async with stream.consume(_TASK, rows=min(512, blocks * block - rows), columns=["x"]) as delivery:
+                    rows += len(delivery)
+
+        await asyncio.gather(consume(), *(produce() for _ in range(under_way)))
+        p50, p99 = np.percentile(took, [50, 99]) * 1e3
+        print(json.dumps({"append_p50_ms": float(p50), "append_p99_ms": float(p99)}), flush=True)
+
+
+def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
+    """By rows of a block, what `flow` found in so many runs."""
+    found: dict[int, dict[str, list[float]]] = {}
+    with nodes(count) as planes:
+        for _ in range(runs):
+            for block in BLOCKS:
+                for what, value in flow(planes, block, ROWS[block]).items():
+                    found.setdefault(block, {}).setdefault(what, []).append(value)
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.partition", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument("--runs", type=int, default=5)
+    chosen = parser.parse_args()
+    found = measure(chosen.nodes, chosen.runs)
+    rows = [
+        row("processor time of all nodes a row, blocks of 512", found[512]["nodes_us_a_row"], at_most=15, unit="us"),
+        row("requests between nodes for 512 rows, blocks of 512", found[512]["requests_a_512"], at_most=6, unit="each"),
+        row(
+            "rows/s that fill the leader's core, blocks of 512", found[512]["leader_full_rows_s"], at_least=5e5, unit=""
+        ),
+        row("rows/s that fill the leader's core, one a request", found[1]["leader_full_rows_s"], at_least=2e4, unit=""),
+        row("append of one row, p50", found[1]["append_p50_ms"], at_most=3, unit="ms"),
+        row("append of one row, p99", found[1]["append_p99_ms"], at_most=10, unit="ms"),
+    ]
+    print(table(rows))
+    write_json(_RESULTS, rows, {"nodes": chosen.nodes, "found": {str(each): what for each, what in found.items()}})
+
+
+if __name__ == "__main__":
+    main()
