@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.scale.__main__ import measure
 from bench.scale.model import Costs, Line, outcomes, scaling, text
-from tests.cases import each_case
 
 
 def test_a_line_goes_through_its_points_and_never_down() -> None:

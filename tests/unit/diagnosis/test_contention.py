@@ -10,7 +10,6 @@ from dataplane.diagnosis.causes import Diagnosis
 from dataplane.diagnosis.contention import Host, hosts
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import Index, Node, Run
-from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
 
@@ -93,5 +92,3 @@ def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:
     waiting = job(8.0, queued_s=9.0)
     waiting.processes = waiting.processes[:1]
     assert {cause.kind for cause in diagnosed(waiting).causes} == {"plane"}
-
-

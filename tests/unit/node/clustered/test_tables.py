@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import Corrupt, Misuse, NotReady, OwnerDied
+from dataplane.errors import Corrupt, NotReady, OwnerDied
 from dataplane.node.partitions.record import Record
 from dataplane.wire import messages as m
 from tests.cases import each_case
