@@ -22,6 +22,7 @@ import pytest
 import dataplane as dp
 from dataplane import cli
 from dataplane.cluster.membership import Membership
+from dataplane.cluster.placement import Placement
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.node.node import Node, run
 from dataplane.stream.machine import StreamMachine
@@ -132,6 +133,12 @@ def held(node: Node) -> dict[str, int]:
         "retained": len(node.hosts._retained.holders),
         "needed": sum(node._homes._needed.values()),
     }
+
+
+def leader(planes: list[Any], stream: str) -> int:
+    """The number of the plane on whose host a stream of this name will be led, among those hosts."""
+    nodes = [plane.stats().node for plane in planes]
+    return nodes.index(Placement([node.encode() for node in nodes]).winner("stream", stream).decode())
 
 
 def members(plane: Any) -> set[str]:
