@@ -1,5 +1,5 @@
-"""Streams over hosts whose links fail: they are led on where the coordinator is, the other side is told so, and when the
-link is back nothing is lost, and each row is delivered once.
+"""Streams over hosts whose links fail: they are led on where the coordinator is, the other side is told so, and when
+the link is back nothing is lost, and each row is delivered once.
 """
 
 from __future__ import annotations
