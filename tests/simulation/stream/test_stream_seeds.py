@@ -16,7 +16,7 @@ from tests.simulation.stream.planted import FAULTS
 from tests.simulation.stream.run import plan, run, run_seed, streams
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 200
+SEEDS = 300
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 20 s
