@@ -104,7 +104,6 @@ class Observing:
         self._led: dict[str, bool] = {}
         self._leaders: dict[str, str] = {}
         self.failovers = 0
-        self.handoffs = 0
         if self.recorder is not None:
             self._own = _Ring(0, os.getpid(), "node", -1, self.recorder.reader())
         self._seen: dict[Hashable, _Seen] = {}
@@ -242,7 +241,6 @@ class Observing:
         hosts = self._hosts
         if hosts is None or hosts.partitions is None or hosts.membership is None:
             return
-        members = {node.hex() for node in hosts.membership.members}
         led: dict[str, bool] = {}
         leaders: dict[str, str] = {}
         for hosted in hosts.partitions.replicas:
@@ -251,12 +249,9 @@ class Observing:
             before = self._leaders.get(hosted.partition, "") or leader  # "": a configuration that nobody leads yet
             leaders[hosted.partition] = leader = leader or before
             if leads and before != leader:
-                if before in members:
-                    self.handoffs += 1
-                else:
-                    self.failovers += 1
-                    if self.recorder is not None:
-                        self.recorder.record(ring.CODE["failover"], time.monotonic_ns())
+                self.failovers += 1
+                if self.recorder is not None:
+                    self.recorder.record(ring.CODE["failover"], time.monotonic_ns())
             elif not leads:  # it has not taken over yet: what was before is still to be compared with
                 leaders[hosted.partition] = before if before != leader and leader == hosted.me[0] else leader
         self._led, self._leaders = led, leaders
@@ -286,7 +281,6 @@ class Observing:
             "acked": acked,
             "expired": expired,
             "failovers": self.failovers,
-            "handoffs": self.handoffs,
             "latencies": self.latencies.values(),
             "missed_events": self._missed,
         }

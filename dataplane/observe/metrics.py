@@ -111,8 +111,6 @@ def _cluster(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("dataplane_coordinator_up", answers, int(snapshot.coordinated))
     failed = "Partitions that this node took over from a leader that had gone."
     yield CounterMetricFamily("dataplane_failovers", failed, snapshot.failovers)
-    handed = "Partitions that a leader handed to this node."
-    yield CounterMetricFamily("dataplane_handoffs", handed, snapshot.handoffs)
     yield GaugeMetricFamily("dataplane_streams", "Streams that this node leads some of.", snapshot.streams_in_all)
 
 

@@ -69,7 +69,7 @@ class Snapshot:
     stats: the node's figures, without those of streams and tables.
     streams: by name, the `NAMED` with the most lag, and `OTHERS` for the sum of the rest.
     appended, delivered, redelivered, acked, expired: rows of all streams that this node leads or led.
-    led, followed: partitions; failovers: of a leader that had gone, to this node; handoffs: of one that lives.
+    led, followed: partitions; failovers: of which this node took the lead.
     members: nodes of the cluster, 1 of a node that is alone; coordinated: whether the coordinator answers.
     latencies: by operation, see `latency.MEASURED`; missed_events: those that histograms and traces lack.
     """
@@ -85,7 +85,6 @@ class Snapshot:
     led: int = 0
     followed: int = 0
     failovers: int = 0
-    handoffs: int = 0
     members: int = 1
     coordinated: bool = True
     latencies: Mapping[str, Histogram] = field(default_factory=dict)

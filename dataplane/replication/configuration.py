@@ -55,11 +55,6 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         epoch = (self.epoch // GENERATION + 1) * GENERATION
         return Configuration(epoch, replica, tuple(f for f in self.followers if f != replica))
 
-    def handed_to(self, follower: ReplicaId) -> Configuration:
-        """The next epoch, in which leader and follower have changed places."""
-        others = tuple(f for f in self.followers if f != follower)
-        return Configuration(self.epoch + 1, follower, (*others, self.leader))
-
 
 def encode(configuration: Configuration) -> bytes:
     """The value that the coordinator keeps. Equal configurations have equal values."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dataplane.errors import Corrupt, DataplaneError
+from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.messages import Message
 from dataplane.replication.storage import Operation
@@ -50,11 +50,4 @@ class Store(msgspec.Struct, frozen=True):
     operation: Operation
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """Log that a peer breaks the protocol; it is dropped, and should not be recruited again."""
-
-    peer: ReplicaId
-    error: Corrupt
-
-
-Effect = Send | Answer | Refuse | Swap | Store | Fault
+Effect = Send | Answer | Refuse | Swap | Store

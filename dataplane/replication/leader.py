@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 
-from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, OutcomeUnknown
+from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Fault, Refuse
+from dataplane.replication.effects import Answer, Refuse
 from dataplane.replication.errors import NotLeader
-from dataplane.replication.handoff import Handoff
 from dataplane.replication.lease import Lease
 from dataplane.replication.messages import Appended, Entry, Installing, Missing, Outdated
 from dataplane.replication.progress import Progress
@@ -29,7 +28,7 @@ from dataplane.replication.state import State
 class Leader:
     """The role of a leader, over a replica's state, from the epoch `term` on until somebody else leads."""
 
-    __slots__ = ("_handoff", "_lease", "_out", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
+    __slots__ = ("_lease", "_out", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
 
     def __init__(self, state: State, now: float) -> None:
         self._state = state
@@ -38,8 +37,7 @@ class Leader:
         self._peers: dict[ReplicaId, Progress] = {}
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
-        self._handoff = Handoff()
-        self._out: dict[ReplicaId, float] = {}  # peers that had ended by then, or (inf) that lie
+        self._out: dict[ReplicaId, float] = {}  # peers that had ended by then
         state.held = lambda: self._lease.oldest(self._followers())
         state.machine.forget()
         for follower in state.configuration.followers:
@@ -59,7 +57,7 @@ class Leader:
     def request(self, number: int, request: bytes, now: float) -> None:
         """Answer a request, now or when its commands are committed, or refuse it."""
         state = self._state
-        if not self.serves(now) or self._handoff.to is not None:
+        if not self.serves(now):
             self._refuse(number)
             return
         try:
@@ -98,11 +96,7 @@ class Leader:
         peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
-        try:
-            peer.appended(message)
-        except Corrupt as error:
-            self._distrust(sender, error)
-            return
+        peer.appended(message)
         self._commit(now)
         peer.flow(self._state.configuration, now)
 
@@ -110,11 +104,7 @@ class Leader:
         peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
-        try:
-            peer.missing(message)
-        except Corrupt as error:
-            self._distrust(sender, error)
-            return
+        peer.missing(message)
         peer.flow(self._state.configuration, now)
 
     def installing(self, sender: ReplicaId, message: Installing, now: float) -> None:
@@ -138,13 +128,12 @@ class Leader:
     def tick(self, now: float) -> None:
         """Beat, and give up recruits that do not answer."""
         self._recruitment.give_up(self._followers(), now)
-        self._handoff.give_up(now)
         for peer in self._peers.values():
             peer.beat(self._state.configuration, now)
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to ask for, if another is due: without followers that do not answer, handed over, or with
-        a recruit that has caught up."""
+        """The configuration to ask for, if another is due: without followers that do not answer, or with a recruit
+        that has caught up."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
         dropped = self._dropped(configuration.followers, now)
@@ -154,9 +143,6 @@ class Leader:
             return next(w for w in reconfiguration.asked if len(w.followers) > len(configuration.followers))
         if not self.serves(now):
             return None
-        heir = self._handoff.ready(configuration, self._peers, state.committed, state.log.last)
-        if heir is not None:
-            return configuration.handed_to(heir)
         recruit = self._recruitment.ready(configuration, state, now)
         return None if recruit is None else configuration.joined_by(recruit)
 
@@ -194,12 +180,6 @@ class Leader:
         self._recruitment.begin(replica, Progress(state, replica, now))
         self._peers[replica].send_batch(state.configuration, now)
 
-    def hand_off(self, to: ReplicaId, now: float) -> None:
-        """Take no more requests, and pass the lead on once those that wait are answered, if that is soon."""
-        state = self._state
-        if self._handoff.to is None and to in state.configuration.followers and self.serves(now):
-            self._handoff.begin(to, now + state.settings.lease_s)
-
     def step_down(self) -> None:
         """Somebody else leads: the outcome of what is not committed is the new leader's to say."""
         epoch = self._state.configuration.epoch
@@ -230,10 +210,6 @@ class Leader:
         self._out.pop(sender, None)  # it was started again
         self._lease.renew(sender, sent_s)
         return peer
-
-    def _distrust(self, peer: ReplicaId, error: Corrupt) -> None:
-        self._state.effects.append(Fault(peer, error))
-        self._drop(peer, math.inf)
 
     def _drop(self, peer: ReplicaId, until_s: float) -> None:
         """Go on without a peer: ask for that, if it may be a follower."""

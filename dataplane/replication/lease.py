@@ -8,8 +8,7 @@ clock.
 
 The promise binds however the new leader came to be one: by its own asking, by a compare-and-set that it sent before it
 heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging
-while it asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: the leader
-that handed over has stopped, and no one before it can hold a lease, or it would not have answered itself.
+while it asks for its leader's place, and with the coordinator away nothing stops.
 
 The death of a process ends what was promised to that one. Who tells of it has to know that it ended, as a host knows
 that refuses connections where it listened; a connection that broke, or silence, is no proof.
@@ -84,10 +83,6 @@ class Promise:
         heard[leader] = now
         if len(heard) > _LEADERS:
             self._heard = {each: at for each, at in heard.items() if each == _ANY or now - at < self._grace_s}
-
-    def release(self) -> None:
-        """Whom it was given answers no more."""
-        self._heard = {_ANY: -math.inf}
 
     def void(self, node: str, before_s: float) -> None:
         """What was heard of the node until then came of a process that has ended."""

@@ -1,6 +1,6 @@
 """What replicas of a partition say to each other.
 
-A leader sends `Append`, `Install` and `Release`; the rest are answers. Each carries its epoch: an older one is refused
+A leader sends `Append` and `Install`; the rest are answers. Each carries its epoch: an older one is refused
 by `Outdated`, which shows the newer configuration, and an answer of another epoch than the leader's own is passed over.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and comes back as it was: a follower's acknowledgement
@@ -82,12 +82,6 @@ class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
     configuration: Configuration
 
 
-class Release(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The sender led until it handed over to this configuration's leader, and answers no more."""
-
-    configuration: Configuration
-
-
 class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """The follower has the first so many bytes of the snapshot at `index`, after the part that was sent then."""
 
@@ -97,4 +91,4 @@ class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
     received: int
 
 
-Message = Append | Install | Appended | Missing | Outdated | Release | Installing
+Message = Append | Install | Appended | Missing | Outdated | Installing

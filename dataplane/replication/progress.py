@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from dataplane.errors import Corrupt
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.messages import Append, Appended, Install, Installing, Missing, Snapshot
 from dataplane.replication.state import State
@@ -19,7 +18,6 @@ class Progress:
 
     __slots__ = (
         "_batch_s",
-        "_matched_s",
         "_next",
         "_on_its_way",
         "_peer",
@@ -42,32 +40,22 @@ class Progress:
         self._target = 0  # what the peer will have when the batch on its way has come
         self._on_its_way = False
         self._batch_s = self._sent_s = -math.inf
-        self._matched_s = -math.inf  # the peer had `match` when it had heard what was sent then
         self._snapshot: Snapshot | None = None  # that goes to the peer in parts, and how much of it is there
         self._received = 0
 
     def appended(self, message: Appended) -> None:
-        """The peer has so much of the log. Raises Corrupt for more than there is."""
-        if message.match > self._state.log.last:
-            raise Corrupt(f"replica {self._peer} acknowledges {message.match} commands of {self._state.log.last}")
-        if message.match > self.match:
-            self.match = message.match
-            self._matched_s = message.sent_s
-            if self._snapshot is not None and message.match >= self._snapshot.index:
+        """The peer has so much of the log."""
+        match = min(message.match, self._state.log.last)
+        if match > self.match:
+            self.match = match
+            if self._snapshot is not None and match >= self._snapshot.index:
                 self._snapshot = None
         if self.match >= self._target:
             self._on_its_way = False
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have.
-
-        Raises Corrupt where it has acknowledged that entry, in this epoch, before it heard of the batch: it said what
-        was not so, or has lost its log. Nobody may count on it, and to go on with it would be to send for ever."""
-        if message.previous <= self.match and message.sent_s > self._matched_s:
-            raise Corrupt(
-                f"replica {self._peer} lacks command {message.previous} and has acknowledged {self.match} before"
-            )
+        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have."""
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
 

@@ -22,7 +22,7 @@ from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Append, Appended, Install, Installing, Message, Missing, Outdated, Release
+from dataplane.replication.messages import Append, Appended, Install, Installing, Message, Missing, Outdated
 from dataplane.replication.settings import Settings
 from dataplane.replication.state import State
 from dataplane.replication.storage import Stored
@@ -130,10 +130,6 @@ class Replica:
                     self._follower.install(message, now)
         elif isinstance(message, Outdated):
             self._adopt(message.configuration, now)
-        elif isinstance(message, Release):
-            self._adopt(message.configuration, now)
-            if self._state.configuration == message.configuration and self._leader is not None:
-                self._state.promise.release()
         elif self._leader is not None and message.epoch == self._state.configuration.epoch:
             if isinstance(message, Appended):
                 self._leader.appended(sender, message, now)
@@ -178,12 +174,6 @@ class Replica:
             self._leader.recruit(replica, now)
         return self._effects(now)
 
-    def hand_off(self, to: ReplicaId, now: float) -> list[Effect]:
-        """Pass the lead on to a follower, if this replica leads."""
-        if self._leader is not None:
-            self._leader.hand_off(to, now)
-        return self._effects(now)
-
     # Inside
 
     def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
@@ -201,7 +191,6 @@ class Replica:
         before = state.configuration
         if configuration.epoch <= before.epoch:
             return
-        handed_over = configuration in state.reconfiguration.asked
         state.configuration = configuration
         state.reconfiguration.settled()
         state.promise.begin()
@@ -217,8 +206,6 @@ class Replica:
         self._follower.begin()
         if leader is not None:
             leader.step_down()
-            if handed_over:
-                state.send(configuration.leader, Release(configuration))
             self._leader = None
         if before.leader != configuration.leader:
             state.promise.hear(configuration.leader, now)

@@ -1,4 +1,4 @@
-"""Who leads which partition, from what each host says of itself, and what has changed: failovers, handoffs, members.
+"""Who leads which partition, from what each host says of itself, and what has changed: failovers, members.
 
 What always holds: of two hosts that both say that they lead a partition, the one with the newer epoch does; a partition
 whose leader is gone or silent, and that nobody else leads, is `leaderless` until somebody does or `FORGET_S` are over;
@@ -21,7 +21,7 @@ _PARTITIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the cluster at `at`, in seconds since 1970. `kind`: failover, handoff, joined, left.
+    """Something that happened to the cluster at `at`, in seconds since 1970. `kind`: failover, joined, left.
     `what`: the partition or the host; `source`, `target`: from which host to which."""
 
     number: int
@@ -59,8 +59,7 @@ class Placement:
             before = self.leaders.get(partition)
             if before is not None and before != node:
                 moved.add(stream_of(partition))
-                lost = before in look.silent or before not in look.stats
-                self._tell(look, "failover" if lost else "handoff", label_of(partition), before, node)
+                self._tell(look, "failover", label_of(partition), before, node)
             elif before is None:
                 moved.add(stream_of(partition))
         absent = self.leaders.keys() - leaders.keys()

@@ -19,7 +19,7 @@ PAGES = [page for page in PAGES if page.parent.name != "decisions"]
 #: things alone, where an article or a verb gives them away.
 RETIRED = {
     r"(?:a|an|its|the|their|one|own) homes?\b(?! director)": "leader, or partition",
-    r"rehom\w+": "failover, or handoff",
+    r"rehom\w+": "failover",
     r"(?:a|its|the) (?:mirror|spare)s?\b|\bmirror(?:s|ed|ing)?\b": "follower, or replica nodes",
     r"spreading|cluster spread": "cluster streams, router, session",
     r"adopting": "failover",

@@ -59,8 +59,7 @@ KINDS = [
     ("coordinator_mute", 4, 0.1, 1.5),
     ("coordinator_late", 4, 0.1, 1.5),
     ("slow_disk", 2, 0.1, 1.0),
-    ("hand_off", 4, 0.0, 0.0),
-    ("recruit", 2, 0.0, 0.0),
+    ("recruit", 6, 0.0, 0.0),
 ]
 _NAMES = [kind[0] for kind in KINDS]
 _WEIGHTS = [kind[1] for kind in KINDS]

@@ -177,11 +177,6 @@ class Injector:
 
     # What others ask of the partition
 
-    def hand_off(self, fault: Fault) -> None:
-        followers = self._coordinator.configuration.followers
-        if followers:
-            self._node(LEADER).hand_off(followers[int(fault.amount * len(followers))])
-
     def recruit(self, fault: Fault) -> None:
         """Recruit some node, whether it is wanted or not."""
         node = self._node(fault.b)

@@ -8,13 +8,13 @@ from typing import Any
 
 from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Effect, Fault, Refuse, Send, Store, Swap
+from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
 from dataplane.replication.messages import Message
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
 from dataplane.replication.settings import Settings
 from tests.simulation.census import Census
-from tests.simulation.checker import Checker, Violation
+from tests.simulation.checker import Checker
 from tests.simulation.clients import Call
 from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.disk import Disk
@@ -181,10 +181,6 @@ class Node:
     def _gone(self, name: str, before_s: float) -> None:
         self._perform(self.replica.gone(name, before_s, self.clock()))
 
-    def hand_off(self, to: ReplicaId) -> None:
-        if self.up:
-            self._perform(self.replica.hand_off(to, self.clock()))
-
     def recruit(self, replica: ReplicaId) -> None:
         if self.up:
             self._perform(self.replica.recruit(replica, self.clock()))
@@ -226,8 +222,6 @@ class Node:
                 self._coordinator.swap(self.number, effect.expected, effect.wanted, told)
             elif isinstance(effect, Store):
                 self._disk.write(effect.ticket, effect.operation)
-            elif isinstance(effect, Fault):
-                raise Violation(f"4: {self.name} takes {effect.peer} for a liar: {effect.error}")
         if doomed:
             for node in (self, *self.others):
                 node.crash(self.restart_s)

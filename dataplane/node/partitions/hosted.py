@@ -21,9 +21,9 @@ from dataplane.coordinator.base import DELETED, Unavailable
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, OutcomeUnknown
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
-from dataplane.replication.effects import Answer, Effect, Fault, Refuse, Send, Store, Swap
+from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Append, Install, Message, Outdated, Release
+from dataplane.replication.messages import Append, Install, Message, Outdated
 from dataplane.replication.replica import Replica
 from dataplane.replication.storage import Operation, Storage
 from dataplane.wire import partition_messages as m
@@ -65,7 +65,6 @@ class Hosted:
         self.machine = machine
         self.waiters = Waiters(machine)
         machine.waits = self.waiters.requests
-        self.distrusted: set[ReplicaId] = set()
         self.recruited: dict[str, float] = {}  # node -> when it was asked
         self.refused: dict[str, float] = {}  # node -> when it could not
         self.heard_s = monotonic()
@@ -109,7 +108,7 @@ class Hosted:
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """A message of another replica. A log that is not of this partition ends the replica."""
         self.heard_s = monotonic()
-        if isinstance(message, Append | Install | Outdated | Release):
+        if isinstance(message, Append | Install | Outdated):
             self._noted(message.configuration, lambda: self._receive(sender, message))
         else:
             self._receive(sender, message)
@@ -212,9 +211,6 @@ class Hosted:
                 case Store(ticket, operation):
                     self._writes.append(operation)
                     self._ticket = ticket
-                case Fault(peer, error):
-                    self.distrusted.add(peer)
-                    log.error("replica %s of %s is dropped: %s", peer, self.partition, error)
         if self._writes and not self._writing:
             self._write()
         if self.waiters and (effects or not self.replica.leads) and not self._serving:

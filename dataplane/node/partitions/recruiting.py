@@ -62,7 +62,7 @@ class Recruiting:
         hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
         hosted.refused = {node: at for node, at in hosted.refused.items() if now - at < again_s}
         taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
-        unfit = taken | {replica[0] for replica in hosted.distrusted} | hosted.refused.keys()
+        unfit = taken | hosted.refused.keys()
         free = [name for name in members if name not in unfit and not self._members.away(name)]
         if hosted.durable:
             free = [name for name in free if members[name].keeps]

@@ -12,11 +12,11 @@ const table = document.getElementById("partition-rows");
 const details = document.getElementById("partition-details");
 const none = document.getElementById("no-events");
 const LABEL = 168;
-const WORDS = { failover: "failover", handoff: "handoff", joined: "joined", left: "left" };
+const WORDS = { failover: "failover", joined: "joined", left: "left" };
 
 class EventRow {
   constructor(event) {
-    const words = { failover: `${event.what}: from ${event.source} to ${event.target}`, handoff: `${event.what}: from ${event.source} to ${event.target}` };
+    const words = { failover: `${event.what}: from ${event.source} to ${event.target}` };
     this.element = element("li", {}, element("time", {}, clock(event.at)), element("span", { class: event.kind }, WORDS[event.kind] ?? event.kind), element("span", {}, words[event.kind] ?? event.what));
   }
 

@@ -1,4 +1,4 @@
-"""Failovers, handoffs and members, from what hosts say that they lead."""
+"""Failovers and members, from what hosts say that they lead."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ def test_a_partition_that_another_leads_once_its_leader_is_gone_has_failed_over(
         "a:1",
         "b:1",
     )
-
-
-def test_a_leader_that_passes_on_has_handed_off() -> None:
-    placement = Placement()
-    placement.took(looked(0.0, stats(A, leads={KEY: 1}), stats(B)))
-    placement.took(looked(1.0, stats(A), stats(B, leads={KEY: 2})))
-    assert kinds(placement) == ["handoff"]
 
 
 def test_of_two_who_say_that_they_lead_the_newer_does() -> None:
