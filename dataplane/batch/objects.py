@@ -247,7 +247,7 @@ class _Writer:
         return True
 
     def _beside(self, data: Any) -> bytes | int:
-        """The bytes, or which part of the row they are."""
+        """The bytes of a small value; of a large one, the index of its part in the row."""
         return bytes(data) if len(data) < LARGE else self._placed(data)
 
     def _once(self, value: Any, take: Callable[[Any], Any]) -> Any:

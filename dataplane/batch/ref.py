@@ -224,7 +224,8 @@ class BatchRef:
         return self._cut([least + (part < longer) for part in range(count)])
 
     def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
-        """Consecutive parts of these sizes, which add up to all rows; of an int, that many each, the last fewer."""
+        """Split into consecutive parts, as `torch.split` does. sizes: the rows of each part, which add up to all rows;
+        or an int, the rows of every part but the last, which may have fewer."""
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
@@ -397,8 +398,8 @@ class BatchRef:
         return any(frame.cut for frame in frames)
 
     def distinct(self) -> list[tuple[BatchRef, Index | None]]:
-        """The columns by how their rows repeat: references to the rows that are meant, each row once, and for each of
-        ours which of them it is (None: ours, in order)."""
+        """Group the columns by how their rows repeat. For each group: a reference to its distinct rows, and for each
+        row of this reference the index of its distinct row (None: the rows themselves, in order)."""
         found = []
         for number, frame in enumerate(self._frames):
             once, index = frame.distinct()
@@ -516,7 +517,8 @@ def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
 
 
 def decode(encoded: bytes) -> BatchRef:
-    """What a pickle names: a plain function, since cloudpickle sends the code of a class's method with each."""
+    """A function at module level, so that a pickle stores its name; cloudpickle would send the code of a method with
+    each pickle."""
     return BatchRef.decode(encoded)
 
 

@@ -346,7 +346,7 @@ class _Joined(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def device(self) -> Any:
-        """Where the first of them is that is not on the host."""
+        """The device of the first tensor that is not in host memory."""
         return next((row.device for row in self.rows if row.device.type != "cpu"), None)
 
     def flat(self) -> Any:

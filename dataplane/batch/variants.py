@@ -34,7 +34,8 @@ def join(parts: Sequence[tuple[str, Flags | None, Values]], rows: int) -> Values
 
 
 def split(column: Column) -> list[Variant]:
-    """The kinds that rows of the column are of. A kind of all rows is read in place as a column of its own would be."""
+    """The types of value that the column has, each a column of its own. If all rows have one type, the column is read
+    in place, without a copy."""
     found = []
     for name, field in column.field.children:
         present, rows = reading.presence(column.reading, name, field)

@@ -214,7 +214,7 @@ async def _fill(to: _Restoring) -> None:
 
 
 async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
-    """Put tables, of each its rows in this order, and tell the stream of which of its rows they are."""
+    """Put each table, with its rows in this order, and tell the stream to which of its rows they belong."""
     share = to.connection.welcome.capacity // _SHARE
     if len(rows) > 1 and sum(table.nbytes for table, _ in tables) > share:
         half = len(rows) // 2

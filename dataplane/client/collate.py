@@ -48,8 +48,9 @@ def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
 
 
 def pinned(made: Any, device: int) -> Any:
-    """The same with each tensor copied to page-locked memory, within dicts, lists and tuples. `device` is the CUDA
-    device that the thread is to use: a new thread has the first, and would begin a context there."""
+    """Return a copy of the argument with each tensor, also within dicts, lists and tuples, copied to page-locked
+    memory. device: the CUDA device that the thread uses. A new thread uses device 0 by default, and would create a
+    context there."""
     import torch
 
     torch.cuda.set_device(device)

@@ -31,7 +31,7 @@ _MOST = 256 << 10
 
 
 def _indexed(column: Form) -> bool:
-    """Whether it is indexed, or what is under a key of it."""
+    """Whether the column, or a column nested in it, has an index buffer."""
     return column.indexed or any(map(_indexed, column.children))
 
 

@@ -69,7 +69,7 @@ def pack(batch: Batch) -> Packed:
 
 
 def opened(encoded: bytes) -> Header:
-    """The header that another rank sent. Raises ProtocolMismatch where it is none."""
+    """The header that another rank sent. Raises ProtocolMismatch where the bytes are no valid header."""
     try:
         header = msgspec.msgpack.decode(encoded, type=Header)
     except msgspec.DecodeError as error:

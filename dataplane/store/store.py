@@ -446,8 +446,8 @@ class Store:
         await self._persisting.persist(numbers, deadline, with_next=with_next)
 
     async def recover(self) -> list[int]:
-        """Take over the durable shards that earlier nodes on the directory had and nobody has freed; who does not need
-        one frees it. To be called once, before anything is put. Raises Corrupt."""
+        """Adopt the shards in the data directory that earlier nodes stored and nobody has freed. The caller frees those
+        that it does not need. To be called once, before anything is put. Raises Corrupt."""
         return await self._persisting.recover()
 
     def tend(self) -> None:

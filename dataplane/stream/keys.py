@@ -25,7 +25,7 @@ _UNNAMED = "~"
 
 
 def unnamed(mark: str, rows: Iterable[int]) -> list[str]:
-    """What rows without a key are called in the stream of this mark."""
+    """The keys that are made for rows without one; they begin with the stream's mark."""
     return list(map(f"{_UNNAMED}{mark}.{{}}".format, rows))
 
 

@@ -267,7 +267,7 @@ def _made(puts: Sequence[Put], timeout: float) -> sharing.Cells:
 
 
 def _together(puts: Sequence[Put], likeness_of: Callable[[Put], object]) -> list[list[Put]]:
-    """The puts, those that can go together in one list."""
+    """Partition the puts into lists that can each be sent as one."""
     lists: list[list[Put]] = []
     alike: dict[object, list[Put]] = {}
     for put in puts:

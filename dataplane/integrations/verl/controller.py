@@ -34,7 +34,7 @@ Index = Mapping[int, Mapping[str, bytes]]
 
 
 class Controller:
-    """Any thread may call."""
+    """Thread-safe."""
 
     def __init__(self, info: Any, sender: str) -> None:
         """`info` says where it listens; `sender` is the name that it knows the caller by."""

@@ -151,7 +151,7 @@ def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 
 
 def _of_handles(plane: Plane, name: str, values: Sequence[Any], scope: str | None, timeout: float) -> BatchRef:
-    """The rows that handles stand for, where they are; those that are no handles are put."""
+    """References to the rows: a handle gives its reference; a plain value is put first."""
     there = [value.ref.rename({value.column: name}) for value in values if _is_handle(value)]
     here = [row for row, value in enumerate(values) if not _is_handle(value)]
     order = np.empty(len(values), np.int64)

@@ -214,7 +214,8 @@ class Pages:
         self.nbytes += place.size
 
     def free(self, place: Place) -> tuple[int, int] | None:
-        """A shard is no more; the range of whole pages that no other lies in, around its place."""
+        """Remove a shard. Returns the range of whole pages around its place that no other shard uses: these can be
+        punched."""
         start, end = place.start, place.start + place.size
         self._live.remove(start, end)
         self.shards -= 1
