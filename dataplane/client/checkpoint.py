@@ -28,7 +28,7 @@ from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, Ch
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.client.writer import Writer
-from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream.block import Block, Head
 from dataplane.stream.page import PAGE, Index
 from dataplane.wire import messages as m
@@ -79,6 +79,9 @@ async def write(
                         frames += await _write_columns(write, np.frombuffer(rows, np.int64), task, ref)
             file.frame(END, msgspec.msgpack.encode(frames))
             await writer.in_thread(PIECE, file.commit)
+        except Freed:  # columns went with the snapshot: who has it says why
+            await connection.request(m.ReadSnapshot(connection.next_id(), taken.snapshot, 0, 1), m.SnapshotRows, 0.0)
+            raise
         finally:
             with suppress(DataplaneError):
                 connection.tell(m.ReleaseSnapshot(taken.snapshot))
