@@ -15,6 +15,7 @@ def put_mib(lines: list[str]) -> float:
     return float(line.split()[3])
 
 
+@pytest.mark.long
 def test_by_reference_as_by_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", "")  # which it changes

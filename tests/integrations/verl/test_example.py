@@ -11,6 +11,7 @@ from tests.integrations.marks import SYSTEMS
 pytestmark = SYSTEMS
 
 
+@pytest.mark.long
 def test_a_step_by_reference_is_the_step_by_value(job: None) -> None:
     reports = run(Job(prompts=4, responses=2, steps=2, rollout_workers=1))
     assert list(reports) == ["reference", "value"]

@@ -134,6 +134,7 @@ def test_two_jobs_on_a_host(queue: Any, nursery: Nursery) -> None:
     queue.kv_clear("a", "train")
 
 
+@pytest.mark.long
 def test_ray_restarted(nursery: Nursery) -> None:
     code = """
         start()

@@ -162,6 +162,7 @@ def changed(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_a_checkpoint_that_is_not_what_was_written(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
     """Cut, changed, without a file, of another storage: refused before anything that is there is touched. Then: a save

@@ -90,7 +90,7 @@ def installed(config: pytest.Config, package: str, version: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "package", ["TransferQueue==0.1.8", *long("TransferQueue==0.1.9", "TransferQueue==0.1.10", "verl==0.9.0")]
+    "package", long("TransferQueue==0.1.8", "TransferQueue==0.1.9", "TransferQueue==0.1.10", "verl==0.9.0")
 )
 def test_a_job_with(package: str, nursery: Nursery, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Those that the other tests run with are not among them."""
