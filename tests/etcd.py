@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -23,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.processes import WAIT_S, eventually
@@ -149,9 +151,12 @@ class EtcdServer:
         shutil.rmtree(self._data)
 
     def freeze(self) -> None:
-        """Stop it (SIGSTOP): it takes connections, and does not answer."""
+        """Stop it (SIGSTOP): it takes connections, and does not answer. It has stopped when this returns."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        server = psutil.Process(self._process.pid)
+        while server.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """Let it go on."""

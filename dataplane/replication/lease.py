@@ -84,6 +84,10 @@ class Promise:
         if len(heard) > _LEADERS:
             self._heard = {each: at for each, at in heard.items() if each == _ANY or now - at < self._grace_s}
 
+    def release(self) -> None:
+        """Nothing is promised to anybody."""
+        self._heard = {_ANY: -math.inf}
+
     def void(self, node: str, before_s: float) -> None:
         """What was heard of the node until then came of a process that has ended."""
         for leader, at in self._heard.items():

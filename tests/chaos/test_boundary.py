@@ -150,7 +150,7 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
         socket.linger = 0
         socket.connect(node.listens)
         consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
-        no_rows = msgspec.msgpack.encode(["for-member", 9, "client", 1, "s", "g", consume])
+        no_rows = msgspec.msgpack.encode(consume)  # which no node asks
         good = [msgspec.msgpack.encode(pm.LedTables(number, None)) for number in range(5)]
         for body in (no_rows, *good):
             socket.send(body)
@@ -161,14 +161,17 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     finally:
         context.destroy(linger=0)
     assert isinstance(heard[0], m.Failure)
-    assert (heard[0].id, heard[0].name) == (9, "Misuse")
+    assert (heard[0].id, heard[0].name) == (9, "ProtocolMismatch")
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
 
 
 def test_settings_that_can_not_be_are_misuse(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.socket.sendall(framed(msgspec.msgpack.encode(["open", 9, "s", [[], 0, 0, -1, 5, 1]])))
-        assert [(each.id, each.name) for each in (raw.hear(), raw.hear())] == [(0, "ProtocolMismatch"), (9, "Misuse")]
+        assert [(each.id, each.name) for each in (raw.hear(), raw.hear())] == [
+            (0, "ProtocolMismatch"),
+            (9, "Misuse"),
+        ]
         assert raw.is_cut_off()
 
 

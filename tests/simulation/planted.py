@@ -226,7 +226,7 @@ def a_lost_batch_is_not_sent_again(plant: Plant) -> None:
 
 
 def a_death_ends_every_promise(plant: Plant) -> None:
-    plant(Promise, "void", lambda self, *_: self._heard.update(dict.fromkeys(self._heard, -math.inf)))
+    plant(Promise, "void", lambda self, *_: self.release())
 
 
 def a_late_word_of_a_death_counts_for_the_process_after_it(plant: Plant) -> None:

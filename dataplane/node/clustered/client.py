@@ -81,7 +81,7 @@ class ClusteredClient:
         self._here = here
         self._session = service.session()
         self._acks = Acks(self._session)
-        self._snapshots = ClusteredSnapshots(self._session)
+        self._snapshots = ClusteredSnapshots(self._session, service.dropped)
         self._restores = Restores(self._session, service.partitions.directory, service.holders)
         self._members: dict[_Member, _Received] = {}
         self._tickets: dict[int, _Ticket] = {}

@@ -146,7 +146,8 @@ class ClusteredStreams:
             if isinstance(hosted.machine, StreamMachine)
             and hosted.replica.leads
             and (after is None or hosted.machine.name > after)
-            and self.partitions.directory.names(hosted.partition)
+            and (record := self.partitions.directory.find(hosted.machine.name)) is not None
+            and record.key == hosted.partition
         }
         measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
         return {name: values for name, values in measured.items() if values is not None}

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 
-from dataplane.errors import Misuse
+from dataplane.errors import Closed, Lost, Misuse
 from dataplane.node.clustered.session import Session
 from dataplane.node.clustered.streams import Partition, Stream
 from dataplane.stream import requests as r
@@ -19,9 +20,10 @@ FIRST = 1 << 32
 class ClusteredSnapshots:
     """The snapshots of one client."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, dropped: Callable[[Stream], Awaitable[bool]]) -> None:
         self._session = session
-        self._taken: dict[int, tuple[Partition, int]] = {}
+        self._dropped = dropped
+        self._taken: dict[int, tuple[Stream, Partition, int]] = {}
         self._numbers = itertools.count(FIRST)
         self._releasing: asyncio.Task[None] | None = None
 
@@ -31,23 +33,28 @@ class ClusteredSnapshots:
             await asyncio.wait([self._releasing])  # or the partition would count that too
         taken = await self._session.ask(partition, r.TakeSnapshot(), r.SnapshotTaken)
         number = next(self._numbers)
-        self._taken[number] = partition, taken.snapshot
+        self._taken[number] = stream, partition, taken.snapshot
         return m.SnapshotTaken(request.id, number, taken.head)
 
     async def read(self, request: m.ReadSnapshot) -> m.SnapshotRows:
-        """Some of its rows. Raises LeaseExpired where another leads since, Lost, Misuse."""
+        """Some of its rows. Raises LeaseExpired where another leads since, Closed, Lost, Misuse."""
         if request.snapshot not in self._taken:
             raise Misuse(f"no rows {request.first} and {request.count} more of a snapshot {request.snapshot}")
-        partition, number = self._taken[request.snapshot]
+        stream, partition, number = self._taken[request.snapshot]
         asked = r.ReadSnapshot(snapshot=number, first=request.first, count=request.count)
-        found = await self._session.ask(partition, asked, r.SnapshotRows)
+        try:
+            found = await self._session.ask(partition, asked, r.SnapshotRows)
+        except Lost:
+            if await self._dropped(stream):
+                raise Closed("the stream was dropped") from None
+            raise
         columns = [(rows.tobytes(), task, ref.encode()) for rows, task, ref in found.columns]
         return m.SnapshotRows(request.id, found.block, columns)
 
     def release(self, number: int) -> None:
         """Nobody reads the snapshot any more."""
         if number in self._taken:
-            partition, snapshot = self._taken.pop(number)
+            _, partition, snapshot = self._taken.pop(number)
             self._releasing = self._session.soon(partition, r.ReleaseSnapshot(snapshot=snapshot))
 
     def leave(self) -> None:

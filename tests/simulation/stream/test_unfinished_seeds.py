@@ -18,7 +18,7 @@ from tests.simulation.stream.run import Run, plan
 
 SEEDS = 15
 LOOK = 8
-FIRST = {"any_token_will_do": 31}
+FIRST = {"any_token_will_do": 44}
 """Where to begin looking; from 0, if it is not said."""
 
 
