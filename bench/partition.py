@@ -65,7 +65,7 @@ def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) 
     `under_way`: appends of each process at a time."""
     name = f"flow-{block}-{under_way}-{time.monotonic_ns()}"
     stream = planes[0].stream(name, tasks=[_TASK])
-    stream.append({"x": [0]})  # which has a leader and a follower then
+    stream.append({"x": np.zeros(1, np.float32)})  # which has a leader and a follower then
     with stream.consume(_TASK, rows=1, columns=["x"]) as delivery:
         assert len(delivery) == 1
     leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
@@ -104,7 +104,7 @@ def _spent(pid: int) -> float:
 
 
 def _asked(planes: Sequence[dp.Plane]) -> int:
-    """Requests between nodes."""
+    """Messages between nodes."""
     return sum(plane.stats().asked for plane in planes)
 
 
@@ -179,7 +179,7 @@ def main() -> None:
     found = measure(chosen.nodes, chosen.runs)
     rows = [
         row("processor time of all nodes a row, blocks of 512", found[512]["nodes_us_a_row"], at_most=15, unit="us"),
-        row("requests between nodes for 512 rows, blocks of 512", found[512]["requests_a_512"], at_most=6, unit="each"),
+        row("messages between nodes for 512 rows, blocks of 512", found[512]["requests_a_512"], at_most=6, unit="each"),
         row(
             "rows/s that fill the leader's core, blocks of 512", found[512]["leader_full_rows_s"], at_least=5e5, unit=""
         ),

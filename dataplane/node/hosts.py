@@ -77,7 +77,7 @@ _STREAMS = 50  # whose figures one message has
 @dataclass(frozen=True, slots=True)
 class HostsStatistics:
     """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here;
-    requests to them, and theirs."""
+    messages to them (requests, and the frames of partitions), and requests of theirs."""
 
     fetched: int = 0
     sent: int = 0
@@ -380,7 +380,8 @@ class Hosts:
             return HostsStatistics()
         sent = self._inline_bytes + self._offers.sent_bytes
         peers = self._peers.statistics()
-        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, peers.asked, peers.answered)
+        asked = peers.asked + peers.posted
+        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, asked, peers.answered)
 
     def figures(self) -> dict[str, Any]:
         """Who is there, as plain values."""
