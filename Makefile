@@ -115,6 +115,7 @@ bench: $(STAMP) ## measure this machine, other systems beside ours, and write th
 
 bench-hosts: $(STAMP) ## measure hosts of network namespaces, as root
 	@$(BIN)/python -m bench.hosts
+	@$(BIN)/python -m bench.partition
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results
