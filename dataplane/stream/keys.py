@@ -5,8 +5,7 @@ another stream's row is none of this one's; such names cost nothing until somebo
 that do not begin with `~`, each once among the rows that are there: it is free again when its row is gone.
 
 An append that is made again, because its answer was lost, has the keys and the digest of the first: it is taken for the
-same, as long as all its rows are there. Of an append over several partitions each has a part, and has it in another cut
-where the placement has changed meanwhile: any rows of it, in its order, are the same again.
+same, as long as all its rows are there.
 """
 
 from __future__ import annotations
@@ -61,29 +60,10 @@ class Keys:
 
     def retried(self, keys: Sequence[str], digest: bytes) -> int | None:
         """The first row of the append that this is again, or None."""
-        rows = [self._rows.get(key, -1) for key in keys]
-        if not rows or min(rows) < 0:
+        first = self.known(keys[0], digest) if keys else None
+        if first is None or self._calls[keys[0]][1] != len(keys):
             return None
-        first, end, last = 0, 0, -1  # of the append that the row before is of, and that row
-        for row in rows:
-            if not first <= row < end:
-                first, end = self._call_of(row, digest)
-            elif row <= last:
-                return None
-            if first == end:
-                return None
-            last = row
-        return rows[0]
-
-    def _call_of(self, row: int, digest: bytes) -> tuple[int, int]:
-        """The first row of the append that this one came by, and its end; 0, 0 where that has another digest."""
-        first = row
-        while (key := self._keys.get(first)) is not None:
-            if key in self._calls:
-                start, count, of = self._calls[key]
-                return (start, start + count) if of == digest and row < start + count else (0, 0)
-            first -= 1
-        return 0, 0
+        return first if all(self._rows.get(key) == row for row, key in enumerate(keys, first)) else None
 
     def add(self, keys: Sequence[str], first: int, digest: bytes) -> None:
         """The keys of new rows, which have been checked; none: they are called by their numbers."""

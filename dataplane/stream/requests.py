@@ -240,8 +240,8 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
 
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
-    """Which rows have these keys. With a digest, the keys count together, if their rows came by appends of this digest.
-    Answered by `Found`."""
+    """Which rows have these keys; with a digest, if the first is the first key of an append of this digest. Answered by
+    `Found`."""
 
     keys: list[str]
     digest: bytes = b""

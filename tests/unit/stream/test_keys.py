@@ -59,12 +59,3 @@ def test_another_append_is_not_taken_for_the_same() -> None:
     keys.remove(np.array([1]))
     assert keys.retried(["a", "b"], b"digest") is None
     assert keys.known("a", b"digest") is None
-
-
-def test_parts_of_an_append_are_known_again_in_another_cut() -> None:
-    """The placement has changed before it was made again: what were two parts here is one, or one is two."""
-    keys = named("a", "b", "d", first=3)
-    keys.add(["c", "e"], 6, b"digest")
-    assert keys.retried(["b", "d"], b"digest") == 4
-    assert keys.retried(["a", "b", "c", "d", "e"], b"digest") == 3
-    assert keys.retried(["a", "b", "c", "d", "e", "f"], b"digest") is None
