@@ -39,7 +39,6 @@ def figures(home: Home, now: float, waiting: Waiting | None = None) -> dict[str,
         "waiting": sum(task is None for task, _ in waiting),
         "groups": home.books.groups.open,
         "behind": home.books.behind(),
-        "silent": [],
         "task": {name: _task(home, number, now, waiting) for number, name in enumerate(home.settings.tasks)},
     }
 
