@@ -33,7 +33,7 @@ CONDITIONS = {
     "ignored": "env --ignore-signal=INT,QUIT,TERM,HUP,CHLD {}",
     "nohup": "nohup {}",
     "no-ipv6": f"unshare --net sh -c '{NO_IPV6}; exec {{}}'",
-    "tmpdir": "env TMPDIR=/tmp/{dir} {}",  # of 90 characters, with what follows
+    "tmpdir": "sh -c 'mkdir -p /tmp/{dir}; TMPDIR=/tmp/{dir} {}; code=$?; rm -r /tmp/{dir}; exit $code'",
 }
 
 
