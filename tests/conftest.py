@@ -8,6 +8,7 @@ import multiprocessing.resource_tracker
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 import psutil
 import pytest
 from hypothesis import settings
+
+if len(tempfile.gettempdir()) > 40:  # sockets of multiprocessing's servers would have too long a path (unix(7))
+    tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
 settings.register_profile("any pace", deadline=None)
 settings.load_profile("any pace")
