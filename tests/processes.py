@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -89,6 +90,15 @@ def eventually(condition: Callable[[], T], what: str = "", timeout_s: float = WA
 def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:
     """[rows, n] values, `nbytes` in all, that no other seed gives at any place."""
     return (np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(seed << 32)).reshape(rows, -1)
+
+
+def has_ipv6() -> bool:
+    """Whether this host has an address of IPv6 to listen at."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 class Worker:

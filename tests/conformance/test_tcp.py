@@ -21,6 +21,7 @@ from dataplane.transport import strangers, tcp
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
+from tests.processes import has_ipv6
 
 Shelves = Callable[..., Shelf]
 
@@ -31,6 +32,7 @@ class TestTcp(TransportSuite):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
 class TestTcpByIPv6(TransportSuite):
     def made(self) -> Transport:
         return Tcp("::1")

@@ -13,9 +13,10 @@ import pytest
 from dataplane.wire import owner as module
 from dataplane.wire.owner import Address, owner
 from tests.cases import each_case
+from tests.processes import has_ipv6
 from tests.users import OTHER, OtherUser, needs_root
 
-FAMILIES = {"IPv4": (socket.AF_INET, "127.0.0.1"), "IPv6": (socket.AF_INET6, "::1")}
+FAMILIES = {"IPv4": (socket.AF_INET, "127.0.0.1")} | ({"IPv6": (socket.AF_INET6, "::1")} if has_ipv6() else {})
 
 CONNECT = """
 c = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET); c.connect((sys.argv[1], int(sys.argv[2])))
