@@ -10,7 +10,7 @@ messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which ea
 unmapped.
 
 What always holds: for streams nothing is done where little more is in use than when the node began, nor for more than
-1 % of the time: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks
+1 % of a processor: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks
 the heap is looked through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
@@ -20,12 +20,13 @@ import asyncio
 import ctypes
 import gc
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _SOON_S = 0.5  # after a stream has gone: more of them may go
 _BETWEEN_S = 10.0
-_SHARE = 0.01  # of the time
+_SHARE = 0.01  # of a processor
 _GROWN = 8 << 20  # bytes more than at the beginning, from which on it is worth the while
 _WORTH = 8 << 20  # bytes of large blocks
 
@@ -79,12 +80,12 @@ class Trimming:
             self._trim()
 
     def _trim(self) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = time.thread_time()
         gc.collect()  # only a whole collection empties the free lists
         self._cool()
         self._give_back()
-        self._next_s = loop.time() + max(_BETWEEN_S, (loop.time() - began_s) / _SHARE)
+        pause_s = max(_BETWEEN_S, (time.thread_time() - began_s) / _SHARE)
+        self._next_s = asyncio.get_running_loop().time() + pause_s
         self.count += 1
 
     def close(self) -> None:
