@@ -10,8 +10,8 @@ messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which ea
 unmapped.
 
 What always holds: for streams nothing is done where little more is in use than when the node began, nor for more than
-1 % of a processor: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks
-the heap is looked through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
+1 % of a processor: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large
+blocks the heap is looked through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
