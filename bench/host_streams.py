@@ -1,5 +1,5 @@
-"""Streams over hosts of network namespaces: what bookkeeping costs on four hosts beside one, who carries the control
-messages, how many rows move when a host comes or goes, and how soon everybody knows more when one is killed.
+"""Streams over hosts of network namespaces: what bookkeeping costs on four hosts beside one, and how soon everybody
+knows more when one is killed.
 
 Run by `python -m bench.hosts`.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,13 +23,12 @@ import psutil
 import dataplane as dp
 from bench.measure import Row, row
 from bench.namespaces import Host, nodes, switch, together
-from dataplane.cluster.placement import Placement
+from bench.partition import Worker, spent_s
 
 RUNS = 5
 GROUP, BLOCK, BLOCKS = 8, 512, 60
 _TASK = "actor"
 _WORKERS = 4
-_NODES, _GROUPS = 1024, 131072
 _WATCHED_S = 8.0  # that clients go on after a host was killed
 _SMALL = ("--spill", "0", "--prewarm", "0")
 
@@ -41,14 +39,13 @@ BREAKDOWN: dict[str, Any] = {}
 def bookkeeping(scratch: Path) -> list[Row]:
     """Rows a second that four processes append in groups, consume in groups and ack: each on a host of its own, and all
     four on one."""
-    ratios, shares, four_costs, one_costs, messages = [], [], [], [], []
+    ratios, four_costs, one_costs, messages = [], [], [], []
     for _ in range(RUNS):
         with switch(4) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
             four = flow([host.address for host in hosts])
         with dp.connect(config=dp.NodeConfig(memory="256MiB", spill=0, prewarm=0)) as plane:
             one = flow([plane.address])
         ratios.append(four["rows_s"] / one["rows_s"])
-        shares.append(max(four["messages"]) / (sum(four["messages"]) / 4))
         messages.append(sum(four["messages"]) / 2 / (_WORKERS * BLOCKS))  # each is one's question and another's answer
         four_costs.append(four["node_us"] + four["client_us"])
         one_costs.append(one["node_us"] + one["client_us"])
@@ -60,7 +57,6 @@ def bookkeeping(scratch: Path) -> list[Row]:
         row(
             "4 hosts, rows/s of a stream with groups, over those of one", ratios, at_least=0.25, unit="x", detail=detail
         ),
-        row("the most control messages of a host over the mean", shares, at_most=1.3, unit="x"),
         row(f"requests between nodes for {BLOCK} rows appended, given and acked", messages, at_most=30, unit="each"),
     ]
 
@@ -74,10 +70,11 @@ def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, fi
             together(planes)
         pids = [plane.stats().pid for plane in planes]
         stream = planes[0].stream("flow", tasks=[_TASK])
-        working = [_Worker(addresses[number % len(addresses)], number, blocks, first) for number in range(workers)]
+        at = [addresses[number % len(addresses)] for number in range(workers)]
+        working = [Worker("bench.host_streams", each, number, blocks, first=first) for number, each in enumerate(at)]
         for worker in working:
             worker.hear()
-        before = [_spent(pid) for pid in pids], _counted(planes)
+        before = [spent_s(pid) for pid in pids], _counted(planes)
         began = time.perf_counter()
         for worker in working:
             worker.tell("go")
@@ -87,7 +84,7 @@ def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, fi
         told = [json.loads(worker.hear()) for worker in working]
         took = time.perf_counter() - began
         rows = workers * blocks * BLOCK
-        spent = [_spent(pid) - each for pid, each in zip(pids, before[0], strict=True)]
+        spent = [spent_s(pid) - each for pid, each in zip(pids, before[0], strict=True)]
         messages = [now - then for now, then in zip(_counted(planes), before[1], strict=True)]
         delivered = stream.stats()["task"][_TASK]["delivered"]
         stream.drop()
@@ -110,31 +107,6 @@ def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, fi
 def _counted(planes: list[dp.Plane]) -> list[int]:
     """Requests that each node has sent and answered."""
     return [stats.asked + stats.answered for stats in (plane.stats() for plane in planes)]
-
-
-def _spent(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
-class _Worker:
-    """A process that produces and consumes, told so over its standard input."""
-
-    def __init__(self, address: str, number: int, blocks: int, first: str) -> None:
-        script = f"{first}; from bench.host_streams import work; work()".removeprefix("; ")
-        command = [sys.executable, "-c", script, address, str(number), str(blocks)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def hear(self) -> str:
-        assert self._process.stdout is not None, "it was asked for"
-        return self._process.stdout.readline().strip()
-
-    def tell(self, what: str) -> None:
-        assert self._process.stdin is not None, "it was asked for"
-        print(what, file=self._process.stdin, flush=True)
-
-    def end(self) -> None:
-        self._process.communicate(timeout=20)
 
 
 def work() -> None:
@@ -180,32 +152,6 @@ async def _work(address: str, number: int, blocks: int) -> None:
 
         append_s, found = await asyncio.gather(produce(), consume())
         print(json.dumps(found | {"append_s": append_s, "cpu_s": time.process_time() - began}), flush=True)
-
-
-# who comes and goes
-
-
-def placement(scratch: Path) -> list[Row]:
-    """Of 1,024 hosts one joins, or one leaves: groups that get another home, over those that have to."""
-    joined, left, shares = [], [], []
-    groups = [f"prompt-{i}" for i in range(_GROUPS)]
-    for run in range(RUNS):
-        names = [f"{run}-{i}".encode() for i in range(_NODES + 1)]
-        few, many = Placement(names[:-1]), Placement(names)
-        before = np.array(few.nodes)[few.winners("rollouts", groups)]
-        after = np.array(many.nodes)[many.winners("rollouts", groups)]
-        moved, won = int((before != after).sum()), int((after == names[-1]).sum())
-        joined.append(moved / won)
-        shares.append(won / (_GROUPS / (_NODES + 1)))
-        gone = int(np.random.default_rng(run).integers(_NODES))
-        rest = Placement([name for name in few.nodes if name != few.nodes[gone]])
-        after = np.array(rest.nodes)[rest.winners("rollouts", groups)]
-        left.append(int((before != after).sum()) / int((before == few.nodes[gone]).sum()))
-    detail = f"it wins {min(shares):.2f} to {max(shares):.2f} of an even share"
-    return [
-        row("1,024 hosts, one joins: rows that move, over those it wins", joined, at_most=1.1, unit="x", detail=detail),
-        row("one leaves: rows that move, over those it had", left, at_most=1.1, unit="x"),
-    ]
 
 
 # one is killed
@@ -321,6 +267,5 @@ class _Calls:
 
 SECTIONS: dict[str, Callable[[Path], list[Row]]] = {
     "bookkeeping": bookkeeping,
-    "placement": placement,
     "killed": killed,
 }

@@ -71,17 +71,17 @@ def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) 
     leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
     others = [plane for plane in planes if plane is not planes[leader]] or list(planes)
     blocks = rows // block // len(others)
-    working = [_Worker(plane.address, name, block, blocks, under_way) for plane in others]
+    working = [Worker("bench.partition", plane.address, name, block, blocks, under_way) for plane in others]
     for worker in working:
         worker.hear()
     pids = [plane.stats().pid for plane in planes]
-    before = [_spent(pid) for pid in pids], _asked(planes)
+    before = [spent_s(pid) for pid in pids], _asked(planes)
     began = time.perf_counter()
     for worker in working:
         worker.tell("go")
     told = [json.loads(worker.hear()) for worker in working]
     took = time.perf_counter() - began
-    spent = [_spent(pid) - then for pid, then in zip(pids, before[0], strict=True)]
+    spent = [spent_s(pid) - then for pid, then in zip(pids, before[0], strict=True)]
     asked = _asked(planes) - before[1]
     stream.drop()
     for worker in working:
@@ -98,7 +98,8 @@ def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) 
     }
 
 
-def _spent(pid: int) -> float:
+def spent_s(pid: int) -> float:
+    """Processor time of a process."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -108,11 +109,13 @@ def _asked(planes: Sequence[dp.Plane]) -> int:
     return sum(plane.stats().asked for plane in planes)
 
 
-class _Worker:
-    """A process that appends, takes and acks, told so over its standard input."""
+class Worker:
+    """A process that runs `work` of a module with these arguments, told so over its standard input. `first`: what it
+    does before anything else."""
 
-    def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-c", "from bench.partition import work; work()", *map(str, arguments)]
+    def __init__(self, module: str, *arguments: object, first: str = "") -> None:
+        script = f"{first}; from {module} import work; work()".removeprefix("; ")
+        command = [sys.executable, "-c", script, *map(str, arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def hear(self) -> str:

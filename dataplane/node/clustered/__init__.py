@@ -1,9 +1,7 @@
-"""Streams and tables over hosts as clients use them: what they ask goes to the leaders of the partitions that it
-concerns.
+"""Streams and tables over hosts as clients use them: what they ask goes to the leader of the partition.
 
-From below: `streams` (the streams that are open on this node, and their partitions), `session` (one client's requests
-to partitions), `retained` (the shards here that partitions need), `producer_router` (appends and extends, split by
-partition), `search`, `grants` and `gather` (deliveries of one partition or of several), `candidates` (what samplers of
-users are shown), `task_members` (what replicas are given), `snapshots`, `restores`, `service` (a client's messages,
-each answered by one of these); `table_directory` (which tables there are), `tables` (what clients ask of them).
+From below: `streams` (the streams that are open on this node), `session` (one client's requests to partitions),
+`retained` and `holders` (the columns here, and on other nodes, that partitions need), `acks`, `snapshots`, `restores`,
+`client` (one client's messages, each answered by one of these), `service` (the streams as a whole); `table_directory`
+(which tables there are), `tables` (what clients ask of them); `durable`, `alone` (what is on disk, also of one node).
 """

@@ -1,7 +1,7 @@
 """Partitions of streams and tables over hosts: what carries out the decisions of `dataplane.replication`.
 
-From below: `members` and `channel` (who is there, and frames to them), `hosted` and `replicas` (the replicas of this
-node: effects, timers, disks, the coordinator), `waiters` (requests that wait at a leader), `table` and `directory`
-(which partitions a stream has), `router` and `consuming` (which of them a request is for), `columns` (what to do about
-columns whose node is gone).
+From below: `channel` (frames to other nodes), `hosted` and `replicas` (the replicas of this node: effects, timers,
+disks, the coordinator), `recruiting` (who follows), `waiters` (requests that wait at a leader), `record`, `records` and
+`directory` (which partition a stream or table has), `router` (where its leader is), `columns` (what to do about columns
+whose node is gone), `remembered` and `finding` (what disks know that a coordinator has forgotten), `service` (all).
 """

@@ -51,6 +51,19 @@ def put(queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None
 class TestSharedImages(SharedImages): ...
 
 
+def test_rows_of_one_put_share_with_each_other_and_with_those_before(queue: Any, partition: str) -> None:
+    put(queue, partition, ["a", "b"], [1, 1])
+    assert used() <= IMAGE + PAGES
+    put(queue, partition, ["c", "d", "e", "f"], [2, 1, 2, 3])
+    assert used() <= 3 * IMAGE + 2 * PAGES
+    check(queue, partition, ["f", "e", "d", "c", "b", "a"], [3, 2, 1, 2, 1, 1])
+    queue.kv_clear(keys=["a", "b", "c"], partition_id=partition)
+    check(queue, partition, ["d", "e", "f"], [1, 2, 3])
+    queue.kv_clear(keys=["d", "f"], partition_id=partition)
+    check(queue, partition, ["e"], [2])
+    assert used() <= IMAGE + PAGES
+
+
 def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_one(queue: Any, partition: str) -> None:
     said = [{"role": "user", "content": bytes(range(256)) * 4096}]
     fields = {"prompt": NonTensorStack(NonTensorData(said)), "raw_prompt": NonTensorStack(NonTensorData(said))}
