@@ -92,14 +92,24 @@ class _End(asyncio.Protocol):
         self._gone = gone
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
+        self._early: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()
 
+    def join(self, other: _End) -> None:
+        """Pass bytes on to `other` from now on."""
+        self.other = other
+        for data in self._early:
+            self.data_received(data)
+        self._early.clear()
+
     def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is None:  # some Pythons read although `connection_made` paused it (gh-103607)
+            self._early.append(data)
+        elif self.other.transport is not None:
             self.other.transport.write(data)
 
     def pause_writing(self) -> None:
@@ -189,7 +199,8 @@ class Relay:
                 _abort(ends)
         if len(ends) < 2:
             return
-        ends[0].other, ends[1].other = ends[1], ends[0]
+        ends[0].join(ends[1])
+        ends[1].join(ends[0])
         for one in ends:
             if one.transport is None or one.transport.is_closing():  # it has gone meanwhile
                 one.connection_lost(None)

@@ -207,3 +207,16 @@ async def test_a_process_of_this_user_is_reached() -> None:
         finally:
             relay.close()
             await asyncio.sleep(0)
+
+
+async def test_bytes_that_are_read_before_both_ends_are_joined_are_passed_on(
+    relay: tuple[Relay, str], behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a Python that goes on reading after `pause_reading` in `connection_made` (gh-103607)."""
+    monkeypatch.setattr(loopback._End, "connection_made", lambda end, transport: setattr(end, "transport", transport))
+    host, port = relay[1].removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as ours:
+        ours.sendall(b"greeting")
+        theirs = await behind.came.get()
+        assert await theirs[0].readexactly(8) == b"greeting"
+    await closed(theirs)
