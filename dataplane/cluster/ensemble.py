@@ -45,6 +45,7 @@ _ASK_S, _TRY_S = 3.0, 1.0  # a change of its servers that was not answered may b
 _BEGIN_S = 20.0  # until a server that begins has to answer
 _CATCH_UP_S = 60.0
 _AGAIN_S, _LOOK_S = 0.1, 1.0
+_FAILURES = (OSError, ValueError, Unavailable, OutcomeUnknown)  # for which a server of etcd is given up
 _MAX_AGAIN_S = 30.0  # between attempts to run a server here
 _TURN_S = 10.0  # after which the next but one in line takes its turn, where there is none yet
 _NOT_FOUND, _NO_LEARNER, _BEHIND = "member not found", "can only promote a learner", "in sync with"
@@ -325,8 +326,8 @@ class Ensemble:
         """Run another server, until it is not in the list any more."""
         try:
             await self._join_now(server)
-        except* (OSError, ValueError, Unavailable, OutcomeUnknown) as error:
-            log.warning("this node runs no server of etcd now: %s", first_of(error))
+        except (BaseExceptionGroup, *_FAILURES) as error:
+            log.warning("this node runs no server of etcd now: %s", first_of(error, _FAILURES))
             check_cancelled()
             self._failed += 1
             self._again_s = self._clock() + min(_LOOK_S * 2**self._failed, _MAX_AGAIN_S)

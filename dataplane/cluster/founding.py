@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AGAIN_S, _MAX_AGAIN_S = 0.05, 0.5  # between rounds of asking
+_FAILURES = (OSError, ValueError, Unavailable, OutcomeUnknown)  # for which a server of etcd is given up
 _PAUSE_S = 2.0  # after an etcd could not be run
 _ASK_S = 1.0
 _GRANT_S = 5.0
@@ -183,9 +184,10 @@ class Founding:
                     running = group.create_task(self._run(found, before))
                     await self._stay(running)
                 before, self._bereft = None, not self._named
-            except* (OSError, ValueError, Unavailable, OutcomeUnknown) as failed:
+            except (BaseExceptionGroup, *_FAILURES) as failed:
+                error = first_of(failed, _FAILURES)
                 check_cancelled()
-                await self._failed(found, first_of(failed))
+                await self._failed(found, error)
             self._using = self._ensemble = None
 
     async def _failed(self, found: Found, error: BaseException) -> None:

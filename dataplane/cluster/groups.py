@@ -12,9 +12,14 @@ def check_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group of errors and groups."""
-    error: BaseException = group
+def first_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
+    """The first error of a group, or of groups in it. Raises the others where some are not of these kinds.
+
+    Not by `except*`: what is raised there is in a group again, or is not, depending on the Python (gh-103590)."""
+    if isinstance(error, BaseExceptionGroup):
+        others = error.split(kinds)[1]
+        if others is not None:
+            raise others
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane.cluster.certificates import certificates
+from dataplane.cluster.groups import first_of
 from dataplane.cluster.server import EtcdServer, Place, program
 from dataplane.config import ClusterConfig, environment
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
@@ -78,8 +79,8 @@ class Seeds:
                 if self._directory is not None:
                     group.create_task(self._serve(self._directory))
                 group.create_task(self._compare())
-        except* SeedsDiffer as differs:
-            raise differs.exceptions[0] from None
+        except BaseExceptionGroup as differs:
+            raise first_of(differs, (SeedsDiffer,)) from None
 
     async def _compare(self) -> None:
         """Write the list, or compare it with the one that is there; again now and then, since an etcd may be wiped."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import Clock, monotonic
+from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
@@ -155,8 +156,8 @@ class Node:
                 await stop.wait()
                 for task in background:
                     task.cancel()
-        except* Rejected as refused:
-            raise refused.exceptions[0] from None
+        except BaseExceptionGroup as refused:
+            raise first_of(refused, (Rejected,)) from None
         finally:
             loop.remove_reader(self._listener.fileno())
             await self._close()
