@@ -18,7 +18,7 @@ FIRST = {
     "a_copy_is_not_told": 0,
     "a_copy_is_taken_for_none": 1,
     "a_dropped_row_goes_where_nobody_holds_it": 0,
-    "a_failover_keeps_rows_leased": 51,
+    "a_failover_keeps_rows_leased": 170,
     "a_failover_keeps_the_leases_of_before": 1,
     "a_group_is_given_before_it_is_whole": 0,
     "a_key_has_two_rows": 0,

@@ -56,6 +56,12 @@ def in_child(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
+def open_to_write(segment: Segment) -> int:
+    """As its owner can who is not root: the mode says that nobody may."""
+    os.fchmod(segment.readonly_fd, 0o600)
+    return os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR)
+
+
 def outcome(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -137,7 +143,7 @@ def test_a_hardened_segment_keeps_its_pages_until_it_is_closed(opened: list[int]
         kept, freed = arena.allocate("a", 16 * PAGE), arena.allocate("a", 32 * PAGE)
         segment = arena[kept.segment]
         arena.release(freed)
-        child = in_child(lambda: os.close(os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR)))
+        child = in_child(lambda: os.close(open_to_write(segment)))
         deadline = time.monotonic() + WAIT_S
         while not opened:
             assert time.monotonic() < deadline
