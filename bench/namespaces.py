@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -128,7 +129,7 @@ class Host:
         self,
         end: End,
         key: Path,
-        others: Sequence[Host] = (),
+        seeds: str,
         memory: str = "2GiB",
         options: Sequence[str] = (),
         command: str = "dataplane.cli",
@@ -137,10 +138,10 @@ class Host:
         """`command`: the module that has the command `node`; `environment`: what it has more. Raises RuntimeError where
         the node does not start: with what it said."""
         self.name, self.ip = end
+        self.seeds = seeds
         started = [*inside(self.name), sys.executable, "-m", command, "node", "--memory", memory]
         started += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
-        if others:
-            started += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
+        started += ["--seeds", seeds, "--seed-dir", str(key.parent)]
         self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -183,16 +184,36 @@ class Host:
                 self.process.communicate()
 
 
-@contextmanager
-def nodes(ends: Sequence[End], directory: Path, **settings: Any) -> Iterator[list[Host]]:
-    """A node at each of these ends, which join each other. Settings are those of `Host`."""
+def seeds_at(ends: Sequence[End]) -> str:
+    """For `--seeds`, servers of etcd at these ends, on ports of their own."""
+    ports: set[int] = set()
+    while len(ports) < len(ends):
+        ports |= {random.randrange(10_000, 32_000, 2)}  # below those that the system gives to connections
+    return ",".join(f"{address}:{port}" for (_, address), port in zip(ends, ports, strict=True))
+
+
+def keygen(directory: Path) -> Path:
+    """The key of a cluster, in a directory; made if need be."""
     key = directory / "cluster.key"
     if not key.exists():
         subprocess.run([sys.executable, "-m", "dataplane.cli", "keygen", str(key)], check=True, capture_output=True)
+    return key
+
+
+def on_loopback(directory: Path) -> list[str]:
+    """For nodes of one cluster on this host's loopback, how they find each other."""
+    return ["--key", str(keygen(directory)), "--seeds", seeds_at([("", "127.0.0.1")]), "--seed-dir", str(directory)]
+
+
+@contextmanager
+def nodes(ends: Sequence[End], directory: Path, seeds: int = 1, **settings: Any) -> Iterator[list[Host]]:
+    """A node at each of these ends, of one cluster: the first `seeds` of them run its etcd. Settings are those of
+    `Host`."""
+    key, at = keygen(directory), seeds_at(ends[:seeds])
     with ExitStack() as undo:
         made: list[Host] = []
         for end in ends:
-            made.append(Host(end, key, made[:1], **settings))
+            made.append(Host(end, key, at, **settings))
             undo.callback(made[-1].stop)
         yield made
 

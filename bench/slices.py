@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import numpy as np
 
 import dataplane as dp
 from bench.measure import Row, row, table, write_json
+from bench.namespaces import on_loopback
 from bench.peers.work import EXPERTS, LAYERS, TOP
 
 RANKS = 8
@@ -39,14 +39,12 @@ def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.in
 
 
 @contextmanager
-def node(directory: Path, memory: int, joins: str) -> Iterator[tuple[str, str]]:
-    """A node among others: where clients find it, and where nodes do."""
+def node(directory: Path, memory: int, cluster: Sequence[str]) -> Iterator[str]:
+    """A node among others: where clients find it."""
     directory.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     path = directory / "node.sock"
     command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", str(memory), "--spill", "0", "--socket",
-               str(path), "--listen", listen, "--join", joins or "static://"]  # fmt: skip
+               str(path), "--listen", "tcp://127.0.0.1:0", *cluster]  # fmt: skip
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -55,7 +53,7 @@ def node(directory: Path, memory: int, joins: str) -> Iterator[tuple[str, str]]:
             if process.poll() is not None or time.monotonic() > ends:
                 raise RuntimeError((directory / "log").read_text())
             time.sleep(0.05)
-        yield f"unix://{path}", listen
+        yield f"unix://{path}"
     finally:
         process.terminate()
         process.wait()
@@ -68,13 +66,13 @@ def measure(tokens: int, scratch: Path) -> list[Row]:
     memory = max(2 * whole // 8 + (64 << 20), 64 << 20)
     sent, seconds = [], []
     with ExitStack() as undo:
-        address, listens = undo.enter_context(node(scratch / "owner", memory, ""))
+        cluster = on_loopback(scratch)
+        address = undo.enter_context(node(scratch / "owner", memory, cluster))
         owner = undo.enter_context(_connected(address))
         ref = owner.put({"routed_experts": rows}, narrow=["routed_experts"])
         stored = owner.stats().memory_used
         for rank in range(RANKS):
-            joins = "static://" + listens.removeprefix("tcp://")
-            with node(scratch / f"rank{rank}", memory, joins) as (there, _), _connected(there) as plane:
+            with node(scratch / f"rank{rank}", memory, cluster) as there, _connected(there) as plane:
                 _together(plane, owner)
                 before = plane.stats().fetched_bytes
                 began = time.perf_counter()

@@ -21,6 +21,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 import dataplane as dp
 from bench import workload
 from bench.measure import Row, row, table, timed, write_json
+from bench.namespaces import on_loopback
 
 RUNS = 9
 _INSTALLED = {"ucx": ("ucxx",), "nixl": ("nixl_cu13", "nixl_cu12")}
@@ -146,22 +148,19 @@ _LOOPS: dict[str, Callable[[int], Loop]] = {"ucx": UcxLoop, "nixl": NixlLoop}
 
 
 @contextmanager
-def nodes(transport: str) -> Iterator[tuple[dp.Plane, dp.Plane]]:
+def nodes(transport: str, scratch: Path) -> Iterator[tuple[dp.Plane, dp.Plane]]:
     """Planes at two nodes that have this transport alone."""
+    cluster = on_loopback(scratch)
     processes: list[subprocess.Popen[str]] = []
-    joined: list[str] = []
     addresses = []
     try:
         for _ in range(2):
             command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "2GiB", "--spill", "0"]
-            command += ["--listen", "tcp://127.0.0.1:0", "--transports", transport, *joined]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            command += ["--listen", "tcp://127.0.0.1:0", "--transports", transport, *cluster]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             processes.append(process)
             assert process.stdout is not None, "it was asked for"
-            assert process.stderr is not None, "it was asked for"
             addresses.append(process.stdout.readline().strip().partition("=")[2])
-            control = next(line.split()[-1] for line in process.stderr if line.startswith("other nodes find it"))
-            joined = ["--join", f"static://{control.removeprefix('tcp://')}"]
         with dp.connect(addresses[0]) as ours, dp.connect(addresses[1]) as theirs:
             while min(len(plane.members().get("members", ())) for plane in (ours, theirs)) < 2:
                 time.sleep(0.05)
@@ -179,7 +178,7 @@ def measure(transport: str) -> Row:
     loop = _LOOPS[transport](size)
     rates, limits = [], []
     try:
-        with nodes(transport) as (ours, theirs):
+        with TemporaryDirectory() as scratch, nodes(transport, Path(scratch)) as (ours, theirs):
             for _ in range(RUNS + 2):
                 ref = ours.put(columns)
                 began = time.perf_counter()

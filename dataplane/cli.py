@@ -67,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--data-dir", metavar="PATH", help="where the node is kept: the same member when started again")
     node.add_argument("--prewarm", metavar="SIZE", help="memory made ready for the first client (default: 512MiB)")
     node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
-    node.add_argument(
-        "--join", metavar="HOW", default="", help="static://H:P,... of other nodes, or etcd://H:P,.../NAME"
-    )
+    node.add_argument("--join", metavar="HOW", default="", help="the cluster's etcd, etcd://HOST:PORT,.../NAME")
     node.add_argument(
         "--seeds", metavar="HOST,...", default="", help="1, 3 or 5 hosts, the same on all: theirs run etcd"
     )

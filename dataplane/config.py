@@ -150,9 +150,7 @@ class ClusterConfig:
     """How a node is one of several.
 
     listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any. Its transports listen on the same HOST.
-    join: nodes that may know the others, `static://HOST:PORT,HOST:PORT,...`, or empty where others name this one: the
-        nodes run an etcd among themselves then. Or an etcd that is there, and the cluster's name: `etcd://HOST:PORT,
-        .../NAME`.
+    join: an etcd that is there, and the cluster's name: `etcd://HOST:PORT,.../NAME`.
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
     advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
         then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
@@ -196,6 +194,11 @@ class ClusterConfig:
             raise ValueError("--seeds goes with --key, by which the seeds know each other, and without --join")
         if self.seed_dir is not None and not self.seeds:
             raise ValueError("--seed-dir goes with --seeds")
+        if not (self.join or self.seeds):
+            raise ValueError(
+                "a node that listens is one of a cluster: name the hosts whose nodes run its etcd, the same on every"
+                " host, by --seeds HOST,..., or an etcd that is there by --join etcd://HOST:PORT/NAME"
+            )
         files = (self.etcd_ca, self.etcd_cert, self.etcd_cert_key, self.etcd_login)
         if self.joined.engine != "etcd" and any(file is not None for file in files):
             raise ValueError("an authority, a certificate and a login of etcd go with a cluster that is joined by etcd")
@@ -224,25 +227,20 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How the others are found: by a list of where they listen, tcp://HOST:PORT, or by the etcd at one of HOST:PORT,
-    which the nodes of these hosts run if they are seeds."""
+    """How the others are found: by the etcd at one of HOST:PORT, which the nodes of these hosts run if they are seeds,
+    and the cluster's name there."""
 
-    engine: Literal["static", "etcd", "seeds"] = "static"
-    addresses: tuple[str, ...] = ()
-    name: str = ""
+    engine: Literal["etcd", "seeds"]
+    addresses: tuple[str, ...]
+    name: str
 
 
 def _join(text: str) -> Join:
     engine, colon, where = text.partition("://")
     where, slash, name = where.partition("/")
     named = [each for each in where.split(",") if each]
-    if not text or (colon and engine == "static" and not slash):
-        for address in named:
-            check_host_port(address)
-        return Join("static", tuple(f"tcp://{address}" for address in named))
     if not colon or engine != "etcd":
-        ways = "static://HOST:PORT,... or etcd://HOST:PORT,.../NAME"
-        raise ValueError(f"a cluster is joined by {ways}, not by {text!r}")
+        raise ValueError(f"a cluster is joined by etcd://HOST:PORT,.../NAME, not by {text!r}")
     if not named:
         raise ValueError(f"{text!r} says no HOST:PORT of an etcd")
     for address in named:

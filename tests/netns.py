@@ -56,20 +56,26 @@ def mute(namespace: str, address: str, how: str = "add") -> None:
 class Host(Worker):
     """A namespace with a node in it. `cut` and `heal` are of its link, `mute_to` of one direction."""
 
-    def __init__(self, name: str, address: str, directory: Path, key: Path, join: str, memory: str) -> None:
+    def __init__(self, name: str, address: str, directory: Path, key: Path, seeds: str, memory: str) -> None:
         self.name = name
         self.ip = address
         settings = {"memory": memory, "spill": 0, "prewarm": 0}
-        super().__init__(_serve, name, directory / f"{name}.sock", settings, (f"tcp://{address}:7000", join, key))
+        cluster = {
+            "listen": f"tcp://{address}:7000",
+            "key": key,
+            "seeds": seeds,
+            "seed_dir": directory / f"{name}.etcd",
+        }
+        super().__init__(_serve, name, directory / f"{name}.sock", settings, cluster)
         try:
             self.address: str = self.hear()
         except BaseException:
             self.__exit__(None, None, None)
             raise
 
-    def servers(self) -> int:
-        """How many servers the cluster's coordinator has, as far as this host knows: of three, any one may go."""
-        return int(self.ask())
+    def coordinated(self) -> bool:
+        """Whether the coordinator answers this host."""
+        return bool(self.ask())
 
     def cut(self) -> None:
         """Nothing goes in or out."""
@@ -99,9 +105,9 @@ class Host(Worker):
         return int(found.stdout)
 
 
-def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...]) -> None:
+def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cluster: dict[str, Any]) -> None:
     enter(name)
-    node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
+    node = Node(NodeConfig(**settings), path, ClusterConfig(**cluster))
 
     def tell() -> None:
         try:
@@ -109,9 +115,8 @@ def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cl
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())  # type: ignore[attr-defined]
             return
-        founding = None if node.hosts is None or node.hosts._cluster is None else node.hosts._cluster._founding
-        ensemble = None if founding is None else founding._ensemble
-        pipe.send(0 if ensemble is None else sum(server.ready for server in ensemble.servers))
+        membership = None if node.hosts is None else node.hosts.membership
+        pipe.send(membership is not None and membership.coordination.answers)
 
     def ready() -> None:
         asyncio.get_running_loop().add_reader(pipe._pipe.fileno(), tell)  # type: ignore[attr-defined]
@@ -142,7 +147,7 @@ def switched(switch: str, names: Sequence[str], net: str) -> Iterator[None]:
 
 @contextmanager
 def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[Host]]:
-    """So many hosts that know each other, on one switch."""
+    """So many hosts on one switch; the first one or three run the cluster's etcd, so that of three any may go."""
     key = directory / "key"
     auth.generate(key)
     number = next(_numbers)
@@ -151,8 +156,7 @@ def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[H
     net = f"10.{78 + number % 100}.{os.getpid() % 250}"
     with ExitStack() as undo:
         undo.enter_context(switched(bridge, names, net))
-        made: list[Host] = []
-        for i, name in enumerate(names, 1):
-            join = "static://" + ",".join(f"{host.ip}:7000" for host in made) if made else ""
-            made.append(undo.enter_context(Host(name, f"{net}.{i}", directory, key, join, memory)))
-        yield made
+        addresses = [f"{net}.{i}" for i in range(1, count + 1)]
+        seeds = ",".join(addresses[: 3 if count >= 3 else 1])
+        pairs = zip(names, addresses, strict=True)
+        yield [undo.enter_context(Host(name, address, directory, key, seeds, memory)) for name, address in pairs]

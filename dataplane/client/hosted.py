@@ -1,4 +1,4 @@
-"""A node that is one of several, started by this process and told by it where the others listen.
+"""A node that is one of several, started by this process.
 
 It watches this process itself, and ends with it in good order: its files are gone then. That needs that it is not a
 child of this process, since Ray ends the children of its workers by SIGKILL; a process in between starts it, and ends.
@@ -15,15 +15,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from dataplane.client.launch import first_words, node_command
-from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.config import ClusterConfig, NodeConfig, environment
+from dataplane.store.claim import Claim
 
 _LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
-_TELL_S = 5.0
 _STOP_S = 2.0
 
 
@@ -35,7 +35,7 @@ class Hosted:
 
         Raises Rejected where it can not meet the settings, saying why; PeerUnavailable where it does not come up.
         """
-        self._tell, theirs = socket.socketpair()
+        self._open, theirs = socket.socketpair()  # it ends when this end is closed
         held = _in_memory(key)
         try:
             with theirs:
@@ -48,19 +48,13 @@ class Hosted:
                     start_new_session=True,
                     check=True,
                 )
-            self.address, self.listens, pid = first_words(self._tell, 3)
+            self.address, self.listens, pid = first_words(self._open, 3)
             self._process = os.pidfd_open(int(pid))
         except BaseException:
-            self._tell.close()  # which ends it, if it runs
+            self._open.close()  # which ends it, if it runs
             raise
         finally:
             os.close(held)
-        self._tell.settimeout(_TELL_S)
-
-    def seek(self, addresses: Iterable[str]) -> None:
-        """Tell it where the others listen now. One that has ended is told no more."""
-        with suppress(OSError):
-            self._tell.sendall(json.dumps(list(addresses)).encode() + b"\n")
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -79,9 +73,14 @@ class Hosted:
             signal.pidfd_send_signal(self._process, signal.SIGTERM)
         if not self._ended(_STOP_S):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        self._tell.close()
+        self._open.close()
         os.close(self._process)
         self._process = -1
+
+
+def claimed_directory() -> Claim:
+    """A new directory for the etcd of a cluster that lives no longer than this process."""
+    return Claim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
 
 
 def new_key() -> bytes:

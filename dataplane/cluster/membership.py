@@ -30,7 +30,6 @@ import msgspec
 from dataplane.clock import Clock, monotonic
 from dataplane.cluster.seal import Seal
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Registration, Unavailable
-from dataplane.coordinator.current import Replaced
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.peer import check_address
@@ -53,15 +52,14 @@ _LEAVE_S = 1.0
 class Member(msgspec.Struct, frozen=True):
     """What others read of a member. `life`: of its process. `address`: where its control channel listens. `host`: the
     same for nodes that fail together. `transports`: where they are found, by name. `keeps`: what it has survives its
-    process, which is started again under the same name. `serves`: it can run a server of the coordinator's. `first`:
-    the least number of a shard that its process has stored."""
+    process, which is started again under the same name. `first`: the least number of a shard that its process has
+    stored."""
 
     life: int
     address: str
     host: str = ""
     transports: dict[str, str] = {}
     keeps: bool = False
-    serves: bool = False
     major: int = pm.MAJOR
     first: int = 0
 
@@ -265,8 +263,7 @@ class Membership:
             log.info("the coordinator answers")
         elif before and not now:
             self._answers_since = None
-            level = logging.INFO if isinstance(why, Replaced) else logging.WARNING
-            log.log(level, "the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
+            log.warning("the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
 
     async def leave(self) -> None:
         """Be no member any more; `run` has ended."""

@@ -85,29 +85,21 @@ class EtcdServer:
         token: str,
         host: str,
         certificates: Certificates,
-        *,
-        keeps: bool = True,
     ) -> None:
-        """It listens on `host`, empty for every address. `token`: of the cluster of servers. `keeps`: its data are to
-        outlive the host; else they are only written."""
+        """It listens on `host`, empty for every address. `token`: of the cluster of servers."""
         self._directory = directory
         self._place = place
         self._token = token
         self._host = host
         self._certificates = certificates
-        self._keeps = keeps
-        self._end_by = signal.SIGTERM if keeps else signal.SIGKILL
 
-    async def run(self, state: Callable[[], Awaitable[tuple[str, str]]], proven: asyncio.Event | None = None) -> None:
+    async def run(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> None:
         """Run it until cancelled. `state`, asked before each start: "new" or "existing", where it has no data yet, and
-        the list of all servers, as `Place.listed`. Raises OSError where it ends before `proven` is set, as where
-        another has taken its port."""
+        the list of all servers, as `Place.listed`."""
         again_s = _AGAIN_S
         while True:
             began = time.monotonic()
             why = await self._run_once(state)
-            if proven is not None and not proven.is_set():
-                raise OSError(why)
             log.warning("%s; it is started again", why)
             again_s = _AGAIN_S if time.monotonic() - began > _STEADY_S else again_s
             await asyncio.sleep(again_s)
@@ -122,7 +114,7 @@ class EtcdServer:
         try:
             await _ended(process)
         finally:
-            await _stop(process, self._end_by)
+            await _stop(process)
         return f"etcd has ended ({process.returncode}); it said: {self._last_words()}"
 
     def _start(self, state: str, cluster: str, options: str) -> subprocess.Popen[bytes]:
@@ -140,7 +132,7 @@ class EtcdServer:
                         "-c",
                         _ENDS_WITH_NODE,
                         str(os.getpid()),
-                        str(int(self._end_by)),
+                        str(int(signal.SIGTERM)),
                         *command,
                     ],
                     stdin=subprocess.DEVNULL,
@@ -184,9 +176,6 @@ class EtcdServer:
         # Who has the key is known by its certificate, from whichever of its addresses it comes.
         for name in re.findall(r"--((?:experimental-)?peer-skip-client-san-verification)", known)[:1]:
             settings[name] = "true"
-        if not self._keeps:
-            settings["unsafe-no-fsync"] = "true"
-            settings["strict-reconfig-check"] = "false"  # it has a server that was added wait for 5 s before the next
         return [f"--{name}={value}" for name, value in settings.items()]
 
     def _log(self) -> Path:
@@ -239,11 +228,11 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
         os.close(watched)
 
 
-async def _stop(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
+async def _stop(process: subprocess.Popen[bytes]) -> None:
     """End it, and collect it. Idempotent."""
     if process.poll() is not None:
         return
-    process.send_signal(by)
+    process.terminate()
     try:
         async with asyncio.timeout(_STOP_S):
             await _ended(process)

@@ -19,7 +19,6 @@ What always holds, of each implementation (`dataplane/testing/coordinators.py`):
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 
@@ -60,12 +59,6 @@ class Coordinator(ABC):
     @abstractmethod
     def address(self) -> str:
         """What it is and where, for people."""
-
-    @property
-    def over_s(self) -> float:
-        """When the coordinator before this one had certainly ended, by `clock.monotonic`; infinite if there was none,
-        or nobody knows: it may have changed values after this process heard of it last."""
-        return math.inf
 
     @abstractmethod
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:

@@ -4,9 +4,8 @@
     dataplane.integrations.ray.up()         # once, in the driver
 
 An actor of the job, the keeper, puts an actor on each Ray node that is alive, also on those that come later. That one
-starts the node's process, which ends with it. The keeper tells all nodes where the others listen, as often as that
-changes; those agree on which of them run the cluster's coordinator (`cluster.founding`), so where a job has several
-hosts, etcd is installed on each, as the extra does.
+starts the node's process, which ends with it. The nodes of the keeper's host, which is the driver's, run the cluster's
+etcd (`cluster.seeds`), so it is installed there, as the extra does.
 
 What always holds: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
 process that called `up`; a node's process that ends is started again, as another node; Ray's own idea of which Ray
@@ -18,16 +17,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
+import random
+import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.client.hosted import Hosted, new_key
+from dataplane.client.hosted import Hosted, claimed_directory, new_key
 from dataplane.client.sync import connect
 from dataplane.clock import Deadline
 from dataplane.config import ClusterConfig, NodeConfig, check_host
@@ -178,18 +178,39 @@ def _on(place: str) -> Any:
     return NodeAffinitySchedulingStrategy(place, soft=False)
 
 
+def _host(ip: str) -> str:
+    """An address, in brackets where a port may follow only so."""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _free_seed() -> str:
+    """HOST:PORT of this Ray node, for an etcd: the port and the next are free, and none that the system gives to
+    connections, which could take one while etcd is started again."""
+    import ray
+
+    ip = ray.util.get_node_ip_address()
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, max(given, 20_000) - 1)
+        with ExitStack() as taken, suppress(OSError):
+            for each in (port, port + 1):
+                taken.enter_context(socket.create_server((ip, each), family=_family(ip)))
+            return f"{_host(ip)}:{port}"
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
 class _DataplaneHost:
     """The actor on a Ray node, which has the node's process."""
 
-    def __init__(self, ip: str, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
-        listen = f"tcp://[{ip}]:0" if ":" in ip else f"tcp://{ip}:0"
-        self._cluster = ClusterConfig(listen, key="passed in memory", transports=transports)
+    def __init__(self, ip: str, config: NodeConfig | None, key: bytes, cluster: ClusterConfig) -> None:
+        self._cluster = replace(cluster, listen=f"tcp://{_host(ip)}:0")
         self._config = config
         self._key = key
         self._node: Hosted | None = None
         self._exporting: Exporting | None = None
-        self._seeking = threading.Lock()
-        self._told = 0
 
     def start(self) -> tuple[str, str]:
         """Start the process; where clients and where other nodes find it. Raises DataplaneError, ValueError."""
@@ -199,13 +220,6 @@ class _DataplaneHost:
         if find_spec("prometheus_client") is not None:
             self._exporting = Exporting(self._node.address)
         return self._node.address, self._node.listens
-
-    def seek(self, told: int, addresses: list[str]) -> None:
-        """The others listen there. Ray may run what was called later first: `told` says what is newer."""
-        with self._seeking:
-            if self._node is not None and told > self._told:
-                self._told = told
-                self._node.seek(addresses)
 
     def knows(self, addresses: list[str], timeout_s: float) -> bool:
         """Wait until its members include all that listen there; whether they do in time. Raises DataplaneError where it
@@ -248,10 +262,16 @@ class _DataplaneKeeper:
     def __init__(self, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
         self._config = config
         self._key = key
-        self._transports = transports
+        self._directory = claimed_directory()
+        self._cluster = ClusterConfig(
+            "tcp://127.0.0.1:0",  # each host listens at its own address
+            key="passed in memory",
+            transports=transports,
+            seeds=_free_seed(),
+            seed_dir=str(self._directory.path),
+        )
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
-        self._told = 0
         self._looking = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -325,7 +345,7 @@ class _DataplaneKeeper:
 
         on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=_AT_ONCE, scheduling_strategy=_on(name))
         while True:
-            host = on.remote(place.ip, self._config, self._key, self._transports)
+            host = on.remote(place.ip, self._config, self._key, self._cluster)
             try:
                 while True:
                     await self._keep_by(host, place)
@@ -357,11 +377,6 @@ class _DataplaneKeeper:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Who runs has changed: tell all that do, and all that wait for it."""
-        self._told += 1
-        listening = [place.listens for place in self._places.values() if place.listens]
-        for place in self._places.values():
-            if place.host is not None:
-                place.host.seek.remote(self._told, listening)
+        """Who runs has changed: tell all that wait for it."""
         async with self._changed:
             self._changed.notify_all()

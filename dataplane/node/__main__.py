@@ -3,7 +3,7 @@
 
 CONFIG is a `NodeConfig` as JSON, STARTER the process to end with, READY a socket to say the address on, or why the node
 does not start. With CLUSTER, a `ClusterConfig` as JSON, it is one of several: it says in two more lines where others
-find it, and its process, and hears on READY where they listen, a JSON list a line. It ends when the other end does.
+find it, and its process, and ends when the other end of READY is closed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
             ready.close()
         else:
             ready.send(f"{node.address}\n{node.hosts.address}\n{os.getpid()}".encode())
-            _Heard(node, ready)
+            _end_with(ready)
 
     try:
         cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
@@ -51,30 +51,15 @@ def main() -> None:
         sys.exit(1)
 
 
-class _Heard:
-    """What the starter says, line by line, until it says no more."""
+def _end_with(starter: socket.socket) -> None:
+    """End this process when the other end is closed."""
 
-    def __init__(self, node: Node, starter: socket.socket) -> None:
-        self._node = node
-        self._starter = starter
-        self._unread = b""
-        starter.setblocking(False)
-        asyncio.get_running_loop().add_reader(starter.fileno(), self._more)
+    def closed() -> None:
+        asyncio.get_running_loop().remove_reader(starter.fileno())
+        starter.close()
+        signal.raise_signal(signal.SIGTERM)
 
-    def _more(self) -> None:
-        try:
-            part = self._starter.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        *lines, self._unread = (self._unread + part).split(b"\n")
-        if lines and self._node.hosts is not None:
-            self._node.hosts.seek(json.loads(lines[-1]))  # the newest is what holds
-        if not part:
-            asyncio.get_running_loop().remove_reader(self._starter.fileno())
-            self._starter.close()
-            signal.raise_signal(signal.SIGTERM)
+    asyncio.get_running_loop().add_reader(starter.fileno(), closed)
 
 
 main()

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 
 from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
-from dataplane.cluster.joining import Cluster, serves
+from dataplane.cluster.joining import Cluster
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
@@ -158,7 +158,6 @@ class Hosts:
             _machine(),
             {t.name: t.address for t in self._transports},
             keeps=self._keeps,
-            serves=serves(self._config),
             first=self._store.first,
         )
         self._cluster = Cluster(self._config, self._peers, self._node.hex(), me, self._key)
@@ -244,11 +243,6 @@ class Hosts:
         asked = msgspec.structs.replace(request, id=self._peers.next_id(), node=b"")
         return await self._peers.request(member.address, asked, Figures, _FIGURES_S)
 
-    def seek(self, addresses: Iterable[str]) -> None:
-        """Others listen at these tcp://HOST:PORT, as the process says that started this node."""
-        if self._cluster is not None:
-            self._cluster.seek(addresses)
-
     def _changed(self) -> None:
         assert self.membership is not None
         before, self._known = self._known, dict(self.membership.members)
@@ -268,9 +262,6 @@ class Hosts:
             case Frame():
                 if self.partitions is not None:
                     self.partitions.receive(request)
-            case pm.FindCoordinator():
-                assert self._cluster is not None
-                return self._cluster.answer(request)
             case pm.Describe():
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")

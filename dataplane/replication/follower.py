@@ -7,7 +7,6 @@ It acknowledges as a follower does, but no configuration names it, so it can't a
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from dataplane.errors import Corrupt
 from dataplane.replication.configuration import Configuration
@@ -15,17 +14,15 @@ from dataplane.replication.messages import Append, Appended, Install, Installing
 from dataplane.replication.state import State
 
 _NONE: dict[int, int] = {}
-_A_BEAT, _HEARD = 8, 64  # messages of which it is remembered when they came: a beat, and in all
 
 
 class Follower:
     """The role of a follower, over a replica's state."""
 
-    __slots__ = ("_acknowledged", "_heard", "_kept_s", "_matched", "_parts", "_sent_s", "_snapshot", "_state")
+    __slots__ = ("_acknowledged", "_matched", "_parts", "_sent_s", "_snapshot", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._kept_s = -math.inf
         self.begin()
 
     def begin(self) -> None:
@@ -33,7 +30,6 @@ class Follower:
         self._matched = 0  # the log is the leader's up to here
         self._acknowledged = 0
         self._sent_s = -math.inf  # of the newest message of this leader
-        self._heard: deque[tuple[float, float]] = deque(maxlen=_HEARD)  # when messages were sent, and heard here
         self._snapshot = 0, 0  # (index, epoch) of the snapshot that comes in parts
         self._parts = bytearray()
 
@@ -92,22 +88,6 @@ class Follower:
             return None
         return configuration.deposed_by(state.me)
 
-    def restored(self, over_s: float, now: float) -> Configuration | None:
-        """The configuration to tell a coordinator that has forgotten it: one that this replica leads, if its leader has
-        ended, and the coordinator had before anybody, the leader or who took its place, can have dropped this replica:
-        a lease has to run out first, since the leader held that of every follower. When a message was heard says
-        nothing of that: it may have been sent long before."""
-        state, configuration = self._state, self._state.configuration
-        if not self.late(over_s) and state.promise.deaf(configuration.leader):
-            return configuration.restored_by(state.me)
-        return None
-
-    def late(self, over_s: float) -> bool:
-        """Whether it may have been dropped before the coordinator ended, whatever else becomes known."""
-        state, settings = self._state, self._state.settings
-        until_s = self._kept_s + settings.lease_s * (1 - settings.drift) / (1 + settings.drift)
-        return state.me not in state.configuration.followers or over_s >= until_s
-
     def deadline(self, now: float) -> float:
         """When there is something to do without a message, by this replica's clock."""
         state = self._state
@@ -120,18 +100,8 @@ class Follower:
         return math.inf
 
     def _hear(self, message: Append | Install, now: float) -> None:
-        """`_kept_s`, by this replica's clock, is no later than the moment at which the leader last held every lease:
-        the message that says so was sent after an acknowledgement of this replica, which came after what it was of."""
-        state, sent_s = self._state, message.sent_s
-        state.promise.hear(state.configuration.leader, now)
-        self._sent_s = max(self._sent_s, sent_s)
-        heard = self._heard
-        for before_s, at in reversed(heard):
-            if before_s <= message.held_s:
-                self._kept_s = max(self._kept_s, at - (sent_s - message.held_s))
-                break
-        if not heard or sent_s - heard[-1][0] >= state.settings.beat_s / _A_BEAT:
-            heard.append((sent_s, now))
+        self._state.promise.hear(self._state.configuration.leader, now)
+        self._sent_s = max(self._sent_s, message.sent_s)
 
     def _match(self, index: int) -> None:
         self._matched = max(self._matched, index)

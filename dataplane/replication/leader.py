@@ -38,7 +38,6 @@ class Leader:
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
         self._out: dict[ReplicaId, float] = {}  # peers that had ended by then
-        state.held = lambda: self._lease.oldest(self._followers())
         state.machine.forget()
         for follower in state.configuration.followers:
             self._peers[follower] = Progress(state, follower, now)
@@ -146,12 +145,12 @@ class Leader:
         recruit = self._recruitment.ready(configuration, state, now)
         return None if recruit is None else configuration.joined_by(recruit)
 
-    def restored(self, over_s: float, now: float) -> Configuration | None:
+    def restored(self, now: float) -> Configuration | None:
         """The configuration to tell a coordinator that has forgotten it: the same, if no follower, nor one that may
         have become one unheard, can have taken the lead: this replica holds its lease, or held it when its process
-        ended, or the coordinator before."""
-        configuration, lease, until_s = self._state.configuration, self._lease, min(now, over_s)
-        if all(lease.holds((f,), min(until_s, self._out.get(f, now))) for f in self._followers()):
+        ended."""
+        configuration, lease = self._state.configuration, self._lease
+        if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
             return configuration.restored_by(self._state.me)
         return None
 

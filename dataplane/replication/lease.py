@@ -45,10 +45,6 @@ class Lease:
         renewed = self._renewed
         return all(renewed.get(peer, -math.inf) > oldest for peer in peers)
 
-    def oldest(self, peers: Iterable[ReplicaId]) -> float:
-        """Since when every one of these holds; minus infinity where one never acknowledged anything."""
-        return min((self._renewed.get(peer, -math.inf) for peer in peers), default=-math.inf)
-
     def silent(self, peer: ReplicaId, since: float, now: float) -> bool:
         """Whether a peer from which an acknowledgement was due since then has given none for `lease_s`."""
         return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
@@ -111,10 +107,6 @@ class Promise:
     def ended(self, leader: ReplicaId) -> bool:
         """Whether this leader is known to have ended."""
         return self._heard.get(leader) == -math.inf
-
-    def deaf(self, leader: ReplicaId) -> bool:
-        """Whether this leader has ended in this epoch: it is not heard any more."""
-        return leader == self._deaf_to
 
     def until(self, leader: ReplicaId) -> float:
         """When this leader will be silent, if nothing is heard of it."""

@@ -4,13 +4,10 @@ A leader sends `Append` and `Install`; the rest are answers. Each carries its ep
 by `Outdated`, which shows the newer configuration, and an answer of another epoch than the leader's own is passed over.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and comes back as it was: a follower's acknowledgement
-renews the leader's lease from when the message was *sent* (PacificA, section 2.3). `held_s`, by that clock: each
-follower has acknowledged a message that was sent then or later.
+renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
 """
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 
@@ -41,7 +38,6 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
     previous_epoch: int
     entries: tuple[Entry, ...]
     committed: int
-    held_s: float = -math.inf
 
 
 class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -55,7 +51,6 @@ class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
     size: int
     offset: int
     part: bytes
-    held_s: float = -math.inf
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -97,7 +97,7 @@ class Progress:
         entries = log.after(previous, most, state.settings.max_bytes)
         state.send(
             self._peer,
-            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed, state.held()),
+            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
         )
         return previous + len(entries)
 
@@ -110,6 +110,6 @@ class Progress:
         snapshot, offset = self._snapshot, self._received
         part = snapshot.state[offset : offset + state.settings.max_bytes]
         size = len(snapshot.state)
-        message = Install(configuration, now, snapshot.index, snapshot.epoch, size, offset, part, state.held())
+        message = Install(configuration, now, snapshot.index, snapshot.epoch, size, offset, part)
         state.send(self._peer, message)
         return snapshot.index

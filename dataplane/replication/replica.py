@@ -14,8 +14,6 @@ show it an epoch before that one, and it would take that one for new.
 
 from __future__ import annotations
 
-import math
-
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Effect, Refuse, Store
 from dataplane.replication.errors import NotLeader
@@ -33,7 +31,7 @@ class Replica:
     was ever started before, so it has promised nothing to anybody, and proposed nothing that it has forgotten. `alone`:
     there is no other replica, and never was, so nobody was promised anything."""
 
-    __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_over_s", "_state", "_ticked_s")
+    __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
     def __init__(
         self,
@@ -53,7 +51,6 @@ class Replica:
         self._follower = Follower(self._state)
         self._leader: Leader | None = None
         self._forgotten = False  # the coordinator has no configuration
-        self._over_s = math.inf  # when the one before had ended
         self._adopted_s = now  # since when the epoch is known
         self._ticked_s = now
 
@@ -76,7 +73,7 @@ class Replica:
     @property
     def mute(self) -> bool:
         """Whether it will never tell the coordinator, which has forgotten it, who leads."""
-        return self._forgotten and self._over_s < math.inf and not self.leads and self._follower.late(self._over_s)
+        return self._forgotten and not self.leads
 
     def serves(self, now: float) -> bool:
         """Whether it would answer a request."""
@@ -97,11 +94,10 @@ class Replica:
         self._adopt(configuration, now)
         return self._effects(now)
 
-    def forgotten(self, over_s: float, now: float) -> list[Effect]:
-        """The coordinator has no configuration, having lost what it had. `over_s`: when that had certainly ended in
-        which it had it, by this replica's clock; infinite if nobody knows. Who knows that no other replica can have a
-        newer configuration says what it knows, so there are no two leaders of an epoch, nor two that answer."""
-        self._forgotten, self._over_s = True, over_s
+    def forgotten(self, now: float) -> list[Effect]:
+        """The coordinator has no configuration, having lost what it had. A leader that knows that no other replica can
+        have a newer one says what it knows, so there are no two leaders of an epoch, nor two that answer."""
+        self._forgotten = True
         return self._effects(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
@@ -213,10 +209,10 @@ class Replica:
     def _effects(self, now: float) -> list[Effect]:
         """Ask for the configuration that is due, and return what is to be done: the disk first."""
         state = self._state
-        role = self._follower if self._leader is None else self._leader
-        wanted = role.wanted(now)
+        leader = self._leader
+        wanted = self._follower.wanted(now) if leader is None else leader.wanted(now)
         if self._forgotten:
-            restored = role.restored(self._over_s, now)
+            restored = None if leader is None else leader.restored(now)
             if restored is not None:
                 state.reconfiguration.ask(None, restored, now, state.effects)
         elif wanted is not None:

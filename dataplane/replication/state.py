@@ -5,9 +5,6 @@ Committed and applied are one number here: what is known to be committed is appl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 from dataplane.replication.attention import Attention
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Answer, Effect, Send
@@ -31,7 +28,6 @@ class State:
         "committed",
         "configuration",
         "effects",
-        "held",
         "log",
         "machine",
         "me",
@@ -55,8 +51,6 @@ class State:
         self.configuration = Configuration(0, ("", 0))
         """The newest that was seen. Epoch 0 has no leader: none was seen yet."""
         self.effects: list[Effect] = []
-        self.held: Callable[[], float] = lambda: -math.inf
-        """Since when this replica holds the lease of each follower, if it leads."""
         machine.restore(stored.snapshot.state)
 
     def send(self, to: ReplicaId, message: Message) -> None:

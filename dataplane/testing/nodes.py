@@ -57,7 +57,7 @@ class LocalNode:
     def __init__(self, **settings: Any) -> None:
         """Raises as `NodeConfig`, and what the node raises that does not start."""
         self._starter = os.getpid()
-        self._directory = Path(tempfile.mkdtemp(prefix="dataplane-test-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="dataplane-test-", dir=environment().runtime_dir))
         self._clock = ManualClock(base=monotonic)
         self._loop = _Loop(self._clock)
         self._stop = asyncio.Event()

@@ -36,7 +36,7 @@ from dataplane.wire.complaints import Complaints
 from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import Frame
-from dataplane.wire.peer_messages import FindCoordinator, PeerReply, PeerRequest
+from dataplane.wire.peer_messages import PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
 _complaints = Complaints(log)
@@ -53,7 +53,6 @@ _AT_ONCE_BYTES = 256 << 20  # of those, as they came
 _SMALL = 4096  # bytes of a request that is let in however many others keep
 _IN_A_TURN = 256  # messages that one socket gives before others are looked at
 _ADDRESS = 300  # characters
-_NAMED = 4096  # peers whose addresses are known, to name them
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
 _DOMAIN = "dataplane"
@@ -96,7 +95,6 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._answering: Counter[bytes] = Counter()
         self._answering_bytes = 0
-        self._named: dict[bytes, str] = {}
         self._dropped = 0
         self._asked_others = 0
         self._asked_here = 0
@@ -233,8 +231,6 @@ class Peers:
             self._answer(request)  # what it raises is logged, as of all that is heard
             return
         self._asked_here += 1
-        if isinstance(request, FindCoordinator):
-            self._name(who, request.address)
         try:
             answer = self._answer(request)
         except Exception as error:
@@ -288,13 +284,8 @@ class Peers:
             self._router.send([who, answered(reply, self._sender(who), _BETWEEN)])
 
     def _sender(self, who: bytes) -> str:
-        """A peer, as it is named to people: by what ZeroMQ knows its connection by, and where it says to listen."""
-        return f"peer {who[:16].hex()} ({self._named.get(who, 'which has not said where it listens')})"
-
-    def _name(self, who: bytes, address: str) -> None:
-        self._named[who] = line(address[:_ADDRESS])
-        if len(self._named) > _NAMED:
-            del self._named[next(iter(self._named))]
+        """A peer, as it is named to people: by what ZeroMQ knows its connection by."""
+        return f"peer {who[:16].hex()}"
 
     async def aclose(self) -> None:
         """Stop. Who waits is told PeerUnavailable. Idempotent."""

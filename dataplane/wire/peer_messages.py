@@ -45,19 +45,6 @@ Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
 what a node remembers of others is bounded where their number is."""
 
 
-class FindCoordinator(Message, frozen=True, tag="find-coordinator"):
-    """I look for the cluster's coordinator: who I am, where I listen, and whom else I know of. `claims`: I would run
-    it. `over`: the generation of the coordinators that are no more, as far as I know. Answered by `Coordinates`."""
-
-    id: int
-    major: int
-    node: Identity
-    address: str
-    known: list[str] = []
-    claims: bool = False
-    over: int = 0
-
-
 class Describe(Message, frozen=True, tag="describe"):
     """What these shards are. Answered by `Described`. `apart`: the live bits of large shards are not told in the
     answer, but asked for by `LiveRows`."""
@@ -192,8 +179,7 @@ class FindReplicas(Message, frozen=True, tag="find-replicas"):
 
 
 PeerRequest = (
-    FindCoordinator
-    | Describe
+    Describe
     | LiveRows
     | Offer
     | Withdraw
@@ -216,24 +202,6 @@ PeerRequest = (
     | Stats
     | Streams
 )
-
-
-class Coordinates(Message, frozen=True, tag="coordinates"):
-    """The cluster's coordinator: the HOST:PORT of its servers, the cluster's name there, and which of one after the
-    other it is. `secret`: the key file that it goes by, where this cluster has no key. Without servers none is known
-    here: this node `founds` one, or has `granted` that who asks does; `serves`: it could; `why`, why there is none."""
-
-    id: int
-    node: Identity
-    servers: list[str] = []
-    name: str = ""
-    generation: int = 0
-    secret: bytes = b""
-    known: list[str] = []
-    granted: bool = False
-    founds: bool = False
-    serves: bool = True
-    why: str = ""
 
 
 class Described(Message, frozen=True, tag="described"):
@@ -286,8 +254,7 @@ class FoundReplicas(Message, frozen=True, tag="found-replicas"):
 
 
 PeerReply = (
-    Coordinates
-    | Described
+    Described
     | LiveBits
     | Offered
     | KeptOffers

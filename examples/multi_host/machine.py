@@ -1,7 +1,8 @@
 """Three hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
 
 What always holds: when it is left, its processes, nodes and namespaces are gone. A host that is killed takes with it
-all that runs there, as a machine does. The first host is the last to start, so that another runs etcd's first server.
+all that runs there, as a machine does. Each host runs a server of the cluster's etcd. The first host, where the trainer
+runs, does not lead the stream.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 
 import dataplane as dp
 from bench.namespaces import Host, crossed, enter, ip, nodes, switch, together
+from dataplane.cluster.placement import Placement
 from examples.multi_host.job import HOSTS, Accident, Begin
 from examples.multi_host.servers import Servers
+from examples.multi_host.stages import STREAM
 from examples.multi_host.view import Figures
 from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.crew import Crew
@@ -45,11 +48,14 @@ class Machine:
             directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
             ends = [("", "127.0.0.1")] * self._count if self._loopback else undo.enter_context(switch(self._count))
             settings: dict[str, Any] = {"memory": self._memory, "options": ("--spill", "1GiB", "--prewarm", "0")}
-            started = undo.enter_context(nodes([*ends[1:], ends[0]], directory, **settings))
-            self._hosts = [started[-1], *started[:-1]]
-            self._key, self._settings, self._ends = directory / "cluster.key", settings, ends
-            self._planes = [undo.enter_context(dp.connect(host.address)) for host in self._hosts]
-            together(self._planes)
+            started = undo.enter_context(nodes(ends, directory, self._count, **settings))
+            planes = [undo.enter_context(dp.connect(host.address)) for host in started]
+            together(planes)
+            numbers = [plane.stats().node for plane in planes]
+            leader = Placement([node.encode() for node in numbers]).winner("stream", STREAM).decode()
+            order = sorted(range(self._count), key=lambda host: numbers[host] == leader)  # it dies; the first one stays
+            self._hosts, self._planes, self._ends = ([of[i] for i in order] for of in (started, planes, ends))
+            self._key, self._settings = directory / "cluster.key", settings
             self._later = undo.enter_context(ExitStack())
             self._crew = undo.enter_context(Crew())
             self.board = Board(directory / "newest")
@@ -124,7 +130,7 @@ class Machine:
 
     def _again(self, host: int, begin: Begin) -> Accident:
         """The host is started again, as another node, with what ran there."""
-        fresh = Host(self._ends[host], self._key, [self._hosts[0]], **self._settings)
+        fresh = Host(self._ends[host], self._key, self._hosts[0].seeds, **self._settings)
         self._later.callback(fresh.stop)
         self._hosts[host] = fresh
         self._planes[host] = self._later.enter_context(dp.connect(fresh.address))

@@ -24,7 +24,7 @@ class Servers:
     """The servers of some hosts, by the hosts' numbers."""
 
     def __init__(self, hosts: Mapping[int, Host], key: Path, count: int) -> None:
-        """Once so many of them have a vote. Raises TimeoutError."""
+        """Once so many of them answer. Raises TimeoutError."""
         self._hosts = hosts
         self._tls = certificates(auth.load(key), []).client()
         deadline = time.monotonic() + _WAIT_S
@@ -52,13 +52,9 @@ class Servers:
         return next(host for host, state in states.items() if state["header"]["member_id"] == target)
 
     def _states(self) -> dict[int, Any]:
-        """What the servers say of themselves that vote and know a leader."""
+        """What the servers say of themselves that know a leader."""
         found = {host: self._ask(host, "maintenance/status", {}) for host in self._hosts}
-        return {
-            host: said
-            for host, said in found.items()
-            if said is not None and not said.get("isLearner") and said.get("leader", "0") != "0"
-        }
+        return {host: said for host, said in found.items() if said is not None and said.get("leader", "0") != "0"}
 
     def _ask(self, host: int, path: str, question: Mapping[str, Any]) -> Any:
         """What the host's server answers; None where there is none, or it does not."""

@@ -23,6 +23,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
+from tests.etcd import cluster
 from tests.processes import WAIT_S, eventually
 
 ROUNDS = 30  # requests of each kind
@@ -35,10 +36,11 @@ class Node:
         self._log = directory / "log"
         self._socket = directory / "node.sock"
         command = ["node", "--socket", self._socket, "--memory", "16MiB", "--spill", "0", "--prewarm", "0"]
+        command += ["--listen", "tcp://127.0.0.1:0", "--join", cluster()]
         environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dataplane.cli", *map(str, command), "--listen", "tcp://127.0.0.1:0"],
+                [sys.executable, "-m", "dataplane.cli", *map(str, command)],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 env=environment,

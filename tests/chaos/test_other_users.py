@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire import peer_messages as pm
+from tests import etcd
+from tests.chaos.test_peers import register
 from tests.integration.test_hosts import Host, members, together
 from tests.processes import MIB, eventually, pattern
 from tests.users import OtherUser, needs_root
@@ -70,7 +73,6 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
             pm.Describe(1, [shard]),
             pm.Offer(2, b"stranger", shard, "tcp", 5.0),
             pm.FreeParts(3, [(shard, [0], (0, 1, b""))]),
-            pm.FindCoordinator(4, 1, b"stranger", "tcp://127.0.0.1:1"),
         )
         with OtherUser(ASK, hosts[0].listens, *asked) as other:
             assert other.hear() == "nothing"
@@ -90,7 +92,9 @@ def test_another_user_does_not_get_behind_the_port(hosts: list[Host]) -> None:
 def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(tmp_path: Path) -> None:
     with OtherUser(LISTEN) as other:
         port = other.hear()
-        with Host(tmp_path / "three", f"tcp://127.0.0.1:{port}"):
+        joins = etcd.cluster()
+        asyncio.run(register(joins, b"stranger", f"tcp://127.0.0.1:{port}"))
+        with Host(tmp_path / "three", joins):
             assert [other.hear() for _ in range(3)] == ["closed"] * 3
 
 

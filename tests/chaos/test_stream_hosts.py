@@ -62,7 +62,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A coordinator that outlives the hosts. Those that hosts run themselves: `tests/integration/test_founding.py`."""
+    """A coordinator that outlives the hosts. Those that hosts run themselves: `tests/integration/test_seeds.py`."""
     with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
@@ -180,26 +180,6 @@ def test_rows_go_on_where_others_lead_when_a_leader_dies(cluster: Cluster) -> No
         assert delivery.tags["n"] == got
     assert streams[0].lost() == []
     eventually(lambda: nothing_kept(cluster.planes[0]), "what was acked is freed")
-
-
-@pytest.mark.long
-def test_the_second_of_two_goes_on_when_the_first_dies_that_ran_the_only_server(tmp_path: Path) -> None:
-    """What the coordinator knew dies with the leader of the stream."""
-    with ExitStack() as stack:
-        first = stack.enter_context(Host(tmp_path / "0"))
-        hosts = [first, stack.enter_context(Host(tmp_path / "1", first))]
-        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
-        together(*planes)
-        name = next(name for name in GROUPS if leader(planes, name) == 0)
-        streams = [plane.stream(name, tasks=["actor"]) for plane in planes]
-        streams[1].append(ids(30), group=GROUPS)
-        nodes = planes[0].members()["members"].values
-        eventually(lambda: any(each["follows"] for each in nodes()), "the second follows")
-        first.kill()
-        streams[1].append(ids(30, 30), group=GROUPS, timeout=60)
-        streams[1].close()
-        assert sorted(drained(streams[1], "actor", ["id"])) == list(range(60))
-        assert streams[1].lost() == []
 
 
 @pytest.mark.long

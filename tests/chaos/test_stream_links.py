@@ -33,7 +33,7 @@ def streams(count: int, directory: Path) -> Iterator[tuple[list[Host], list[Any]
     with hosts(count, directory) as made, ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(host.address)) for host in made]
         eventually(lambda: all(known(plane) == count for plane in planes), "they know each other")
-        eventually(lambda: all(host.servers() == count for host in made), "the coordinator may lose one")
+        eventually(lambda: all(host.coordinated() for host in made), "the coordinator answers all", 40)
         last = leader(planes, "rollouts")
         made.append(made.pop(last))
         planes.append(planes.pop(last))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EAGAIN, EIO, EMFILE
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests import etcd
 from tests.cases import each_case
 from tests.faults.shim import EVERY, HANG, build, compiler, name
 from tests.faults.subject import Subject
@@ -59,16 +59,16 @@ class Pair:
 
 @contextmanager
 def pair(tmp_path: Path, shim: Path) -> Iterator[Pair]:
-    with Subject(tmp_path / "one", shim, *ALONE, memory=MEMORY) as one:
-        (address,) = eventually(lambda: re.findall(r"find it at tcp://(\S+)\n", one.logged()), "it says where it is")
-        with (
-            Subject(tmp_path / "two", shim, *ALONE, "--join", f"static://{address}", memory=MEMORY) as two,
-            dp.connect(one.address) as mine,
-            dp.connect(two.address) as theirs,
-        ):
-            for plane in (mine, theirs):
-                eventually(lambda plane=plane: len(plane.members()["members"]) == 2, "they know each other")  # type: ignore[misc]
-            yield Pair(one, mine, theirs)
+    how = [*ALONE, "--join", etcd.cluster()]
+    with (
+        Subject(tmp_path / "one", shim, *how, memory=MEMORY) as one,
+        Subject(tmp_path / "two", shim, *how, memory=MEMORY) as two,
+        dp.connect(one.address) as mine,
+        dp.connect(two.address) as theirs,
+    ):
+        for plane in (mine, theirs):
+            eventually(lambda plane=plane: len(plane.members()["members"]) == 2, "they know each other")  # type: ignore[misc]
+        yield Pair(one, mine, theirs)
 
 
 CELLS = [

@@ -1,4 +1,4 @@
-"""Nodes that are some of several, started by a process that tells them of each other, as Ray's actors do."""
+"""Nodes that are some of several, started by a process, as Ray's actors do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import pytest
 import dataplane as dp
 from dataplane.client.hosted import Hosted, new_key
 from dataplane.config import ClusterConfig, NodeConfig
+from tests import etcd
 from tests.cases import each_case
 from tests.integration.test_hosts import ANY, members, together
 from tests.processes import Worker, eventually
 
-CLUSTER = ClusterConfig(ANY)
+
+def clustered() -> ClusterConfig:
+    return ClusterConfig(ANY, etcd.cluster())
 
 
 def settings(directory: Path) -> NodeConfig:
@@ -29,55 +32,50 @@ def settings(directory: Path) -> NodeConfig:
 @contextmanager
 def hosted(directory: Path, count: int) -> Iterator[tuple[list[Hosted], list[Any]]]:
     """So many nodes that share a key, and a plane of each."""
-    key = new_key()
+    key, cluster = new_key(), clustered()
     with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(Hosted(settings(directory), CLUSTER, key))) for _ in range(count)]
+        nodes = [stack.enter_context(closing(Hosted(settings(directory), cluster, key))) for _ in range(count)]
         yield nodes, [stack.enter_context(dp.connect(node.address)) for node in nodes]
 
 
-def test_they_know_whom_they_are_told_of(tmp_path: Path) -> None:
-    with hosted(tmp_path, 3) as (nodes, planes):
-        listening = [node.listens for node in nodes]
-        nodes[0].seek(listening[:2])
-        together(*planes[:2])
-        assert len(members(planes[2])) == 1
-        for node in nodes:
-            node.seek(listening)
+def test_they_know_each_other(tmp_path: Path) -> None:
+    with hosted(tmp_path, 3) as (_, planes):
         together(*planes)
         assert planes[2].get(planes[0].put({"x": [1]}))["x"].to_list() == [1]
 
 
 def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
-    key = new_key()
+    key, cluster = new_key(), clustered()
     with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(Hosted(settings(tmp_path), CLUSTER, key))) for _ in range(2)]
+        nodes = [stack.enter_context(closing(Hosted(settings(tmp_path), cluster, key))) for _ in range(2)]
         with dp.connect(nodes[1].address) as plane:
             pid = plane.stats().pid
         os.kill(pid, signal.SIGKILL)
         nodes[1].wait()
-        nodes[1].seek(["tcp://127.0.0.1:1"])  # which it does not hear
-        nodes.append(stack.enter_context(closing(Hosted(settings(tmp_path), CLUSTER, key))))
-        nodes[0].seek([nodes[2].listens])
+        nodes.append(stack.enter_context(closing(Hosted(settings(tmp_path), cluster, key))))
         planes = [stack.enter_context(dp.connect(node.address)) for node in (nodes[0], nodes[2])]
         together(*planes)
 
 
 @pytest.mark.long
 def test_the_key_keeps_others_out_and_is_on_no_command_line(tmp_path: Path) -> None:
-    with hosted(tmp_path / "a", 2) as (nodes, planes), hosted(tmp_path / "b", 1) as ([strange], [stranger]):
-        for node in (*nodes, strange):
-            node.seek([nodes[0].listens, nodes[1].listens, strange.listens])
+    cluster, key = clustered(), new_key()
+    with ExitStack() as stack:
+        planes = []
+        for each in (key, key, new_key()):
+            node = stack.enter_context(closing(Hosted(settings(tmp_path), cluster, each)))
+            planes.append(stack.enter_context(dp.connect(node.address)))
+        *planes, stranger = planes
         together(*planes)
         assert members(stranger) == {stranger.stats().node}
-    key = new_key()
-    with closing(Hosted(settings(tmp_path), CLUSTER, key)) as node, dp.connect(node.address) as plane:
+    with closing(Hosted(settings(tmp_path), cluster, key)) as node, dp.connect(node.address) as plane:
         process = psutil.Process(plane.stats().pid)
         said = " ".join([*process.cmdline(), *process.environ().values()])
         assert not any(line.decode() in said for line in key.split()[3:])
 
 
 def starting(pipe: Any, directory: str) -> None:
-    node = Hosted(settings(Path(directory)), CLUSTER, new_key())
+    node = Hosted(settings(Path(directory)), ClusterConfig(ANY, "etcd://127.0.0.1:1"), new_key())
     with dp.connect(node.address) as plane:
         pipe.send((plane.stats().pid, node.address))
         pipe.recv()
@@ -96,7 +94,7 @@ def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal
 
 
 def test_closed_it_has_ended(tmp_path: Path) -> None:
-    node = Hosted(settings(tmp_path), CLUSTER, new_key())
+    node = Hosted(settings(tmp_path), clustered(), new_key())
     with dp.connect(node.address) as plane:
         process = psutil.Process(plane.stats().pid)
         node.close()
@@ -109,8 +107,8 @@ def test_closed_it_has_ended(tmp_path: Path) -> None:
 @each_case(
     ("cluster", "key", "why"),
     [
-        (CLUSTER, b"no key", "is no key"),
-        (ClusterConfig("tcp://192.0.2.1:0", key="some"), None, "assign"),
+        (ClusterConfig(ANY, "etcd://127.0.0.1:1"), b"no key", "is no key"),
+        (ClusterConfig("tcp://192.0.2.1:0", "etcd://127.0.0.1:1", key="some"), None, "assign"),
     ],
 )
 def test_one_that_does_not_start_says_why(tmp_path: Path, cluster: ClusterConfig, key: bytes | None, why: str) -> None:

@@ -41,9 +41,8 @@ LEASE_S = 4.0  # after which who is silent is away
 class Host(Worker):
     """A node among others, in a process of its own. `address` is for clients, `listens` for the other nodes.
 
-    join: a node whose cluster it joins, or what `--join` takes; without one it begins a cluster. founding: it begins
-    one as `--listen` alone does, with an etcd beside each node, which takes half a second of a processor and one of
-    time; other clusters have theirs in the etcd that the process's tests share.
+    join: a node whose cluster it joins, or what `--join` takes; without one it begins a cluster of its own at the etcd
+    that the process's tests share.
     """
 
     def __init__(
@@ -55,13 +54,12 @@ class Host(Worker):
         advertise: str = "",
         transports: tuple[str, ...] = (),
         serve: Any = None,
-        founding: bool = False,
         **settings: Any,
     ) -> None:
         directory.mkdir(exist_ok=True)
         settings = {"memory": "32MiB", "spill": 0, "prewarm": 0, "spill_dir": directory / "spill"} | settings
-        self._joins = _joins(join, founding)
-        cluster = (listen, self._joins or _static(join), key, advertise, transports)
+        self.joins = _joins(join)
+        cluster = (listen, self.joins, key, advertise, transports)
         super().__init__(serve or _serve, directory / "node.sock", settings, cluster)
         try:
             self.address, self.listens = self.hear()
@@ -78,19 +76,10 @@ class Host(Worker):
         return self
 
 
-def _joins(join: tuple[Host | str, ...], founding: bool) -> str:
-    """The cluster of a coordinator that they share; empty where an etcd runs beside each node."""
+def _joins(join: tuple[Host | str, ...]) -> str:
     if not join:
-        return "" if founding else etcd.cluster()
-    first = join[0]
-    if isinstance(first, str):
-        return first if first.startswith("etcd://") else ""
-    return first._joins
-
-
-def _static(join: tuple[Host | str, ...]) -> str:
-    others = [each if isinstance(each, str) else each.listens for each in join]
-    return "static://" + ",".join(other.removeprefix("tcp://") for other in others)
+        return etcd.cluster()
+    return join[0] if isinstance(join[0], str) else join[0].joins
 
 
 def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...]) -> None:
@@ -547,9 +536,9 @@ def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
     with (
-        Host(tmp_path / "one", key=key, founding=True) as host,
+        Host(tmp_path / "one", key=key) as host,
         dp.connect(host.address) as one,
-        node_command(tmp_path, "--listen", ANY, "--key", str(key), "--join", f"static://{host.listens[6:]}") as started,
+        node_command(tmp_path, "--listen", ANY, "--key", str(key), "--join", host.joins) as started,
     ):
         try:
             assert started.stdout is not None
@@ -563,19 +552,21 @@ def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
             started.kill()
 
 
+NOBODY = ["--join", "etcd://127.0.0.1:1"]
 NO_ARGUMENTS = {
-    "join without listen": ["--join", "static://127.0.0.1:1"],
+    "join without listen": ["--join", "etcd://127.0.0.1:1"],
+    "listen without a cluster": ["--listen", ANY],
     "key without listen": ["--key", "k"],
-    "beyond loopback without a key": ["--listen", "tcp://10.0.0.1:0"],
-    "no address": ["--listen", "127.0.0.1:0"],
-    "every address and none to tell": ["--listen", "tcp://0.0.0.0:0", "--key", "KEY"],
+    "beyond loopback without a key": ["--listen", "tcp://10.0.0.1:0", *NOBODY],
+    "no address": ["--listen", "127.0.0.1:0", *NOBODY],
+    "every address and none to tell": ["--listen", "tcp://0.0.0.0:0", "--key", "KEY", *NOBODY],
     "advertise without listen": ["--advertise", "10.0.0.1"],
 }
 WRONG = {
-    "no such key": ["--listen", ANY, "--key", "/nowhere/key"],
-    "another host's address": ["--listen", "tcp://192.0.2.1:0", "--key", "KEY"],
-    "a port that is taken": ["--listen", "TAKEN"],
-    "a name that is none": ["--listen", "tcp://no-such-host.invalid:0", "--key", "KEY"],
+    "no such key": ["--listen", ANY, "--key", "/nowhere/key", *NOBODY],
+    "another host's address": ["--listen", "tcp://192.0.2.1:0", "--key", "KEY", *NOBODY],
+    "a port that is taken": ["--listen", "TAKEN", *NOBODY],
+    "a name that is none": ["--listen", "tcp://no-such-host.invalid:0", "--key", "KEY", *NOBODY],
 }
 
 

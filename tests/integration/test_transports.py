@@ -121,7 +121,7 @@ def test_one_that_fails_is_passed_over(made: Any) -> None:
 def test_a_node_whose_transport_is_not_installed_says_what_to_install(tmp_path: Path, name: str) -> None:
     hide = "import sys; sys.modules.update(dict.fromkeys(['ucxx', 'nixl', 'nixl_cu12', 'nixl_cu13']))"
     arguments = ["node", "--memory", "16MiB", "--spill", "0", "--socket", str(tmp_path / "s")]
-    arguments += ["--listen", "tcp://127.0.0.1:0", "--transports", f"tcp,{name}"]
+    arguments += ["--listen", "tcp://127.0.0.1:0", "--join", "etcd://127.0.0.1:1", "--transports", f"tcp,{name}"]
     script = f"{hide}; from dataplane.cli import main; sys.exit(main({arguments!r}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

@@ -36,12 +36,12 @@ class Census:
 
     def wiped(self) -> None:
         """The coordinator forgets everything now."""
-        leader = self._coordinator.configuration.leader
-        self._led = [node for node in self.nodes if node.up and node.me == leader and node.replica.serves(node.clock())]
+        members = self.members()
+        self._led = members if any(node.replica.serves(node.clock()) for node in members) else []
         self._lives = [node.life for node in self._led]
 
     def _unknown(self) -> bool:
         """Whether a coordinator that was wiped is told of it by nobody, and nobody's fault: nobody led it then, or who
-        did has died, and no follower knows for certain that it is one still."""
+        did has died, or a follower, so that who leads can not prove that it does."""
         lives = [node.life for node in self._led if node.up]
         return self._coordinator.forgotten and (not lives or lives != self._lives)

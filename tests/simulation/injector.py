@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -162,17 +161,10 @@ class Injector:
         return self._raise(self._coordinators, "late", fault.amount)
 
     def coordinator_wiped(self, fault: Fault) -> End:
-        """All that it knew ends, as the processes do that it ran in: now and then the leader's with it."""
-        node = self._node(LEADER)
-        if fault.amount < 0.6 and not self._last(node):
-            for each in self._all(node):
-                each.crash(1.0 + fault.duration_s)
+        """All that it knew is gone."""
         for partition in self._partitions:
             partition.census.wiped()
             partition.coordinator.wipe()
-            for each in partition.nodes:
-                each.over_s = math.inf
-                self._world.after(0.1 * self._world.rng.random(), each.over)
         return self.coordinator_away(fault)
 
     # What others ask of the partition

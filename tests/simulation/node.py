@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,7 +58,6 @@ class Node:
         self.others: list[Node] = []
         """This node in other partitions, which crash with it."""
         self.slow_disk = 0
-        self.over_s = math.inf  # when the coordinator before had ended, as this life heard
         self.told_s = 0.0  # others are told, within so long, when this process has ended; 0: they are not
         self._disk = Disk()
         self.replica: Replica
@@ -84,7 +82,6 @@ class Node:
             return
         self.up = True
         self.life += 1
-        self.over_s = math.inf
         if not self._settings.durable:
             self._disk = Disk()
             self.incarnation = self.life
@@ -161,12 +158,7 @@ class Node:
             self._world.after(CHECK_IN_S, self._check_in, life)
 
     def _forgotten(self) -> None:
-        self._perform(self.replica.forgotten(self.over_s, self.clock()))
-
-    def over(self) -> None:
-        """The coordinator's processes have ended, as those hear that find nobody where they listened."""
-        if self.up:
-            self.over_s = self.clock()
+        self._perform(self.replica.forgotten(self.clock()))
 
     def _checked_in(self, configuration: Configuration | None, members: Mapping[str, bytes]) -> None:
         if configuration is None:

@@ -244,21 +244,7 @@ def a_living_leader_is_said_to_have_ended(plant: Plant) -> None:
 
 
 def a_leader_without_its_lease_tells_a_coordinator_that_was_wiped(plant: Plant) -> None:
-    plant(Leader, "restored", lambda self, over_s, now: self._state.configuration.restored_by(self._state.me))
-
-
-def a_follower_tells_a_coordinator_that_was_wiped_though_its_leader_may_live(plant: Plant) -> None:
-    def at_once(self: Any, over_s: float, now: float) -> Configuration | None:
-        state, configuration = self._state, self._state.configuration
-        return configuration.restored_by(state.me) if state.me in configuration.followers else None
-
-    plant(Follower, "restored", at_once)
-
-
-def a_follower_tells_a_coordinator_that_outlived_its_leader(plant: Plant) -> None:
-    """In which another may have taken the leader's place before it was wiped."""
-    restored = Follower.restored
-    plant(Follower, "restored", lambda self, over_s, now: restored(self, 0.0, now))
+    plant(Leader, "restored", lambda self, now: self._state.configuration.restored_by(self._state.me))
 
 
 def a_part_is_taken_for_the_snapshot(plant: Plant) -> None:

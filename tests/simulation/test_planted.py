@@ -33,8 +33,6 @@ NEAR = {
     "reconciliation_is_skipped": 885,
     "a_late_word_of_a_death_counts_for_the_process_after_it": 335,
     "a_leader_without_its_lease_tells_a_coordinator_that_was_wiped": 240,
-    "a_follower_tells_a_coordinator_that_outlived_its_leader": 200,
-    "a_follower_tells_a_coordinator_that_was_wiped_though_its_leader_may_live": 20,
 }
 
 

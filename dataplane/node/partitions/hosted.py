@@ -254,7 +254,7 @@ class Hosted:
             return
         if value is None:
             log.warning("the coordinator has forgotten %s", self.partition)
-            self._perform(self.replica.forgotten(self._owner.coordinator.over_s, monotonic()))
+            self._perform(self.replica.forgotten(monotonic()))
             return
         try:
             configuration = decode(value)

@@ -126,14 +126,14 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_request_and_its_reply(start: Start) -> None:
     heard: list[Any] = []
 
-    async def answer(request: pm.FindCoordinator) -> pm.Coordinates:
+    async def answer(request: pm.FindReplicas) -> pm.FoundReplicas:
         heard.append(request)
-        return pm.Coordinates(request.id, b"other", ["there:1"], "x")
+        return pm.FoundReplicas(request.id, [7])
 
     one, other = start(), start(answer)
-    asked = pm.FindCoordinator(one.next_id(), 1, b"one", one.address, ["tcp://y:1"])
-    reply = await one.request(other.address, asked, pm.Coordinates, 5)
-    assert reply == pm.Coordinates(asked.id, b"other", ["there:1"], "x")
+    asked = pm.FindReplicas(one.next_id(), b"one", [3])
+    reply = await one.request(other.address, asked, pm.FoundReplicas, 5)
+    assert reply == pm.FoundReplicas(asked.id, [7])
     assert heard == [asked]
 
 

@@ -9,17 +9,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from dataplane.clock import monotonic
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.current import CurrentCoordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt, Lost, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions import directory
 from dataplane.node.partitions.record import EPOCHS, LostPartition, Record
-from dataplane.replication.configuration import GENERATION
 from tests.cases import each_case
-from tests.simulation.machine import TASKS
-from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
+from tests.unit.node.partitions.bench import Bench, benches, until
 
 S = "rollouts"
 
@@ -117,28 +113,6 @@ async def test_a_coordinator_that_was_wiped_is_told_what_there_is() -> None:
         assert await nodes[1].directory.open(S, b"s") == record
 
 
-async def test_a_leader_and_all_that_the_coordinator_knew_may_end_together() -> None:
-    """As with two hosts of which the first runs the only server: the second leads, and has all."""
-    coordinator = CurrentCoordinator(wait_s=WAIT_S)
-    await coordinator.use(ProcessCoordinator())
-    async with benches(2, coordinator) as nodes:
-        record = await nodes[0].directory.open(S, b"s")
-        key = record.key or ""
-        first = await led(nodes, record)
-        (second,) = (node for node in nodes if node is not first)
-        await second.directory.open(S, None)  # it is watched
-        assert await first.append(key, "one", "two") == (0, 1)
-        await coordinator.use(None, over_s=monotonic())
-        await first.aclose()
-        await coordinator.use(ProcessCoordinator())
-        assert await second.append(key, "three") == (2,)
-        leased = await second.lease(key, TASKS[0], 9)
-        assert {row[2] for row in leased.rows} == {"one", "two", "three"}
-        hosted = second.at(key)
-        assert hosted is not None
-        assert hosted.configuration.epoch >= GENERATION
-
-
 def lost(node: Bench) -> Sequence[LostPartition]:
     found = node.directory.find(S)
     return () if found is None else found.lost
@@ -153,8 +127,7 @@ async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
     no replica at all, and nobody else may."""
     monkeypatch.setattr(directory, "_FORGOTTEN_S", 0.5 if has else math.inf)
     monkeypatch.setattr(directory, "_NOWHERE_S", math.inf if has else 0.5)
-    coordinator = CurrentCoordinator(wait_s=WAIT_S)
-    await coordinator.use(ProcessCoordinator())
+    coordinator = ProcessCoordinator()
     async with benches(2, coordinator) as nodes:
         record = await nodes[0].directory.open(S, b"s")
         key = record.key or ""
@@ -168,11 +141,10 @@ async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
         await until(lambda: first.led(key, followers=0))
         if has:
             second.replicas.host(key)
-        await coordinator.use(None, over_s=monotonic())
         await first.aclose()
-        await coordinator.use(ProcessCoordinator())
+        await forget(coordinator)
         await until(lambda: second.members.gone(first.name))
-        with pytest.raises((PeerUnavailable, OutcomeUnknown)):
+        with pytest.raises((PeerUnavailable, OutcomeUnknown, Lost)):
             await second.append(key, "one", timeout_s=0.5)
         second.replicas.retained = lambda partition: 7
         while not lost(second):
