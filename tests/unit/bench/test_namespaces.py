@@ -29,6 +29,6 @@ def test_a_node_that_can_not_be_connected_to_is_ended(tmp_path: Path, monkeypatc
     monkeypatch.setattr(namespaces.subprocess, "Popen", Kept)
     monkeypatch.setattr(namespaces.dp, "connect", refuse)
     with pytest.raises(PeerUnavailable):
-        namespaces.Host(("", "127.0.0.1"), tmp_path / "key", memory="16MiB")
+        namespaces.Host(end := ("", "127.0.0.1"), tmp_path / "key", namespaces.seeds_at([end]), memory="16MiB")
     (node,) = started
     assert node.poll() is not None
