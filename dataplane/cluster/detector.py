@@ -6,7 +6,8 @@ order of their names, so the end of any process is seen by somebody, who takes i
 then. The cost is one idle connection a node, whatever their number.
 
 What always holds: nothing that is merely slow is taken for dead: not a process that is stopped or starved, not a host
-behind a cut link. Who refuses from the beginning (a firewall, say) proves nothing while it is registered.
+behind a cut link. Who refuses from the beginning (a firewall, say) proves nothing while it is registered, unless it is
+on this machine: a node that is started again at once is to know that the one before it has ended.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Detector:
         self._membership = membership
         self._group: asyncio.TaskGroup | None = None
         self._probed: set[tuple[str, int]] = set()
+        self._met: set[tuple[str, int]] = set()  # members of this machine that were looked at
         peers.closed = self._closed
         membership.watch(self._changed)
 
@@ -69,6 +71,12 @@ class Detector:
                 log.info("there is no way to node %s: %s", following, error)
         for node, member in self._membership.missing.items():
             self._probe(node, member.life, member.address, _ABSENT_S, absent=True)
+        if self._group is None:
+            return
+        machine = members[me].host
+        here = {(node, members[node].life) for node in others if machine and members[node].host == machine}
+        self.suspect(node for node, life in here - self._met)
+        self._met = here
 
     def _probe(self, node: str, life: int, address: str, looks_s: tuple[float, ...], *, absent: bool) -> None:
         if self._group is not None and (node, life) not in self._probed:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -106,14 +107,19 @@ class Fetcher:
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
         """Learn what these shards of the owner are, from it or, where it has gone, from who keeps replicas. An error is
         returned, so that the others are learnt of too."""
-        try:
-            member = self._membership.members.get(owner)
-            if member is not None:
-                await self._learn_all(owner, {owner: [(shard, shard) for shard in shards]}, deadline)
-            else:
-                await self._learn_all(owner, await self.replicas.locate(owner, shards), deadline)
-        except DataplaneError as error:
-            return error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining_s):
+                await self._membership.joined()  # or this node knows nothing of the owner yet
+        there = True
+        while there:
+            there = owner in self._membership.members
+            try:
+                places = {owner: [(shard, shard) for shard in shards]}
+                await self._learn_all(owner, places if there else await self.replicas.locate(owner, shards), deadline)
+                break
+            except DataplaneError as error:
+                if not there or owner in self._membership.members:
+                    return error  # else it has ended meanwhile
         while len(self._copies) > MAX_COPIES:
             self._forget(next(iter(self._copies)))
         return None

@@ -16,6 +16,7 @@ class Members(Membership):
 
     def __init__(self, *nodes: bytes, of: Mapping[bytes, Member] | None = None) -> None:
         super().__init__(ProcessCoordinator(), ME.hex(), Member(1, ""))
+        self._seen.set()
         self._say({node: Member(1, "") for node in nodes} | dict(of or {}))
 
     def _say(self, members: Mapping[bytes, Member]) -> None:
