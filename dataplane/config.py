@@ -89,7 +89,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         memory = parse_size(default_memory() if self.memory is None else self.memory) // PAGE * PAGE
         if memory < _MIB:
-            raise ValueError(f"memory is at least 1 MiB, not {memory} bytes")
+            raise ValueError(f"memory is at least 1 MiB, and {self.memory!r} is less: give a unit, as in '64MiB'")
         spill_dir = Path(environment().spill_dir if self.spill_dir is None else self.spill_dir).expanduser().absolute()
         spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill)
         if self.spill is None and not spill:

@@ -142,9 +142,10 @@ class Misuse(DataplaneError):
 
 
 class Closed(Misuse):
-    """What was used had been closed before. `drained`: it was a stream, and its task has done all of it."""
+    """What was used had been closed before. `drained`: it was a stream, and nothing more comes for its task, which has
+    done all rows but those that are `dead` letters and those that were dropped or have `expired`."""
 
-    FIELDS = {"drained": False}
+    FIELDS = {"drained": False, "dead": 0, "expired": 0}
 
 
 class Forked(Misuse):

@@ -237,7 +237,10 @@ def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
         pairs = arrow_in.columns_of(columns)
     else:
         found = type(columns).__name__
-        raise SchemaMismatch(f"{found} is no batch", expected="a mapping of names to columns", found=found)
+        what = "is no batch, which is a dict of columns by name with a value a row, a TensorDict or a pyarrow Table"
+        rows = isinstance(columns, Sequence) and columns and isinstance(columns[0], Mapping)
+        hint = ": of a list of rows make columns, {name: [row[name] for row in rows]}" if rows else ""
+        raise SchemaMismatch(f"{found} {what}{hint}", expected="a mapping of names to columns", found=found)
     for name, values in pairs:
         if not is_text(name) or not name:
             raise mismatch(str(name), "a column's name is text", expected="a name", found=repr(name))

@@ -1,7 +1,8 @@
 """Rows that a stream delivered to a task, and what their consumer says of them.
 
-What always holds: a delivery is answered for once, by the first of `ack` and `nack`; used as a context manager it is
-acked when the block is left, and given back when it is left by an exception.
+What always holds: a delivery is answered for once, by the first of `ack` and `nack`: the same again does nothing, the
+other raises LeaseExpired. Used as a context manager it is acked when the block is left, and given back when it is left
+by an exception, unless it was answered for in the block.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import flows
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
-from dataplane.errors import DataplaneError, Misuse
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
@@ -44,6 +45,7 @@ class Delivery:
         self.tags: dict[str, list[Any]] = delivered.tags
         self.settled = False
         """Whether it was acked or given back."""
+        self._acked = False
         self._keys = delivered.keys
         self._mark = mark
         self._connection = connection
@@ -76,11 +78,13 @@ class Delivery:
     async def ack(self) -> None:
         """The task is done with the rows. Raises LeaseExpired where they have gone to others: what was computed from
         them does not count, for none of them; OutcomeUnknown in a cluster, where it was waited in vain for who says
-        whether it counts: acked again, that is waited for. Once settled, it does nothing."""
+        whether it counts: acked again, that is waited for. Acked before, it does nothing; given back before, it raises
+        LeaseExpired."""
         await self._settle(done=True)
 
     async def nack(self) -> None:
-        """Give the rows back, to be delivered again. Raises LeaseExpired. Once settled, it does nothing."""
+        """Give the rows back, to be delivered again. Raises LeaseExpired, also for rows that were acked. Given back
+        before, it does nothing."""
         await self._settle(done=False)
 
     async def unseen(self) -> None:
@@ -88,12 +92,15 @@ class Delivery:
         await self._settle(done=False, seen=False)
 
     async def _settle(self, *, done: bool, seen: bool = True) -> None:
-        if not self.settled:
-            request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen)
-            await self._connection.request(request, m.Done, 0.0)
-            if done:
-                flows.settled(self._connection, self._stream, self._grant)
-            self.settled = True
+        if self.settled:
+            if done != self._acked:
+                raise LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
+            return
+        request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen)
+        await self._connection.request(request, m.Done, 0.0)
+        if done:
+            flows.settled(self._connection, self._stream, self._grant)
+        self.settled, self._acked = True, done
 
     async def renew(self) -> None:
         """The lease begins again, as long as it was. Raises LeaseExpired."""
@@ -130,6 +137,8 @@ class Delivery:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.settled:
+            return
         if kind is None:
             await self.ack()
         else:
@@ -177,3 +186,8 @@ class DeadLetters:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        named = f": {', '.join(self.keys[:3])}{', ...' if len(self) > 3 else ''}" if self.keys else ""
+        columns = "" if self.ref is None else f"; columns {', '.join(self.ref.columns)}"
+        return f"<{len(self)} dead letters{named}{columns}>"

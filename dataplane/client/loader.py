@@ -31,6 +31,7 @@ import msgspec
 from dataplane.batch.batch import Batch
 from dataplane.client import collate as collating
 from dataplane.client.delivery import Delivery as AsyncDelivery
+from dataplane.client.streams import AtEnd, check_at_end, ended
 from dataplane.client.sync_streams import Delivery, Stream
 from dataplane.clock import monotonic
 from dataplane.device.bringing import arrive, brought
@@ -66,6 +67,7 @@ def loader(
     pin_memory: bool = False,
     device: Any = None,
     timeout: float | None = None,
+    at_end: AtEnd = "warn",
 ) -> Loader:
     """Batches of a task's rows, to be iterated over until the stream is closed and the task has done all of it.
 
@@ -82,7 +84,10 @@ def loader(
     device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples that a function made.
         They are copied by the loader's thread on a stream of its own while the step before runs, and what the iterating
         thread's current stream does from then on waits for them. With it, `pin_memory` has no use.
-    timeout: seconds to wait for a batch, counted from when it is asked for; 600 if None.
+    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. What `collate` takes does
+        not count.
+    at_end: what becomes of an end at which rows of the task are dead letters, were dropped, or have expired. "warn"
+        says so in a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
     Iterating raises NotReady at the deadline; LeaseExpired where a step took longer than the lease, and its rows go to
     others; Closed where the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
@@ -96,6 +101,7 @@ def loader(
         pin_memory=pin_memory,
         device=device,
         timeout=timeout,
+        at_end=at_end,
         how={
             "rows": rows,
             "columns": columns,
@@ -112,7 +118,7 @@ def loader(
 class Loader:
     """An iterable of batches. Made by `dataplane.loader`.
 
-    One iteration at a time: to begin another ends the one before.
+    One iteration at a time: to begin another ends the one before, which raises Misuse if it goes on.
     """
 
     def __init__(
@@ -125,6 +131,7 @@ class Loader:
         pin_memory: bool,
         device: Any,
         timeout: float | None,
+        at_end: AtEnd,
         how: Mapping[str, Any],
     ) -> None:
         if not isinstance(stream, Stream):
@@ -150,9 +157,11 @@ class Loader:
         self._pin_memory = pin_memory
         self._device = None if device is None else device_of(device)
         self._timeout_s = TIMEOUT_S if timeout is None else max(0.0, float(timeout))
+        check_at_end(at_end)
+        self._at_end: AtEnd = at_end
         self._how = dict(how)
         # Not held: what is left by `break` is to end at once, and not when a collector finds the cycle.
-        self._iteration: weakref.ref[Generator[Any, None, None]] | None = None
+        self._iteration: weakref.ref[_Iteration] | None = None
 
     def __repr__(self) -> str:
         return f"<loader of task {self._task!r} of stream {self._stream.name!r}, {self.steps} steps done>"
@@ -161,10 +170,8 @@ class Loader:
         """Batches, from what the task has not done yet."""
         before = None if self._iteration is None else self._iteration()
         if before is not None:
-            if inspect.getgeneratorstate(before) == inspect.GEN_RUNNING:
-                raise Misuse("a loader is iterated over by one thread at a time")
-            before.close()
-        iteration = self._iterate()
+            before.end()
+        iteration = _Iteration(self._iterate())
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -222,6 +229,8 @@ class Loader:
                 ahead.ask(1)
                 fetched = self._next(ahead)
                 if fetched is None:
+                    if ahead.closed is not None:
+                        ended(ahead.closed, self._at_end)
                     return
                 self.delivery, batch = fetched
                 del fetched
@@ -302,6 +311,26 @@ def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
     return sampler
 
 
+class _Iteration(Iterator[Any]):
+    """One iteration of a loader. It ends when it is dropped."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise Misuse("this iteration ended when another of the same loader began: make a loader for each")
+        return next(self._batches)
+
+    def end(self) -> None:
+        """Another begins. Raises Misuse where this one is in a call."""
+        if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
+            raise Misuse("a loader is iterated over by one thread at a time")
+        self._ended = inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED
+        self._batches.close()
+
+
 class _Ahead:
     """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back what is left.
 
@@ -319,7 +348,9 @@ class _Ahead:
         self._stopped = False
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
-        self._held: dict[int, AsyncDelivery] = {}  # what is fetched and not taken
+        self.closed: Closed | None = None
+        """How the stream ended, once it has."""
+        self._held: dict[int, AsyncDelivery] = {}  # what was delivered and not taken
         self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
         self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
@@ -332,16 +363,23 @@ class _Ahead:
 
     def next(self, timeout_s: float) -> tuple[Delivery, Any, float] | None:
         """What was fetched first: a delivery, its batch, and since when it is held. None: there will be no more.
-        Raises NotReady at the deadline, and what the thread met."""
-        try:
-            fetched = self._fetched.get(timeout=timeout_s)
-        except queue.Empty:
-            raise NotReady(
-                f"no rows of stream {self._stream.name!r} became ready for task {self._task!r} in {timeout_s:.1f} s",
-                stream=self._stream.name,
-                task=self._task,
-                waited_s=timeout_s,
-            ) from None
+        Raises NotReady where no rows are delivered by the deadline, and what the thread met."""
+        until = monotonic() + timeout_s
+        while True:
+            try:
+                fetched = self._fetched.get(timeout=min(self._renew_s, max(0.0, until - monotonic())))
+                break
+            except queue.Empty:
+                if self._held:  # rows were delivered, and a batch is made of them: that takes its own time
+                    until = max(until, monotonic() + self._renew_s)
+                    with suppress(DataplaneError):
+                        self._stream._wait(self._renew())
+                elif monotonic() >= until:
+                    what = f"stream {self._stream.name!r} became ready for task {self._task!r} in {timeout_s:.1f} s"
+                    waited = {"stream": self._stream.name, "task": self._task, "waited_s": timeout_s}
+                    error = NotReady(f"no rows of {what}", **waited)
+                    inner = self._stream._inner
+                    raise self._stream._wait(inner.explained(error, self._task, self._how["columns"])) from None
         if isinstance(fetched, BaseException):
             raise fetched
         if fetched is not None:
@@ -371,7 +409,7 @@ class _Ahead:
             while True:
                 fetched = self._fetched.get_nowait()
                 if isinstance(fetched, tuple):
-                    self._left.append(fetched[0])
+                    self._give_back(fetched[0], seen=False)
         for delivery in self._left:
             self._give_back(delivery)
 
@@ -402,14 +440,15 @@ class _Ahead:
         except BaseException as error:  # to be raised where it can be seen
             self._fetched.put(None if isinstance(error, _End) else error)
             return False
-        self._held[id(delivery._inner)] = delivery._inner
         self._fetched.put((delivery, made, since))
         return True
 
     def _make(self, delivery: Delivery, batch: Batch) -> Any:
+        self._held[id(delivery._inner)] = delivery._inner
         try:
             return self._collate(batch)
         except BaseException:
+            del self._held[id(delivery._inner)]
             self._give_back(delivery)
             raise
 
@@ -425,9 +464,9 @@ class _Ahead:
             since = monotonic()
             try:
                 batch = await delivery.get(timeout=TIMEOUT_S)
-            except BaseException:
+            except BaseException as error:
                 with suppress(DataplaneError):
-                    await delivery.nack()
+                    await (delivery.unseen() if isinstance(error, asyncio.CancelledError) else delivery.nack())
                 raise
             return Delivery(delivery, self._stream._wait), batch, since
         finally:
@@ -442,12 +481,14 @@ class _Ahead:
                 await self._renew()
             except Closed as error:
                 stream._connection.check()
+                self.closed = error
                 raise _End from error
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def _give_back(self, delivery: Delivery, *, seen: bool = True) -> None:
+        """To others; `seen`: as a delivery that failed."""
         if not delivery.settled:
             with suppress(DataplaneError):
-                delivery.nack()
+                self._stream._wait(delivery._inner.nack() if seen else delivery._inner.unseen())
 
 
 class _End(Exception):

@@ -48,7 +48,7 @@ class Sampling:
             if not len(shown.rows):  # what other replicas were granted waits for this one
                 return await self._take((), (), 1)
             candidates = _candidates(shown)
-            choice = checked(self.sampler.choose(candidates, asked.rows), candidates, asked.rows)
+            choice = checked(self._choose(candidates), candidates, asked.rows)
             if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < m.MAX_ROWS:
                 most *= 4
                 continue
@@ -64,6 +64,19 @@ class Sampling:
                 if loop.time() >= until:
                     raise
                 seen = -1  # others took these rows, which changes nothing for those that are left
+
+    def _choose(self, candidates: Candidates) -> Any:
+        try:
+            return self.sampler.choose(candidates, self.asked.rows)
+        except KeyError as error:
+            if error.args and (error.args[0] in candidates.lengths or error.args[0] in candidates.tags):
+                raise
+            named = f"its `needs` are {getattr(self.sampler, 'needs', ())!r}"
+            named += f", its `tags_read` {getattr(self.sampler, 'tags_read', ())!r}"
+            raise Misuse(
+                f"{type(self.sampler).__name__}.choose looked for {error}: a sampler names the columns whose lengths it"
+                f" reads in `needs`, and tags in `tags_read`; {named}"
+            ) from error
 
     async def _look(self, seen: int, most: int, timeout_s: float) -> m.Shown:
         asked = self.asked

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import struct
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -49,14 +51,38 @@ if TYPE_CHECKING:
     from dataplane.client.recorder import Recording
     from dataplane.client.replaying import Replay
 
+log = logging.getLogger(__name__)
+
 CONSUME_TIMEOUT_S = 600.0
 """The deadline of a consume that names none."""
 
 _FIRST_LEASE_S = 60.0
 _APPEND, _CONSUME = CODE["append"], CODE["consume"]
+SAY_S = 10.0
+"""After which the log says what a task waits for."""
+_WHY_S = 1.0  # that a node may take to say why no rows are ready
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
 _HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
 _BUILT_IN = get_args(BuiltIn)
+
+
+AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
+"""What a loop over a stream does at its end where the task has not done all rows: a `UserWarning`, Closed, nothing."""
+
+
+def check_at_end(at_end: str) -> None:
+    """Raises Misuse."""
+    if at_end not in get_args(AtEnd):
+        raise Misuse(f"at_end is one of {', '.join(map(repr, get_args(AtEnd)))}, not {at_end!r}")
+
+
+def ended(closed: Closed, at_end: AtEnd) -> None:
+    """A loop over a stream ends by this error. Raises it, or warns, where rows were not done."""
+    if not (closed.dead or closed.expired) or at_end == "ignore":
+        return
+    if at_end == "raise":
+        raise closed
+    warnings.warn(f"{closed}; at_end='ignore' or 'raise' chooses what happens then", UserWarning, stacklevel=3)
 
 
 class LostRow(NamedTuple):
@@ -73,6 +99,31 @@ class LostRows(list[LostRow]):
     def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
         super().__init__(rows)
         self.unnamed = dict(unnamed)
+
+
+class Saying:
+    """Has the log say what a task waits for, if it still does after `SAY_S`; once for each task of a stream."""
+
+    def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
+        self._stream, self._task, self._columns = stream, task, columns
+        self._saying: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(SAY_S, self._begin)
+
+    def _begin(self) -> None:
+        if self._task in self._stream.said:
+            return
+        self._stream.said.add(self._task)
+        self._saying = asyncio.get_running_loop().create_task(self._say())
+
+    async def _say(self) -> None:
+        why = await self._stream.why(self._task, self._columns)
+        log.warning("task %r has waited for rows of stream %r for 10 s: %s", self._task, self._stream.name, why)
+
+    def stop(self) -> None:
+        """The wait is over."""
+        self._timer.cancel()
+        if self._saying is not None:
+            self._saying.cancel()
 
 
 R = TypeVar("R", bound=m.Reply)
@@ -118,6 +169,8 @@ class AsyncStream:
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
         self._appends = itertools.count(1)
+        self.said: set[str] = set()
+        """The tasks of which the log has said what they waited for."""
         self._appending = 0  # calls under way, other than those that were gathered
         self._gathered = self.appender(max_rows=m.MAX_ROWS, max_delay=0)
 
@@ -139,7 +192,8 @@ class AsyncStream:
     ) -> list[str]:
         """New rows of the stream; their keys.
 
-        columns: as for `plane.put`, or a reference to what was put, which belongs to the stream from then on.
+        columns: as for `plane.put`, or a reference to what was put, which belongs to the stream from then on: it goes
+            when no task needs it any more, and what is freed before stays until then.
         keys: a text a row, not beginning with "~"; those of rows that have none are made.
         group: a text or integer a row (or one for all): rows of one prompt. None: each row by itself.
         version: the policy version that made the rows, an integer for all or one a row.
@@ -540,9 +594,10 @@ class AsyncStream:
             replicas - 1. Each gets each delivery once, in the same order; one that was restarted gets again what it
             had not acked.
         lease: seconds until the rows go to others if they are neither acked nor renewed.
-        timeout: seconds to wait, 600 if None.
+        timeout: seconds to wait, 600 if None. The log says after 10 s what is waited for.
 
-        Raises NotReady at the deadline, Closed once the stream is closed and this task has done all of it, Misuse.
+        Raises NotReady at the deadline, Closed once the stream is closed and nothing is left for this task, with the
+        counts of rows that are `dead` letters, or were dropped or `expired`; Misuse.
         """
         return Consuming(
             lambda: self._consume(task, rows, columns, min_rows, sampler, member, replica, replicas, lease, timeout)
@@ -581,26 +636,60 @@ class AsyncStream:
             arguments.seconds(lease, what="a lease"),
             deadline_s,
         )
-        if built_in is not None:
-            reply = await self._connection.request(asked, m.Delivered, deadline_s)
-        else:
-            began = time.monotonic_ns()
-            reply = await Sampling(self._connection, sampler, asked).run(deadline_s)
-            if self._connection.events is not None:
-                self._connection.events.record(_CONSUME, began)
+        saying = Saying(self, task, asked.columns) if deadline_s > SAY_S else None
+        try:
+            if built_in is not None:
+                reply = await self._connection.request(asked, m.Delivered, deadline_s)
+            else:
+                began = time.monotonic_ns()
+                reply = await Sampling(self._connection, sampler, asked).run(deadline_s)
+                if self._connection.events is not None:
+                    self._connection.events.record(_CONSUME, began)
+        except NotReady as error:
+            raise await self.explained(error, task, asked.columns) from None
+        finally:
+            if saying is not None:
+                saying.stop()
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
         return Delivery(self._connection, self._getter, reply, self._mark, replica, balance)
 
+    async def explained(self, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
+        """The same, which says what the task waits for, as far as that is known now."""
+        why = await self.why(task, columns) if error.waited_s > 0 else ""
+        fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
+        return NotReady(f"{error}: {why}", **fields) if why else error
+
+    async def why(self, task: str, columns: Sequence[str]) -> str:
+        """Why no rows with these columns are ready for a task; empty where the node does not say."""
+        try:
+            async with asyncio.timeout(_WHY_S):
+                figures = await self.stats()
+        except (DataplaneError, TimeoutError):
+            return ""
+        of, known = figures["task"][task], figures["columns"]
+        said = [f"{of['pending']} rows are pending", f"{of['leased']} leased"]
+        said += [f"{of['dead']} dead letters"] * (of["dead"] > 0)
+        missing = [name for name in columns if name not in known]
+        if missing and figures["rows"]:
+            said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")
+        elif of["pending"]:
+            said.append("those lack a column, or are fewer than min_rows or the sampler asks for")
+        said += [f"group {each['group']!r} has {each['rows']} of {each['of']} rows" for each in of["incomplete"][:1]]
+        return "; ".join(said)
+
     async def deliveries(
-        self, task: str, *, prefetch: int = 1, timeout: float | None = None, **how: Any
+        self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
     ) -> AsyncIterator[Delivery]:
         """Deliveries until the stream is closed and this task has done all of it; arguments as for `consume`.
 
         Each is acked when the next is asked for; left by `break` or an exception, it is given back unless it was
         acked. `prefetch`: how many more are asked for meanwhile, and fetched from other hosts; their leases run.
-        `timeout`: seconds to wait for each, counted from when it is asked for. Raises as `consume`, and Closed where
+        `timeout`: seconds to wait for each, counted from when it is asked for. `at_end`: what becomes of an end at
+        which rows of the task are dead letters, were dropped, or have expired: "warn" says so in a `UserWarning`,
+        "raise" raises Closed with the counts, "ignore" ends as if all were done. Raises as `consume`, and Closed where
         the stream is dropped.
         """
+        check_at_end(at_end)
         wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
         ahead: list[asyncio.Task[Delivery]] = []
         context = recorder.context()
@@ -621,13 +710,15 @@ class AsyncStream:
                 recorder.awaited(context.run(recorder.place), began)
                 if not ahead[0].done():
                     what = f"no rows of stream {self.name!r} became ready for task {task!r} in {wait_s:.1f} s"
-                    raise NotReady(what, stream=self.name, task=task, waited_s=wait_s)
+                    error = NotReady(what, stream=self.name, task=task, waited_s=wait_s)
+                    raise await self.explained(error, task, how.get("columns", ()))
                 try:
                     delivery = ahead.pop(0).result()
-                except Closed as error:
-                    if error.drained:
-                        return
-                    raise
+                except Closed as closed:
+                    if not closed.drained:
+                        raise
+                    ended(closed, at_end)
+                    return
                 done = False
                 try:
                     yield delivery
@@ -636,7 +727,8 @@ class AsyncStream:
                     if not done and not delivery.settled:
                         with suppress(DataplaneError):
                             await delivery.nack()
-                await delivery.ack()
+                if not delivery.settled:
+                    await delivery.ack()
         finally:
             for task_ahead in ahead:
                 task_ahead.cancel()

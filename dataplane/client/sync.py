@@ -89,6 +89,10 @@ class Plane:
         with called():
             return self._turns.wait(coroutine)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it is another, of the same node."""
+        return connect, (self.address,)
+
     @property
     def address(self) -> str:
         """What other processes of this host connect to."""

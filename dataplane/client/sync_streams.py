@@ -177,13 +177,29 @@ class Row:
         self._wait(self._inner.__aexit__(kind))
 
 
+def opened(address: str, kind: str, name: str) -> Any:
+    """A stream or table that was pickled, on a plane of its own, which it keeps open."""
+    from dataplane.client.sync import connect
+
+    plane = connect(address)
+    found = getattr(plane, kind)(name)
+    found._plane = plane
+    return found
+
+
 class Stream:
     """See `dataplane.client.streams.AsyncStream`; here each call waits. Any thread may use it."""
+
+    _plane: Any = None
 
     def __init__(self, inner: streams.AsyncStream, wait: Wait, turns: Turns) -> None:
         self._inner = inner
         self._wait = wait
         self._turns = turns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where it arrives it is another of this name, on a plane of its own to the same node."""
+        return opened, (self._inner._connection.address, "stream", self.name)
 
     def __repr__(self) -> str:
         return repr(self._inner)

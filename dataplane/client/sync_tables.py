@@ -11,16 +11,22 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.single import Row
 from dataplane.client import rowwrites, tables
 from dataplane.client.rownames import Named
-from dataplane.client.sync_streams import Wait
+from dataplane.client.sync_streams import Wait, opened
 from dataplane.client.tablerows import Flags, Index, Rows
 
 
 class Table:
     """See `dataplane.client.tables.AsyncTable`; here each call waits. Any thread may use it."""
 
+    _plane: Any = None
+
     def __init__(self, inner: tables.AsyncTable, wait: Wait) -> None:
         self._inner = inner
         self._wait = wait
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of `Stream`."""
+        return opened, (self._inner._connection.address, "table", self.name)
 
     def __repr__(self) -> str:
         return repr(self._inner)

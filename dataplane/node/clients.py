@@ -95,6 +95,7 @@ class Client:
         self.graph = b""
         """What the client reported last of its performance."""
         self._store = store
+        self._homes = homes
         streams = Streaming(self, homes, self._room)
         self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
         self._either = None if durable is None else durable.client(streams)
@@ -481,8 +482,7 @@ class Client:
     def _free(self, request: m.Free) -> None:
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
-            for shard, columns, rows in parts:
-                self._store.free_part(shard, columns, rows, hollow=True)
+            self._homes.free_parts(parts)
         except (ValueError, IndexError) as error:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
         self._store.free(request.shards)
@@ -599,8 +599,10 @@ class Client:
         self._channel.send(m.Replicated(request.id, nodes))
 
     async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
-        if self._hosts is not None and self._hosts.fetcher is not None:
-            await self._hosts.fetcher.free(request.node, request.parts)
+        if self._hosts is None or self._hosts.fetcher is None:
+            node = request.node.hex()
+            raise OwnerDied(f"what is to be freed is on node {node}, and this node is alone: free it there", node=node)
+        await self._hosts.fetcher.free(request.node, request.parts)
         self._channel.send(m.Done(request.id))
 
     def _retain(self, request: m.Retain) -> Coroutine[Any, Any, None] | None:

@@ -347,7 +347,7 @@ class Hosts:
         for shard, columns, rows in parts:
             try:
                 if columns:
-                    self._store.free_part(shard, columns, Rows.decode(rows), hollow=True)
+                    self._homes.free_parts([(shard, columns, Rows.decode(rows))])
                 else:
                     self._store.free([shard])
             except (ValueError, IndexError) as error:

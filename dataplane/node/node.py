@@ -11,6 +11,7 @@ and what the node does in the background goes on after a pause; what hangs is wa
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 _STREAMS = 50  # and tables, that are told of among a node's figures
 _AGAIN_S = 0.1  # after which what the system refused is tried again
 _LEAVE_S = 4.0  # that leaving the other hosts may take
+_MAX_SOCKET = 107  # bytes of a socket's path (unix(7))
 _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, or give the socket's path"
 
 
@@ -358,13 +360,19 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`, in place of a node that died there. Raises OSError where one lives."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Listen at `path`, in place of a node that died there. Raises OSError where one lives, and where nobody can."""
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return listen(path)
-    except OSError:
+    except OSError as error:
         if not path.is_socket():
-            raise
+            why = error.strerror or str(error)
+            if len(os.fsencode(path)) > _MAX_SOCKET:
+                why = f"the path has {len(os.fsencode(path))} bytes, and a socket's has at most {_MAX_SOCKET}"
+            elif path.exists():
+                why = "there is something else"
+            said = f"the node can not listen at {path}: {why}. Choose another --socket"
+            raise OSError(error.errno or errno.ENAMETOOLONG, said) from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # who listens may accept nobody
         try:

@@ -576,6 +576,12 @@ class Store:
             self._soon_hollow(shard, columns, rows)
         self.freed(number, columns, rows)
 
+    def check_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
+        """Raises as `free_part`, and frees nothing."""
+        shard = self._shards.get(shard_of(number))
+        if shard is not None:
+            shard.check_part(columns, rows)
+
     def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, hollow: bool) -> None:
         """One owner frees something; what nobody owns any more goes."""
         before = links.nbytes

@@ -450,7 +450,7 @@ class Home:
                 progress = self.closed and bool(self.demands)  # of fewer rows that are left, fewer are waited for
         for demand in [demand for demand in self.demands if self.drained(demand.task)]:
             self.forget(demand)
-            demand.fail(self._done_with())
+            demand.fail(self._done_with(demand.task))
 
     def _expired(self) -> list[int]:
         return [counts[EXPIRED] for counts in self.books.progress.counts]
@@ -596,7 +596,14 @@ class Home:
     def check_drained(self, task: int) -> None:
         """Raises Closed where nothing will ever come for this task again."""
         if self.drained(task):
-            raise self._done_with()
+            raise self._done_with(task)
 
-    def _done_with(self) -> Closed:
-        return Closed("the stream is closed, and this task has done all of it", drained=True)
+    def _done_with(self, task: int) -> Closed:
+        counts, name = self.books.progress.counts[task], self.settings.tasks[task]
+        dead, expired = counts[DEAD], counts[EXPIRED]
+        if not dead and not expired:
+            return Closed("the stream is closed, and this task has done all of it", drained=True)
+        parts = [f"{dead} are dead letters (stream.dead_letters({name!r}))"] * (dead > 0)
+        parts += [f"{expired} were dropped or expired"] * (expired > 0)
+        what = f"the stream is closed, and task {name!r} has not done {dead + expired} of its rows: {'; '.join(parts)}"
+        return Closed(what, drained=True, dead=dead, expired=expired)

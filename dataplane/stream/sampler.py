@@ -75,7 +75,8 @@ class Choice:
 
 
 class Sampler(Protocol):
-    """What chooses rows. Runs inside the home, so it must be quick, and must not block or keep what it is given."""
+    """What chooses rows. One of the user's own runs in the process that consumes, in its event loop: it must be quick,
+    and not block or keep what it is given. `needs`: the columns whose lengths it reads; `tags_read`: the tags."""
 
     def choose(self, candidates: Candidates, want: int, /) -> Choice | npt.ArrayLike:
         """At most `want` positions among the candidates, in the order of delivery; none means to wait for more."""

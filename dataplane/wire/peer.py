@@ -432,8 +432,10 @@ class _Link:
         """Who waits is told so."""
         self._dealer.disable_monitor()
         self._monitor.close()
+        gone = f"the node at {self._address} has gone, or this one stops: its answer is not waited for"
         for future in list(self.pending.values()):
-            _late(future, self._address, 0.0)
+            if not future.done():
+                future.set_exception(PeerUnavailable(gone, address=self._address))
             if not future.cancelled():
                 future.exception()  # its waiter may have gone
         self.socket.close()

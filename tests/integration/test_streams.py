@@ -299,7 +299,8 @@ def test_ack_nack_renew(plane: Any) -> None:
     first.renew()
     first.nack()
     first.nack()  # settled
-    first.ack()
+    with pytest.raises(dp.LeaseExpired, match="given back before"):
+        first.ack()
     with pytest.raises(dp.LeaseExpired):
         first.renew()
     with pytest.raises(ZeroDivisionError), stream.consume("a", rows=2, columns=["x"]) as second:

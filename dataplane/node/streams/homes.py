@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dataplane.batch.links import link_of
@@ -30,6 +30,7 @@ from dataplane.table.written import Over
 
 MAX_STREAMS = 4096
 
+_MAX_SPENT = 1 << 12  # parts of a shard that are freed before others of it may be
 _MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
 _MARK = 5  # bytes of a stream's mark
 _LOOK_S = 0.5  # how often samplers that judge by age are asked again
@@ -142,6 +143,20 @@ class Homes:
         stream = Stream(name, settings, mark, self, self._clock)
         self._by_token[stream.token] = stream
         return stream
+
+    def free_parts(self, parts: Iterable[tuple[int, Sequence[int], Rows]]) -> None:
+        """Who put these lets go of them: of shards that rows of streams or tables need with the last need, of others
+        now. Raises ValueError, IndexError for no part of a shard; LimitExceeded."""
+        for shard, columns, rows in parts:
+            key = self._node, shard
+            if self._needed[key] <= 0:
+                self._store.free_part(shard, columns, rows, hollow=True)
+                continue
+            self._store.check_part(shard, columns, rows)
+            if len(self._spent[key]) >= _MAX_SPENT:
+                what = "parts of a shard that are freed while streams need others"
+                raise LimitExceeded(f"more than {_MAX_SPENT} {what}", what=what, limit=_MAX_SPENT)
+            self._spent[key].append((tuple(columns), rows))
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
         """A part of a replica here was freed at its first, or all of it: it goes when rows of streams need it no

@@ -1,0 +1,222 @@
+"""What a new user runs into: rows that end are told of, and errors say what is waited for."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane import testing
+from dataplane.node.node import Node
+from dataplane.testing import LocalNode
+
+
+@pytest.fixture
+def node() -> Iterator[LocalNode]:
+    with testing.node() as node:
+        yield node
+
+
+@pytest.fixture
+def plane(node: LocalNode) -> Iterator[dp.Plane]:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+def stream_of(plane: dp.Plane, rows: int, **settings: Any) -> dp.Stream:
+    stream = plane.stream("rollouts", tasks=["actor"], **settings)
+    stream.append({"x": list(range(rows))})
+    return stream
+
+
+def task(stream: dp.Stream) -> dict[str, Any]:
+    found: dict[str, Any] = stream.stats()["task"]["actor"]
+    return found
+
+
+# Time in the user's code
+
+
+def test_a_collate_that_takes_longer_than_the_timeout_loses_no_row(plane: dp.Plane) -> None:
+    stream = stream_of(plane, 4)
+    stream.close()
+
+    def slow(batch: dp.Batch) -> list[int]:
+        time.sleep(0.3)  # the collate of a user
+        return list(batch["x"].to_list())
+
+    loader = dp.loader(stream, "actor", rows=2, columns=["x"], timeout=0.05, lease=0.6, collate=slow)
+    assert list(loader) == [[0, 1], [2, 3]]
+    assert (task(stream)["acked"], task(stream)["dead"]) == (4, 0)
+
+
+def test_what_was_fetched_ahead_and_not_handed_out_is_no_failed_delivery(plane: dp.Plane) -> None:
+    stream = stream_of(plane, 4, max_deliveries=1)
+    for _ in dp.loader(stream, "actor", rows=2, columns=["x"], prefetch=1):
+        break
+    assert task(stream)["dead"] == 2, "those that were handed out, and no others"
+
+
+def test_a_loader_of_which_another_iteration_has_begun_raises(plane: dp.Plane) -> None:
+    loader = dp.loader(stream_of(plane, 4), "actor", rows=1, columns=["x"], prefetch=0)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert next(second)["x"].tolist() == [0]
+    with pytest.raises(dp.Misuse, match="another of the same loader began"):
+        next(first)
+    del first, second
+
+
+# The end of a stream
+
+
+def test_who_consumes_after_the_end_is_told_which_rows_were_not_done(plane: dp.Plane) -> None:
+    stream = stream_of(plane, 3, max_deliveries=1)
+    stream.consume("actor", rows=2, columns=["x"]).nack()
+    with stream.consume("actor", rows=1, columns=["x"]):
+        pass
+    stream.close()
+    with pytest.raises(dp.Closed, match=r"not done 2 of its rows: 2 are dead letters \(stream.dead_letters") as told:
+        stream.consume("actor", rows=1, columns=["x"])
+    assert (told.value.drained, told.value.dead, told.value.expired) == (True, 2, 0)
+    assert len(stream.dead_letters("actor")) == 2
+    assert repr(stream.dead_letters("actor")).startswith("<2 dead letters: ")
+
+
+@pytest.mark.parametrize("by", ["deliveries", "loader"])
+def test_a_loop_over_a_stream_says_at_its_end_which_rows_were_not_done(plane: dp.Plane, by: str) -> None:
+    stream = stream_of(plane, 3, max_deliveries=1)
+    stream.consume("actor", rows=2, columns=["x"]).nack()
+    stream.close()
+
+    def loop(**how: Any) -> int:
+        if by == "loader":
+            return sum(len(batch["x"]) for batch in dp.loader(stream, "actor", rows=1, columns=["x"], **how))
+        return sum(len(each) for each in stream.deliveries("actor", rows=1, columns=["x"], **how))
+
+    with pytest.warns(UserWarning, match="2 are dead letters"):
+        assert loop() == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loop(at_end="ignore") == 0
+    with pytest.raises(dp.Closed, match="2 are dead letters"):
+        loop(at_end="raise")
+    with pytest.raises(dp.Misuse, match="at_end is one of 'warn', 'raise', 'ignore'"):
+        loop(at_end="loud")
+
+
+def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append({"x": list(range(7))}, group=["p"] * 4 + ["q"] * 3)
+    stream.close()
+    how: dict[str, Any] = {"rows": 4, "columns": ["x"], "sampler": dp.CompleteGroups(4)}
+    with pytest.warns(UserWarning, match="has not done 3 of its rows: 3 were dropped or expired"):
+        assert sum(len(each) for each in stream.deliveries("actor", **how)) == 4
+
+
+# What was put
+
+
+@pytest.mark.parametrize("how", ["reference", "scope"])
+def test_who_put_what_a_stream_was_given_may_free_it(plane: dp.Plane, how: str) -> None:
+    used = plane.stats().memory_used
+    ref = plane.put({"x": np.arange(1 << 16)}, scope="step-1")
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append(ref[: 1 << 15])
+    if how == "reference":
+        plane.free(ref)
+    else:
+        plane.free(scope="step-1")
+    with stream.consume("actor", rows=1 << 15, columns=["x"]) as delivery:
+        assert delivery.get()["x"].numpy()[-1] == (1 << 15) - 1
+    assert plane.stats().memory_used == used
+
+
+def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane: dp.Plane) -> None:
+    with testing.plane() as other:
+        ref = other.put({"x": [1]})
+        with pytest.raises(dp.OwnerDied, match="free it there"):
+            plane.free(ref)
+
+
+# Answering twice
+
+
+def test_rows_are_answered_for_once(plane: dp.Plane) -> None:
+    stream = stream_of(plane, 2)
+    acked, given_back = (stream.consume("actor", rows=1, columns=["x"]) for _ in range(2))
+    acked.ack()
+    acked.ack()
+    with pytest.raises(dp.LeaseExpired, match="acked before"):
+        acked.nack()
+    given_back.nack()
+    with pytest.raises(dp.LeaseExpired, match="given back before"):
+        given_back.ack()
+    with stream.consume("actor", rows=1, columns=["x"]) as delivery:
+        delivery.nack()
+
+
+# What is waited for
+
+
+def test_who_waits_in_vain_is_told_for_what(plane: dp.Plane) -> None:
+    stream = stream_of(plane, 4, max_deliveries=1)
+    stream.consume("actor", rows=1, columns=["x"]).nack()
+    stream.consume("actor", rows=1, columns=["x"])
+    why = "2 rows are pending; 1 leased; 1 dead letters; no row has 'rewrd': the columns are x"
+    with pytest.raises(dp.NotReady, match=why):
+        stream.consume("actor", rows=1, columns=["rewrd"], timeout=0.01)
+    with pytest.raises(dp.NotReady, match="no row has 'rewrd'"):
+        next(iter(stream.deliveries("actor", rows=1, columns=["rewrd"], timeout=0.01)))
+    with pytest.raises(dp.NotReady, match="no row has 'rewrd'"):
+        next(iter(dp.loader(stream, "actor", rows=1, columns=["rewrd"], timeout=0.01)))
+
+
+def test_what_is_no_batch_is_told_what_is(plane: dp.Plane) -> None:
+    with pytest.raises(dp.SchemaMismatch, match=r"list is no batch, .*: of a list of rows make"):
+        plane.put([{"x": 1}])
+    with pytest.raises(ValueError, match="'64' is less: give a unit"):
+        dp.NodeConfig(memory="64")
+
+
+def test_a_sampler_that_reads_what_it_does_not_name_is_told(plane: dp.Plane) -> None:
+    class Longest:
+        def choose(self, candidates: dp.Candidates, want: int) -> Any:
+            return np.argsort(candidates.lengths["x"])[:want]
+
+    with pytest.raises(dp.Misuse, match=r"Longest.choose looked for 'x': .* in `needs`"):
+        stream_of(plane, 1).consume("actor", rows=1, columns=["x"], sampler=Longest())
+
+
+@pytest.mark.parametrize("where", ["a file", "too long"])
+def test_a_node_that_can_not_listen_says_where_and_why(tmp_path: Path, where: str) -> None:
+    path = tmp_path / ("s" * (110 if where == "too long" else 1))
+    if where == "a file":
+        path.write_text("here")
+    why = "has at most 107" if where == "too long" else "there is something else"
+    with pytest.raises(OSError, match=f"can not listen at .*{why}.* Choose another --socket"):
+        Node(dp.NodeConfig(memory="16MiB", spill=0, prewarm=0), path)
+
+
+# In another process
+
+
+def test_planes_streams_and_tables_are_pickled_by_address_and_name(plane: dp.Plane) -> None:
+    stream, table = stream_of(plane, 1), plane.table("rows")
+    with pickle.loads(pickle.dumps(plane)) as other:
+        assert other.address == plane.address
+    there = pickle.loads(pickle.dumps(stream))
+    with there.consume("actor", rows=1, columns=["x"]) as delivery:
+        assert delivery.get()["x"].to_list() == [0]
+    again = pickle.loads(pickle.dumps(table))
+    assert again.name == table.name
+    for each in (there, again):
+        each._plane.close()
