@@ -26,12 +26,12 @@ NEAR = {
     "a_restarted_leader_keeps_its_epoch": 20,
     "a_sync_is_skipped": 15,
     "a_leader_does_not_wait_for_its_own_disk": 50,
-    "a_follower_acks_more_than_it_compared": 95,
+    "a_follower_acks_more_than_it_compared": 180,
     "a_new_leader_does_not_keep_its_promise": 375,
     "a_change_that_may_have_happened_is_not_counted": 10,
-    "an_old_epoch_is_accepted": 10,
-    "reconciliation_is_skipped": 885,
-    "a_late_word_of_a_death_counts_for_the_process_after_it": 335,
+    "an_old_epoch_is_accepted": 90,
+    "reconciliation_is_skipped": 975,
+    "a_late_word_of_a_death_counts_for_the_process_after_it": 440,
     "a_leader_without_its_lease_tells_a_coordinator_that_was_wiped": 240,
 }
 

@@ -12,6 +12,10 @@ COORDINATOR = -1
 CLIENTS = -2
 
 
+MAX_EVENTS = 100_000
+"""Of a run, which has some thousands."""
+
+
 class World:
     """A heap of events by true time, and links that lose, delay, repeat and reorder what is sent over them."""
 
@@ -47,6 +51,8 @@ class World:
             pop(events)
             self.now = time_s
             self.events += 1
+            if self.events > MAX_EVENTS:
+                raise RuntimeError(f"a run of more than {MAX_EVENTS} events: messages beget messages without end")
             call(*arguments)
         self.now = max(self.now, until_s) if not self.stopped else self.now
 
