@@ -24,7 +24,8 @@ _called: ContextVar[tuple[Any, ...]] = ContextVar("dataplane_streams", default=(
 def streams() -> tuple[Any, ...]:
     """The current stream of this thread on each CUDA device; none before the process has used CUDA."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
+    if torch is None or initialized is None or not initialized():  # or another thread is importing it
         return ()
     return tuple(torch.cuda.current_stream(i) for i in range(torch.cuda.device_count()))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
 from dataplane.device.memory import bytes_tensor, lent
+from dataplane.device.ordering import streams
 from dataplane.errors import Misuse, SchemaMismatch
 from tests.cases import each_case
 
@@ -78,3 +81,8 @@ def test_read_only_memory_is_lent_without_a_copy_and_kept() -> None:
     del array
     assert tensor.tolist() == [1, 2, 3, 4, 5]
     assert bytes_tensor(np.empty(0, np.uint8)).shape == (0,)
+
+
+def test_a_torch_that_another_thread_is_importing_has_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert streams() == ()
