@@ -164,7 +164,9 @@ class Replicated:
         if not there.all():
             rows = rows[there]
             if command.client:
-                books.progress.unlease(books.rows.places(rows), command.task)
+                places = books.rows.places(rows)
+                books.progress.unlease(places, command.task)
+                books.let_go(rows[books.progress.dropped(places, len(rows))])  # this was the last that held them
                 raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
         places = books.rows.places(rows)
         fits = books.progress.open(command.task, places, len(rows))

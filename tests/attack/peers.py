@@ -14,6 +14,7 @@ import zmq
 
 import dataplane as dp
 from dataplane.wire import peer_messages as pm
+from tests import etcd
 from tests.attack.neighbour import Neighbour, Node, Unharmed
 from tests.chaos.frames import Frames
 
@@ -29,7 +30,11 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
     context: zmq.Context[Any] = zmq.Context()
     try:
         with (
-            Node(directory, "--memory", "32MiB", "--spill", 0, "--listen", "tcp://127.0.0.1:0") as node,
+            etcd.shared(),
+            Node(
+                directory,
+                *("--memory", "32MiB", "--spill", 0, "--listen", "tcp://127.0.0.1:0", "--join", etcd.cluster()),
+            ) as node,
             dp.connect(node.address) as plane,
             Neighbour(node.address) as neighbour,
         ):

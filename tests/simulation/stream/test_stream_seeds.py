@@ -46,6 +46,10 @@ def test_each_kind_of_fault_ends(kind: str) -> None:
         assert run(msgspec.structs.replace(whole, faults=(fault,))).broken is None
 
 
+def test_a_dropped_row_goes_when_its_ack_is_refused_since_others_of_the_delivery_are_lost() -> None:
+    assert run_seed(1375).broken is None
+
+
 def test_a_broken_run_is_said_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["rows_on_their_way_are_given_again"](monkeypatch.setattr)
     outcome = next(outcome for outcome in map(run_seed, range(SEEDS)) if outcome.broken is not None)
