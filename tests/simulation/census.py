@@ -36,12 +36,15 @@ class Census:
 
     def wiped(self) -> None:
         """The coordinator forgets everything now."""
-        members = self.members()
-        self._led = members if any(node.replica.serves(node.clock()) for node in members) else []
+        members, configuration = self.members(), self._coordinator.configuration
+        whole = len(members) == 1 + len(configuration.followers)
+        self._led = members if whole and any(node.replica.serves(node.clock()) for node in members) else []
         self._lives = [node.life for node in self._led]
 
     def _unknown(self) -> bool:
         """Whether a coordinator that was wiped is told of it by nobody, and nobody's fault: nobody led it then, or who
-        did has died, or a follower, so that who leads can not prove that it does."""
+        did has died, or a follower, before or since, or a change of followers may have happened: so who leads can not
+        prove that it does."""
         lives = [node.life for node in self._led if node.up]
-        return self._coordinator.forgotten and (not lives or lives != self._lives)
+        changing = any(node.up and node.replica._state.reconfiguration.asked for node in self._led)
+        return self._coordinator.forgotten and (not lives or lives != self._lives or changing)
