@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from dataplane.batch import arrow_out
 from dataplane.batch.arrow import VariableShapeTensorType
 from dataplane.batch.columns import values_of
-from dataplane.batch.dtypes import BITS
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
@@ -66,16 +64,6 @@ def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
         assert same(sliced[name].numpy(), batch[name][1:3].numpy()), name
     empty = local_batch(batch.to_arrow().slice(0, 0))
     assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
-
-
-@each_case("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_bits_survive_arrow(dtype: str) -> None:
-    assert dtype in BITS
-    tensor = torch.rand(4, 3).to(getattr(torch, dtype))
-    again = _through(batch_of(d=tensor, r=list(tensor.unbind()), s=[{"k": row} for row in tensor.unbind()]))
-    assert same(again["d"].torch(), tensor)
-    assert same(list(again["r"].torch().unbind()), list(tensor.unbind()))
-    assert same([row["k"] for row in again["s"].torch()], list(tensor.unbind()))
 
 
 def test_text_bytes_objects_and_structs_survive_arrow() -> None:

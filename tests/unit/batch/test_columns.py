@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from dataplane.batch.columns import plan
 from dataplane.batch.layout import check, check_contents
-from dataplane.batch.local import aligned_bytes, local_batch, materialise
+from dataplane.batch.local import aligned_bytes
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same
@@ -46,25 +45,6 @@ def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
     assert found.kind == "ragged"
     assert same(found.numpy(), [np.ascontiguousarray(row) for row in rows])
     assert not any(row.flags.writeable for row in found.numpy())
-
-
-@each_case("shape", [(0,), (0, 3), (2, 0), (3, 0, 5), (0, 0)])
-def test_arrays_without_elements_keep_dtype_and_shape(shape: tuple[int, ...]) -> None:
-    array = np.zeros(shape, np.int16)
-    found = column(array)
-    assert same(found.numpy(), array)
-    assert same(found.torch(), torch.from_numpy(array))
-    assert found.to_list() == array.tolist()
-    assert len(found) == shape[0]
-
-
-def test_text_and_bytes_of_every_length() -> None:
-    texts = ["", "a", "ü" * 3, "", "日本", "x" * 5000]
-    assert column(texts).to_list() == texts
-    blobs = [b"", b"\x00", b"x" * 5000, b""]
-    assert column(blobs).to_list() == blobs
-    assert column([""]).to_list() == [""]
-    assert list(column(texts).numpy()) == texts
 
 
 @each_case(
@@ -147,34 +127,3 @@ def test_memory_of_another_size_is_refused() -> None:
     planned = plan({"x": [1, 2]}).columns[0]
     with pytest.raises(ValueError, match="bytes of memory"):
         planned.jobs(np.empty(8, np.uint8))
-
-
-def test_every_kind_comes_back_from_one_batch() -> None:
-    batch = materialise(plan(_MIXED, dedupe=["twice"]))
-    assert len(batch) == 1000
-    assert same(batch["dense"].numpy(), _MIXED["dense"])
-    assert same(batch["strided"].numpy(), np.ascontiguousarray(_MIXED["strided"]))
-    assert same(batch["tensor"].torch(), _MIXED["tensor"])
-    assert same(batch["ragged"].numpy(), _MIXED["ragged"])
-    assert same(list(batch["tensors"].torch().unbind()), _MIXED["tensors"])
-    assert same(batch["images"].numpy(), _MIXED["images"])
-    for name in ("text", "bytes", "object", "struct", "twice"):
-        assert batch[name].to_list() == _MIXED[name]
-
-
-def test_planning_in_several_threads_at_once() -> None:
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(5):
-                assert local_batch(_MIXED)["text"].to_list() == _MIXED["text"]
-        except BaseException as error:  # reported by the test itself
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors

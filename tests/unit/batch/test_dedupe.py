@@ -61,16 +61,6 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_rows_that_are_the_same_memory_are_hashed_once(hashed: list[int]) -> None:
-    images = [np.random.default_rng(i).random((4, 4)) for i in range(3)]
-    assert _stored([image for image in images for _ in range(8)]) == 3
-    assert len(hashed) == 3
-    hashed.clear()
-    tensors = [torch.rand(4) for _ in range(3)]
-    assert _stored([tensor for tensor in tensors for _ in range(8)]) == 3
-    assert len(hashed) == 3
-
-
 _LARGE = dedupe._LARGE_ROW + 1
 
 
@@ -102,23 +92,6 @@ def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[in
     assert _stored(rows) == _stored(list(rows)) == 2
     assert len(hashed) == 6, "those that differ from the first that they look like"
     assert same(column(rows, dedupe=True).numpy(), rows)
-
-
-@each_case("large", [True, False])
-def test_rows_are_looked_at_in_pieces_that_threads_can_share(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedupe, "_CHUNK", 20_000)
-    rows = np.repeat(_noise(9) if large else _noise(9)[:, :6000], 2, axis=0)
-    count = []
-
-    def each(work: Any, items: Any) -> list[Any]:
-        count.append(len(list(items)))
-        return [work(item) for item in items]
-
-    planned = plan({"x": rows}, dedupe=["x"], each=each).columns[0]
-    assert planned.values.rows == 9
-    assert planned.index is not None
-    assert planned.index.tolist() == [i // 2 for i in range(18)]
-    assert count == ([9 * 4, 0] if large else [6]), "four of each pair, and none that differ; or three rows at a time"
 
 
 def test_rows_that_share_parts_have_digests_of_what_they_mean() -> None:

@@ -166,31 +166,6 @@ def test_false_tables_in_the_bytes_are_corrupt_or_can_be_read(data: st.DataObjec
         pass  # an object that is none, text that is not UTF-8: values, which the check does not read
 
 
-@each_case(
-    ("name", "buffer", "words", "says"),
-    [
-        ("ragged", 0, [0, 3, 2, 5, 6], "do not rise"),
-        ("ragged", 0, [1, 2, 2, 5, 6], "do not rise"),
-        ("ragged", 0, [0, 2, 2, 5, 7], "end at"),
-        ("ragged", 0, [0, -(2**63), 2**63 - 1, 5, 6], "do not rise"),
-        ("images", 2, [2, -1, 3], "shape"),
-        ("images", 2, [2, 1, 4], "shape"),
-        ("images", 2, [1 << 32, 1 << 32, 3], "elements"),
-        ("repeated", 2, [2], "beyond"),
-        ("repeated", 2, [-1], "beyond"),
-    ],
-)
-def test_what_points_elsewhere_is_named(name: str, buffer: int, words: list[int], says: str) -> None:
-    layout, memory = _shard()
-    column = layout.column(name)
-    assert column is not None
-    start = column.buffers[buffer][0]
-    memory[start : start + 8 * len(words)] = np.array(words, np.int64).view(np.uint8)
-    with pytest.raises(Corrupt, match=says) as caught:
-        check_contents(layout, memory)
-    assert repr(name) in str(caught.value)
-
-
 EMPTY = {
     "dense rows": _column(Field("dense", "int8", (1 << 25, 0)), 1, (0, 0)),
     "many dense rows": _column(Field("dense", "int8", (0,)), 1 << 25, (0, 0)),

@@ -85,19 +85,6 @@ def test_a_file_that_was_loaded_comes_back_with_its_class(format: str, mode: str
     assert same_image(back(image), image)
 
 
-def test_a_palette_with_transparency() -> None:
-    image = noise("P")
-    image.info["transparency"] = bytes(range(200))
-    assert same_image(back(image), image)
-    again = opened(file(image))
-    assert same_image(back(again), again)
-    assert back(again).convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
-    image.putpalette(bytes(range(200)) * 4, "RGBA")
-    found = back(image)
-    assert found.palette.mode == "RGBA"
-    assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
-
-
 def test_what_was_said_of_an_image_comes_back() -> None:
     text = PngImagePlugin.PngInfo()
     text.add_text("note", "hello")
@@ -161,36 +148,6 @@ def test_what_is_no_image_of_pils_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="does not load"):
         cut = opened(file(noise("RGB", (90, 90)), "PCX")[:300])
         encode_rows("x", [cut])
-
-
-def test_messages_frames_and_sounds() -> None:
-    image, sound = opened(file(noise("RGB"))), np.sin(np.arange(16000, dtype=np.float32))
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]},
-                {"role": "assistant", "content": "That."},
-            ],
-            "images": [image, noise("L")],
-            "videos": [([noise("RGB", seed=i) for i in range(4)], {"fps": 2.0})],
-            "frames": np.zeros((4, 8, 8, 3), np.uint8),
-            "audios": [(sound, 16000)],
-        },
-        {"messages": [], "images": None},
-    ]
-    found = column(rows)
-    assert found.kind == "struct"
-    (one, two), first = found.to_list(), rows[0]
-    assert two == rows[1]
-    assert one["messages"] == first["messages"]
-    assert one["images"] == first["images"]
-    assert one["videos"] == first["videos"]
-    assert np.array_equal(one["frames"], first["frames"])
-    (heard, rate), *_ = one["audios"]
-    assert rate == 16000
-    assert heard.dtype == np.float32
-    assert heard.flags.writeable
-    assert np.array_equal(heard, sound)
 
 
 def test_images_are_handed_as_the_bytes_of_files() -> None:
@@ -343,31 +300,3 @@ def test_rows_that_are_the_same_memory_have_the_same_bytes() -> None:
 
 def is_deferred(image: Any) -> bool:
     return type(image) is not image.__class__
-
-
-@each_case(
-    "look",
-    [
-        lambda image: image.size,
-        lambda image: image.load(),
-        lambda image: setattr(image, "info", image.info),
-        copy.copy,
-        copy.deepcopy,
-        lambda image: pickle.loads(pickle.dumps(image)),
-        repr,
-    ],
-    ids=["read", "load", "set", "copy", "deepcopy", "pickle", "repr"],
-)
-def test_equal_files_of_a_column_are_opened_once_and_others_when_somebody_looks(look: Callable[[Any], Any]) -> None:
-    data = file(noise("RGB", (64, 64)))
-    image = opened(data)
-    image.info["said"] = "more"
-    whole = column([{"image": image}])
-    first, other = Column.of("x", whole.field, whole._selections, np.array([0, 0])).to_list()
-    one, late = first["image"], other["image"]
-    assert (is_deferred(one), is_deferred(late)) == (False, True)
-    assert isinstance(late, PngImagePlugin.PngImageFile)
-    look(late)
-    assert type(late) is PngImagePlugin.PngImageFile
-    assert (late.info, late.fp is one.fp) == (one.info, False)
-    assert same_image(late, one)

@@ -33,34 +33,6 @@ def stored(values: Any) -> int:
     return plan({"x": values}).nbytes
 
 
-@each_case(
-    "value",
-    [
-        large(1),
-        b"x" * LARGE,
-        torch.arange(_BIG, dtype=torch.float64),
-        torch.ones(_BIG * 4, dtype=torch.bfloat16),
-        np.full(LARGE, b"abc", "S10"),
-        np.arange(2 * _BIG).reshape(2, -1).T,
-        np.zeros((_BIG, 0)),
-        np.full(LARGE, "ä"),
-        np.zeros(LARGE, "i1,f8"),
-        [large(1), large(2), {"a": (large(1),)}],
-        np.array([large(1), None], object),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_large_comes_back_and_is_its_owners(value: Any) -> None:
-    [row] = encode_rows("x", [value])
-    assert same(decode_row("x", row), value)
-    assert same(decode_row("x", np.frombuffer(row, np.uint8)), value)
-    found = column([value, None]).to_list()[0]
-    assert same(found, value)
-    if isinstance(found, np.ndarray) and found.dtype != object:
-        assert found.flags.writeable
-        assert found.flags.aligned
-
-
 def _rows(n: int, value: Any) -> list[Any]:
     return [({"image": value, "answer": str(i)},) for i in range(n)]
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.rows import Rows
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
 
@@ -129,22 +128,6 @@ class TestConcat:
         with pytest.raises(Misuse):
             concat([])
 
-    @each_case(
-        ("ours", "theirs"),
-        [
-            (MASK, Field("dense", "float64", (4,))),
-            (MASK, Field("dense", "float32", (5,))),
-            (MASK, Field("ragged", "float32", (None,))),
-            (IDS, Field("ragged", "int64", (None, 2))),
-            (TEXT, Field("bytes")),
-        ],
-    )
-    def test_a_column_that_differs_is_named(self, ours: Field, theirs: Field) -> None:
-        with pytest.raises(SchemaMismatch) as caught:
-            concat([one(field=ours), one(field=theirs)])
-        error = caught.value
-        assert (error.column, error.expected, error.found) == ("x", repr(ours), repr(theirs))
-
     def test_a_key_of_a_struct_that_differs_is_named(self) -> None:
         fields = [Field("struct", children=(("a", kind),)) for kind in (TEXT, IDS)]
         with pytest.raises(SchemaMismatch) as caught:
@@ -194,44 +177,12 @@ class TestValue:
             with pytest.raises(ValueError, match=r"rows|column"):
                 BatchRef.of(node, rows, columns)
 
-    def test_footprint_is_exact(self) -> None:
-        ref = concat(
-            [
-                verl_ref(100)[10:20],
-                verl_ref(100)[[3, 15, 3]],
-                one(9, shard=4, field=TEXT)
-                .rename(x="uid")
-                .union(verl_ref(9, shard=6).drop("uid"))[2:4]
-                .select(*verl_ref().columns),
-            ]
-        )
-        everything = tuple(range(13))
-        assert ref.footprint() == {
-            (NODE, 77): [(everything, Rows.index([3, *range(10, 20)]))],
-            (NODE, 6): [(tuple(k for k in everything if k != 11), Rows.range(2, 4))],
-            (NODE, 4): [((0,), Rows.range(2, 4))],
-        }
-
 
 class TestBytes:
     def test_a_contiguous_ref_is_small(self) -> None:
         assert len(pickle.dumps(verl_ref())) < 600
         assert len(pickle.dumps(verl_ref()[128:256])) < 600
         assert len(pickle.dumps(verl_ref(rows=10**9, shard=2**63))) < 600
-
-    def test_a_shuffle_over_many_shards_costs_its_rows(self) -> None:
-        whole = concat([verl_ref(256, shard=k) for k in range(16)])
-        shuffled = whole[np.random.default_rng(2).permutation(4096)]
-        assert len(shuffled.encode()) < len(whole.encode()) + 4096 * 2 + 64
-        assert len(shuffled.sources("uid")[0]) == 16
-        few = shuffled[:64]
-        assert len(few.encode()) < len(whole.encode()) + 64 * 3 + 16 * 8
-
-    def test_pickle_gives_it_back(self) -> None:
-        for ref in (verl_ref(), verl_ref()[[5, 2]], verl_ref()[:0], concat([one(), one(shard=2)])[[15, 2, 11, 4]]):
-            assert copy(ref) == ref
-            assert copy(ref).encode() == ref.encode()
-            assert copy(ref).nbytes == ref.nbytes
 
     @given(st.data())
     def test_mutated_bytes_are_refused_or_mean_something(self, data: st.DataObject) -> None:

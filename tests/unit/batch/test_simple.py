@@ -77,12 +77,3 @@ def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
 )
 def test_what_is_not_simple_is_left(columns: Any) -> None:
     assert laid_out(columns, _MOST) is None
-
-
-def test_what_the_last_columns_were_does_not_matter() -> None:
-    for shape in ((1, 4), (1, 5), (1, 4), (2, 4)):
-        for dtype in (np.float32, np.float64):
-            columns = {"x": np.ones(shape, dtype), "y": np.zeros(shape[0])}
-            laid = laid_out(columns, _MOST)
-            assert laid is not None
-            assert laid.layout == plan(columns).layout().encode()

@@ -270,22 +270,6 @@ class TestFields:
             for _ in range(65):
                 ref = ref.slice_rows("ids", 0, -1)
 
-    def test_many_references_of_few_kinds_of_slices_are_one(self) -> None:
-        shards, rows = Shards(), columns(0)
-        ref = shards.put(0, rows, narrow=False).select("ids")
-        kinds = [
-            ref,
-            ref.slice_rows("ids", 0, 1),
-            ref.share_rows("ids", 1, 2, zigzag=True),
-            ref.slice_rows("ids", 0, -4),
-        ]
-        several = [kinds[i % 4] for i in range(40)]
-        whole = concat(several)
-        assert len(frame_of(whole, "ids")[0].cut) <= 4
-        found = shards.read(pickle.loads(pickle.dumps(whole)), "ids").numpy()
-        expected = [row for each in several for row in shards.read(each, "ids").numpy()]
-        assert all(same(a, b) for a, b in zip(found, expected, strict=True))
-
 
 class TestTheWire:
     def test_who_does_not_know_slices_refuses_them(self) -> None:

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.dtypes import BITS
@@ -46,18 +44,6 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     varied = [_of(dtype, n, 2, n + 1, seed=n) for n in (3, 1)]
     assert same(column(varied).torch(), varied)
     assert same(column(list(tensor[0].unbind())).torch(), tensor[0])
-
-
-@settings(max_examples=100)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(["float32", "bfloat16", "int64"]))
-def test_jagged_tensors_come_back(lengths: list[int], dtype: str) -> None:
-    rows = [_of(dtype, n, 2, seed=n) for n in lengths]
-    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    found = column(nested)
-    assert found.kind == "ragged"
-    assert found.shape == (len(rows), None, 2)
-    assert same(list(found.torch().unbind()), rows)
-    assert found.torch().is_nested
 
 
 def test_nested_tensors_of_every_form() -> None:

@@ -101,17 +101,6 @@ def test_where_no_file_can_be_written(tmp_path: Path, where: str) -> None:
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
 
 
-def test_a_directory_that_can_not_be_written(how: str, tmp_path: Path) -> None:
-    """Nor may root, who may write anywhere else."""
-    directory = Path("/proc/self") if os.geteuid() == 0 else tmp_path
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(Misuse):
-            write(directory / "stream.dp")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 @pytest.mark.usefixtures("how")
 @each_case("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_is_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -179,54 +168,6 @@ def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:
                 read(path)
 
 
-def pieces(whole: bytes) -> list[bytes]:
-    """The beginning of a file and its frames, as they lie in it."""
-    found, at = [whole[: len(MAGIC)]], len(MAGIC)
-    while at < len(whole):
-        end = at + 24 + int.from_bytes(whole[at + 8 : at + 16], "little")
-        found.append(whole[at:end])
-        at = end
-    return found
-
-
-def refused_at(path: Path, whole: list[bytes], changed: list[bytes]) -> None:
-    """The file of the changed pieces is corrupt, at the first one that is not where it was written."""
-    path.write_bytes(b"".join(changed))
-    same = 0
-    while same < min(len(whole), len(changed)) and changed[same] == whole[same]:
-        same += 1
-    with pytest.raises(Corrupt) as error:
-        read(path)
-    assert error.value.path == str(path)
-    assert f"(at byte {sum(map(len, changed[:same]))})" in str(error.value)
-
-
-ALIKE = [(HEAD, b"head"), (TABLE, b"a" * 40), (TABLE, b"b" * 40), (TABLE, b"a" * 40), (COLUMNS, b""), (END, b"\x05")]
-
-
-def test_frames_that_change_places(tmp_path: Path) -> None:
-    """Also where one is as long as the other, or has the same payload."""
-    write(tmp_path / "stream.dp", ALIKE)
-    whole = pieces((tmp_path / "stream.dp").read_bytes())
-    for i in range(1, len(whole)):
-        for j in range(i + 1, len(whole)):
-            changed = list(whole)
-            changed[i], changed[j] = whole[j], whole[i]
-            refused_at(tmp_path / "changed.dp", whole, changed)
-
-
-def test_frames_of_an_older_file(tmp_path: Path) -> None:
-    """With the same frames but one; or with the very same, written at another time."""
-    for older in (ALIKE, [*ALIKE[:2], (TABLE, b"c" * 40), *ALIKE[3:]]):
-        write(tmp_path / "older.dp", older)
-        write(tmp_path / "stream.dp", ALIKE)
-        old, whole = (pieces((tmp_path / name).read_bytes()) for name in ("older.dp", "stream.dp"))
-        for i in range(2, len(whole)):
-            for j in range(i + 1, len(whole) + 1):
-                refused_at(tmp_path / "changed.dp", whole, whole[:i] + old[i:j] + whole[j:])
-            refused_at(tmp_path / "changed.dp", old, old[:i] + whole[i:])
-
-
 def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
     """Its frames do not say where they belong. What merely says that it is one is corrupt."""
     old = b"dataplane/strm\x01\n"
@@ -244,17 +185,6 @@ def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
     path.write_bytes(old[: len(MAGIC)] + path.read_bytes()[len(MAGIC) :])
     with pytest.raises(Corrupt):
         read(path)
-
-
-def test_a_file_that_shrinks_while_it_is_read(changed: tuple[bytes, Path]) -> None:
-    whole, path = changed
-    path.write_bytes(whole + bytes(MIB))
-    with CheckpointReader(path) as file:
-        assert file.frame() == FRAMES[0]
-        os.truncate(path, 0)
-        with pytest.raises(Corrupt):
-            for _ in range(len(FRAMES)):
-                file.frame()
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

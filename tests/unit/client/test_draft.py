@@ -169,18 +169,6 @@ async def test_a_sealed_draft_is_a_shard_like_any_other(plane: AsyncPlane) -> No
 # The end of a draft
 
 
-async def test_sealed_twice_or_written_after(plane: AsyncPlane) -> None:
-    draft = await plane.draft({"x": dense((1,), "uint8")})
-    ref = await draft.seal()
-    with pytest.raises(dp.Closed):
-        await draft.seal()
-    with pytest.raises(dp.Closed):
-        draft["x"]
-    draft.drop()  # which leaves the shard alone
-    assert len(await plane.get(ref)) == 1
-    await plane.free(ref)
-
-
 async def test_dropped(plane: AsyncPlane) -> None:
     draft = await plane.draft({"x": dense((1, MIB), "uint8")})
     array = draft["x"]

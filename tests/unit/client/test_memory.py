@@ -68,44 +68,7 @@ def test_beyond_a_mapping(segment: Segment, offset: int, size: int) -> None:
         segment.mapping(writable=False).array(offset, size)
 
 
-def test_an_array_keeps_its_mapping_and_what_it_was_given(segment: Segment) -> None:
-    pin = Pin()
-    gone = weakref.ref(pin)
-    mapping = segment.shared(2 * PAGE, PAGE)
-    before = mappings()
-    array = mapping.array(0, PAGE, pin).view(np.uint32).reshape(4, -1)[1:, ::2]
-    del pin, mapping
-    gc.collect()
-    assert gone() is not None
-    assert mappings() == before
-    assert int(array[0, 0]) == 0x02020202
-    del array
-    assert gone() is None
-    assert mappings() == before - 1
-
-
-def test_turning_private_in_place(segment: Segment) -> None:
-    mapping = segment.shared(4 * PAGE, 2 * PAGE)
-    array = mapping.array(0, 2 * PAGE)
-    array[0] = 99
-    segment.unshare(mapping, 4 * PAGE)
-    assert array[:2].tolist() == [99, 4]
-    array[1] = 77
-    array[PAGE] = 66
-    assert segment.mapping(writable=False).array(4 * PAGE, PAGE + 1)[[0, 1, PAGE]].tolist() == [99, 4, 5]
-    assert array[[0, 1, PAGE]].tolist() == [99, 77, 66]
-
-
 class TestHeldShard:
-    def test_a_private_view_is_one_copy_and_nobody_elses(self, segment: Segment) -> None:
-        held, other = (HeldShard(segment, 3 * PAGE, 2 * PAGE, Pin()) for _ in range(2))
-        one, two = held.private(0, 8), held.private(4, 8)
-        one[5] = 200
-        assert two[1] == 200
-        assert held.read(5, 1).tolist() == [3]
-        assert other.private(5, 1).tolist() == [3]
-        assert segment.mapping(writable=False).array(3 * PAGE + 5, 1).tolist() == [3]
-
     def test_a_shard_that_shares_its_pages_is_read_and_copied_where_it_lies(self, segment: Segment) -> None:
         held = HeldShard(segment, 4 * PAGE - 64, 128, Pin())
         assert held.read(60, 8).tolist() == [3] * 4 + [4] * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import threading
@@ -52,18 +51,6 @@ def said(theirs: socket.socket) -> list[Any]:
     return got
 
 
-def test_each_pin_is_dropped_once() -> None:
-    flushes = Flushes()
-    pins = flushes.pins
-    held = [pins.hold(shard) for shard in (1, 2, 2, 3)]
-    assert pins.live == 4
-    assert pins.take() == []
-    held.clear()
-    assert pins.live == 0
-    assert sorted(pins.take()) == [1, 2, 2, 3]
-    assert pins.take() == []
-
-
 def test_a_flush_is_asked_for_once_until_it_comes() -> None:
     flushes = Flushes()
     first = [flushes.pins.hold(shard) for shard in range(5)]
@@ -74,15 +61,6 @@ def test_a_flush_is_asked_for_once_until_it_comes() -> None:
     del later
     assert flushes.count == 2
     assert flushes.pins.take() == [9]
-
-
-def test_pins_in_a_cycle_are_dropped_by_the_collector() -> None:
-    flushes = Flushes()
-    cycle: list[Any] = [flushes.pins.hold(4)]
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert flushes.pins.take() == [4]
 
 
 def test_dropped_from_many_threads() -> None:
@@ -114,18 +92,6 @@ def test_dropped_from_many_threads() -> None:
     taken.update(pins.take())
     assert taken == expected
     assert pins.live == 0
-
-
-def test_after_close_the_last_pin_closes_the_socket(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = ends
-    pins = Flushes().pins
-    first, second = pins.hold(1), pins.hold(2)
-    pins.inherit(ours, b"")
-    del first
-    assert ours.fileno() >= 0
-    del second
-    assert ours.fileno() == -1
-    assert said(theirs) == [m.Unpin([1])]
 
 
 def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -102,28 +100,6 @@ def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
     assert first.join().result == "passed"
 
 
-def test_what_was_handed_over_goes_on_when_the_turn_ends(turns: Turns) -> None:
-    first, second = Gate(), Gate()
-    leader = Call(turns, first.passed)
-    assert first.entered.wait(60)
-    follower = Call(turns, second.passed)
-    assert second.entered.wait(60)
-    turns.wait(first.opened())
-    leader.join()
-    turns.wait(second.opened())
-    assert follower.join().result == "passed"
-
-
-async def test_where_a_loop_runs_in_the_callers_thread() -> None:
-    turns = Turns()
-    try:
-        assert turns.wait(value(3)) == 3
-        with pytest.raises(KeyError):
-            turns.wait(failure())
-    finally:
-        turns.close()
-
-
 def test_within_itself_it_is_refused(turns: Turns) -> None:
     async def outer() -> None:
         turns.wait(value(1))
@@ -131,21 +107,6 @@ def test_within_itself_it_is_refused(turns: Turns) -> None:
     with pytest.raises(Misuse, match="within"):
         turns.wait(outer())
     assert turns.wait(value(2)) == 2
-
-
-def test_closing_waits_for_what_was_handed_over() -> None:
-    turns = Turns()
-    gate = Gate()
-    first = Call(turns, gate.passed)
-    assert gate.entered.wait(60)
-    others = [Call(turns, gate.passed) for _ in range(3)]
-    eventually(lambda: len(turns._waiting) == 3, "they were handed over")
-    closer = threading.Thread(target=turns.close, daemon=True)
-    turns.wait(gate.opened())
-    closer.start()
-    closer.join(60)
-    assert not closer.is_alive()
-    assert [call.join().result for call in (first, *others)] == ["passed"] * 4
 
 
 def test_calls_against_the_close() -> None:
@@ -177,65 +138,6 @@ def test_a_little_work(turns: Turns) -> None:
     eventually(lambda: done[1:] == [0], "the one whose turn it is does it")
     turns.wait(gate.opened())
     call.join()
-
-
-def test_busy_keeps_the_loop_going(turns: Turns) -> None:
-    """Timers go on while `busy` says so, although nobody calls."""
-    ticks: list[float] = []
-    wanted = True
-    turns.busy = lambda: wanted
-
-    async def start() -> None:
-        loop = asyncio.get_running_loop()
-
-        def tick() -> None:
-            ticks.append(time.monotonic())
-            if wanted:
-                loop.call_later(0.01, tick)
-
-        tick()
-
-    turns.wait(start())
-    eventually(lambda: len(ticks) > 5, "it ticks")
-    wanted = False
-    turns.wait(value(1))  # which ends it
-
-
-@pytest.mark.parametrize("over", [False, True], ids=["own turn", "handed over"])
-def test_an_error_keeps_nothing_alive(turns: Turns, over: bool) -> None:
-    """No cycle through the error's frames: what the call held goes with the error, not with the next collection."""
-
-    class Held:
-        pass
-
-    async def fail(held: Held) -> None:
-        await asyncio.sleep(0)
-        raise KeyError
-
-    def call() -> weakref.ref[Held]:
-        held = Held()
-        gone = weakref.ref(held)
-        try:
-            turns.wait(fail(held))
-        except KeyError:
-            pass
-        return gone
-
-    gate = Gate()
-    first = Call(turns, gate.passed) if over else None
-    if first is not None:
-        assert gate.entered.wait(60)
-    gc.collect()
-    gc.disable()
-    try:
-        gone = call()
-        if over:
-            turns.wait(gate.opened())
-            assert first is not None
-            first.join()
-        eventually(lambda: gone() is None, "it is gone")
-    finally:
-        gc.enable()
 
 
 class Interrupting:

@@ -164,34 +164,6 @@ def test_the_host_has_the_memory_back(arena: Arena) -> None:
     assert blocks() == arena.resident == before - 10 * PAGE
 
 
-def test_quarantined_addresses_are_given_to_nobody(arena: Arena) -> None:
-    held = arena.allocate("a", 60 * PAGE)
-    arena.quarantine(held)
-    assert arena.used == 0
-    after = [arena.allocate("a", 20 * PAGE) for _ in range(3)]
-    assert all(e.segment != held.segment or e.offset >= held.end for e in after)
-    for extent in after:
-        arena.release(extent)
-    arena.readmit(held)
-    again = arena.allocate("a", 60 * PAGE)
-    assert again.segment == held.segment
-
-
-def test_a_segment_whose_owner_has_gone_carries_nobody_elses_bytes(arena: Arena) -> None:
-    """Its process may live, and write where it could: the segment goes with the last of its extents."""
-    shard, gone = arena.allocate("a", 10 * PAGE), arena.allocate("a", 20 * PAGE)
-    fill(arena, shard, 5)
-    arena.release(gone)
-    arena.depart("a")
-    assert arena.resident == 10 * PAGE, "its free pages went back at once"
-    theirs = [arena.allocate(owner, 10 * PAGE) for owner in "ab"]
-    assert shard.segment not in {extent.segment for extent in theirs}
-    assert holds(arena, shard, 5)
-    arena.release(shard)
-    assert shard.segment not in arena
-    assert arena.resident == 20 * PAGE
-
-
 def test_segments_are_as_large_as_their_owners_need() -> None:
     """Of a terabyte, 512 that put little map little; one that puts much has few segments."""
     arena = Arena(1 << 40)
@@ -205,25 +177,6 @@ def test_segments_are_as_large_as_their_owners_need() -> None:
         assert arena.mapped <= 4 * arena.capacity
     finally:
         arena.close()
-
-
-def test_fragmentation_costs_addresses_and_not_memory(arena: Arena) -> None:
-    single = [arena.allocate("a", PAGE) for _ in range(64)]
-    for extent in single[::2]:
-        arena.release(extent)
-    large = arena.allocate("a", 32 * PAGE)
-    fill(arena, large, 3)
-    assert arena.used == arena.resident == arena.capacity
-
-
-def test_prewarming_takes_no_more_than_is_asked_or_there(arena: Arena) -> None:
-    segment, nbytes = arena.prewarm("a", 16 * PAGE + 5)
-    assert (segment.number, nbytes, arena.resident, arena.used) == (0, 16 * PAGE, 16 * PAGE, 0)
-    assert arena.prewarm("a", 100 * PAGE) == (segment, 64 * PAGE)
-    assert arena.prewarm("b", 10 * PAGE)[1] == 0
-    first = arena.allocate("a", 16 * PAGE)
-    assert first.offset == 0, "the first that is written is warm"
-    assert arena.prewarm("a", 10 * PAGE)[1] == 0
 
 
 def test_forgetting_unmaps_and_loses_nothing(arena: Arena) -> None:

@@ -144,19 +144,6 @@ async def test_a_wait_that_is_cancelled_just_after_it_was_granted_gives_the_byte
     assert budget.used == 0
 
 
-async def test_a_wait_that_is_cancelled_just_before_bytes_are_freed_gets_none() -> None:
-    budget = Budget(100)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 60)
-    first.cancel()
-    budget.release(100)
-    await turns()
-    assert budget.used == 0
-    assert waiters.granted == []
-    assert budget.statistics().waiting == 0
-
-
 @each_case("restore", [False, True])
 async def test_more_than_there_ever_is_is_refused_at_once(restore: bool) -> None:
     budget = Budget(100)
@@ -182,37 +169,6 @@ async def test_a_deadline_that_passes_names_who_holds_the_bytes() -> None:
         assert word in str(error)
     assert error.__suppress_context__
     assert (budget.used, budget.statistics().waiting) == (95, 0)
-
-
-async def test_demand_is_told_as_long_as_somebody_waits() -> None:
-    told: list[int] = []
-    budget = Budget(100, on_demand=lambda: told.append(budget.shortfall))
-    assert budget.try_reserve(100)
-    assert told == []
-    assert budget.shortfall == 0
-    waiters = Waiters(budget)
-    await waiters.ask("a", 30)
-    assert told == [30]
-    await waiters.free(10)
-    assert told == [30, 20]
-    await waiters.free(20)
-    assert told == [30, 20], "nobody waits any more"
-    assert budget.shortfall == 0
-
-
-async def test_statistics_count_waits_and_their_time() -> None:
-    clock = FakeClock()
-    budget = Budget(100, clock=clock)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    await waiters.ask("a", 30)
-    await waiters.ask("b", 20, restore=True)
-    now = budget.statistics()
-    assert (now.capacity, now.used, now.waiting, now.waiting_bytes, now.waits) == (100, 100, 2, 50, 2)
-    clock.now = 3.0
-    await waiters.free(100)
-    assert budget.statistics().waited_s == 6.0
-    assert (budget.statistics().waiting, budget.used) == (0, 50)
 
 
 actions = st.lists(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -154,38 +153,6 @@ def test_where_another_may_not_write_the_error_says_whose_it_is_and_what_to_do(p
         os.seteuid(0)
     said = str(caught.value)
     assert all(part in said for part in (str(theirs), f"it is user {STRANGER}'s", "set it to another")), said
-
-
-def test_a_directory_that_is_taken_for_a_dead_ones_as_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the two calls that make it and lock it, another process locks it, or removes it."""
-    real, spoiled, others = os.mkdir, ["lock", "remove", "both"], []
-
-    def mkdir(name: str, mode: int, *, dir_fd: int | None = None) -> None:
-        real(name, mode, dir_fd=dir_fd)
-        if dir_fd is None or not spoiled:
-            return
-        how = spoiled.pop()
-        if how != "remove":
-            others.append(os.open(tmp_path / name, os.O_RDONLY))
-            fcntl.flock(others[-1], fcntl.LOCK_EX)
-        if how != "lock":
-            (tmp_path / name).rmdir()
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    claim = Claim(tmp_path, "it")
-    try:
-        assert spoiled == []
-        assert claim.path.is_dir()
-        probe = os.open(claim.path, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(probe)
-    finally:
-        claim.release()
-        for other in others:
-            os.close(other)
 
 
 def test_a_directory_that_was_moved_away_and_replaced_is_not_removed_in_its_stead(tmp_path: Path) -> None:

@@ -137,16 +137,6 @@ async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp
         assert (now.budget.used, now.disk.used, now.shards) == (0, 0, 0)
 
 
-async def test_a_steady_queue_longer_than_the_memory_reads_nothing_twice(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        await queue(store, 96, 400)
-        await until(lambda: not store.disk.used)
-        now = store.statistics()
-        assert now.disk.read <= now.disk.written <= now.put, "each is written and read once at most"
-        assert now.disk.read >= 32 * SIZE
-        assert (now.budget.used, now.disk.used) == (0, 0)
-
-
 @each_case(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
 async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
     tmp_path: Path, low: float, files: int
@@ -169,36 +159,6 @@ async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_tak
         assert held is not None
         assert all(read(store, pinned) == content(seed) for seed, pinned in enumerate(held))
         assert store.disk.statistics().read == 0
-
-
-async def test_what_is_pinned_is_never_moved(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(40)]
-        held = await pin(store, *numbers[20:])
-        for seed in range(40, 140):
-            await put(store, seed)
-        await at_rest(store)
-        assert not set(numbers[20:]) & set(on_disk(store))
-        assert store.pin_now("other", numbers[20:]) == held
-        assert all(read(store, pinned) == content(20 + i) for i, pinned in enumerate(held))
-        assert store.statistics().pinned == 20 * SIZE
-
-
-async def test_all_of_it_pinned_is_backpressure_that_names_the_holder(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(64)]
-        await pin(store, *numbers)
-        with pytest.raises(Backpressure) as caught:
-            await put(store, 64, seconds=0.05)
-        assert caught.value.holders == ({"holder": "reader", "bytes": MEMORY, "how": "pinned"},)
-        assert caught.value.spill_error == ""
-        waiting = asyncio.create_task(put(store, 64))
-        store.unpin("reader", numbers[5:6])
-        await waiting
-        await at_rest(store)
-        assert numbers[5] in on_disk(store)
-        assert store._shards[numbers[5]].extent is None
-        assert not set(on_disk(store)) & set(numbers[:5] + numbers[6:]), "they are pinned"
 
 
 async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(tmp_path: Path) -> None:

@@ -87,45 +87,6 @@ def test_a_readers_descriptor_can_not_write(segment: Segment) -> None:
         assert reading[:3] == b"abc"
 
 
-@pytest.mark.parametrize("flags", [0, os.O_NONBLOCK], ids=["blocking", "not blocking"])
-def test_who_opens_it_for_writing_finds_it_sealed(segment: Segment, opened: list[int], flags: int) -> None:
-    """A reader makes the file writable (its user owns it) and opens it again, through /proc."""
-    assert segment.guard()
-    segment.memory[:3] = b"abc"
-
-    def reopen() -> None:
-        os.fchmod(segment.readonly_fd, 0o600)
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            try:
-                writable = os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR | flags)
-                break
-            except BlockingIOError:
-                assert time.monotonic() < deadline
-        for attempt in (
-            lambda: os.pwrite(writable, b"xyz", 0),
-            lambda: mmap.mmap(writable, SIZE),
-            lambda: os.ftruncate(writable, 0),
-            lambda: os.posix_fallocate(writable, 0, 2 * SIZE),
-        ):
-            try:
-                attempt()
-            except OSError:
-                continue
-            os._exit(3)
-
-    child = in_child(reopen)
-    deadline = time.monotonic() + WAIT_S
-    while not segment.opened:
-        assert time.monotonic() < deadline, "the lease was not broken"
-    segment.harden()
-    assert outcome(child) == 0
-    assert opened, "the node hears of it"
-    assert segment.memory[:3] == b"abc"
-    segment.memory[:3] = b"def"  # who maps it already goes on
-    assert not segment.opened
-
-
 def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: Segment, opened: list[int]) -> None:
     assert segment.guard()
     with pytest.raises(OSError, match="Resource temporarily unavailable"):

@@ -18,16 +18,6 @@ def made(pages: int = 64) -> tuple[Arena, SharedPages]:
     return arena, SharedPages(arena, OWN)
 
 
-def test_shards_lie_one_behind_another_and_pages_are_taken_as_they_are_needed() -> None:
-    arena, shared = made()
-    places = [shared.take(1000) for _ in range(9)]
-    assert [place.offset for place in places] == [1024 * i for i in range(9)]
-    assert {place.size for place in places} == {1024}
-    assert (arena.used, shared.nbytes) == (3 * PAGE, 3 * PAGE)
-    assert [shared.fits(nbytes) for nbytes in (3 * 1024, 3 * 1024 + 1)] == [True, False]
-    arena.close()
-
-
 def test_a_page_goes_back_with_the_last_shard_that_lies_in_it() -> None:
     arena, shared = made()
     first, across, last = shared.take(3000), shared.take(3000), shared.take(2000)
@@ -35,24 +25,6 @@ def test_a_page_goes_back_with_the_last_shard_that_lies_in_it() -> None:
     assert (shared.give(first), arena.used) == (0, 2 * PAGE)
     assert (shared.give(last), arena.used) == (0, 2 * PAGE)
     assert (shared.give(across), arena.used) == (2 * PAGE, 0)
-    arena.close()
-
-
-def test_what_stays_long_keeps_its_own_page_alone() -> None:
-    arena, shared = made()
-    places = [shared.take(1024) for _ in range(64)]
-    kept = places.pop(17)
-    for place in places:
-        shared.give(place)
-    assert arena.used == shared.nbytes == PAGE
-    others = [arena.allocate("p", PAGE) for _ in range(63)]
-    assert all(
-        place.end <= kept.offset // PAGE * PAGE or place.offset >= kept.end
-        for place in others
-        if place.segment == kept.segment
-    )
-    shared.give(kept)
-    assert arena.used == 63 * PAGE
     arena.close()
 
 

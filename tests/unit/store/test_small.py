@@ -14,7 +14,7 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
-from dataplane.config import PAGE, NodeConfig
+from dataplane.config import NodeConfig
 from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
@@ -68,43 +68,6 @@ def used(store: Store) -> int:
     now = store.statistics()
     assert now.budget.used == now.arena.used <= now.arena.resident
     return now.budget.used
-
-
-async def test_rows_take_the_pages_that_their_bytes_fill(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, content(seed, 1000)) for seed in range(100)]
-        assert used(store) == 25 * PAGE
-        store.free(numbers[:50])
-        assert used(store) == 13 * PAGE  # of the page in the middle half is somebody's
-        store.free(numbers[50:])
-        assert used(store) == 0
-        assert (store.statistics().put, store.statistics().freed) == (100 * 1024, 100 * 1024)
-
-
-async def test_what_is_pinned_and_freed_is_not_written_over(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        number = await put(store, content(7, 1000))
-        pinned = await pin(store, number)
-        store.free([number])
-        for seed in range(300):
-            store.free([await put(store, content(seed, 900))])
-        assert read(store, pinned, 1000) == content(7, 1000)
-        store.unpin("r", [number])
-        assert used(store) == 0
-
-
-async def test_rows_of_many_times_the_memory_are_spilled_and_read_back(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, content(seed, 700)) for seed in range(2000)]
-        assert store.statistics().spilled_shards > 200
-        for seed, number in enumerate(numbers):
-            pinned = await pin(store, number)
-            assert read(store, pinned, 700) == content(seed, 700)
-            store.unpin("r", [number])
-        store.free(numbers)
-        async with asyncio.timeout(WAIT_S):
-            while used(store) or store.statistics().disk.used:
-                await asyncio.sleep(0.001)
 
 
 async def test_what_is_false_takes_no_page(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-import lz4.block
 import numpy as np
 import pytest
 import xxhash
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.node.shards.reading import _check, _Damaged
-from dataplane.store import spill
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import CHUNK, SpillFile
 from tests.cases import each_case
@@ -106,12 +104,6 @@ def without_direct(tmp_path: Path) -> Iterator[Path]:
     yield from mounted(tmp_path / "ramfs", "ramfs")
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MiB."""
-    yield from mounted(tmp_path / "small", "tmpfs", "-o", "size=6m")
-
-
 SIZES = [PAGE, 3 * PAGE, CHUNK - PAGE, CHUNK, CHUNK + PAGE, 3 * CHUNK]
 
 
@@ -160,38 +152,6 @@ async def refused(disk: Disk, file: SpillFile, size: int) -> Corrupt:
 
 
 EXTENT = CHUNK + 3 * PAGE
-REGIONS = {
-    "first": 0,
-    "end of the first chunk": CHUNK - 1,
-    "second chunk": CHUNK,
-    "end of the data": EXTENT - 1,
-    "magic": EXTENT,
-    "version": EXTENT + 8,
-    "codec": EXTENT + 12,
-    "shard": EXTENT + 16,
-    "extent": EXTENT + 24,
-    "chunks": EXTENT + 32,
-    "stored": EXTENT + 40,
-    "digest": EXTENT + 48,
-    "last entry": EXTENT + 40 + 2 * 16 - 1,
-    "padding": EXTENT + 40 + 2 * 16,
-    "end of the padding": EXTENT + PAGE - 1,
-}
-
-
-@each_case("region", REGIONS)
-async def test_a_flipped_bit_is_corrupt_wherever_it_is(disk: Disk, region: str) -> None:
-    data = random_bytes(EXTENT)
-    file = await disk.write(3, data, nothing)
-    assert file.path.stat().st_size == EXTENT + PAGE
-    flip(file.path, REGIONS[region])
-    await refused(disk, file, EXTENT)
-    flip(file.path, REGIONS[region])
-    back = blank(EXTENT)
-    await disk.read(file, back, nothing)
-    assert back == data
-    disk.remove(file)
-    await deleted(disk)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -218,16 +178,6 @@ async def test_a_file_cut_short_is_corrupt(disk: Disk, left: int) -> None:
     await refused(disk, file, EXTENT)
     disk.remove(file)
     await deleted(disk)
-
-
-async def test_a_file_that_is_gone_is_corrupt_and_can_be_removed(disk: Disk) -> None:
-    file = await disk.write(1, random_bytes(PAGE), nothing)
-    file.path.unlink()
-    error = await refused(disk, file, PAGE)
-    assert "cannot be opened" in str(error)
-    disk.remove(file)
-    await deleted(disk)
-    assert disk.error == ""
 
 
 async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
@@ -318,25 +268,6 @@ async def test_the_quota_counts_what_is_being_written(tmp_path: Path) -> None:
 # Disks that refuse
 
 
-async def test_a_full_disk_is_named_and_nothing_is_left(small: Path) -> None:
-    disk = Disk(small, 64 * MIB, compression="never")
-    try:
-        kept = await disk.write(1, random_bytes(2 * MIB), nothing)
-        for size in (5 * MIB, 3 * CHUNK):
-            with pytest.raises(OSError, match="No space left"):
-                await disk.write(2, random_bytes(size), nothing)
-            assert "No space left" in disk.error
-            assert str(disk.directory) in disk.error
-            assert on_disk(small) == [kept.path]
-            assert disk.used == kept.size
-        file = await disk.write(2, random_bytes(3 * MIB), nothing)
-        assert disk.error == ""
-        for done, size in ((kept, 2 * MIB), (file, 3 * MIB)):
-            await disk.read(done, blank(size), nothing)
-    finally:
-        disk.close()
-
-
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
 @each_case("compression", ["never", "always"])
 async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, size: int, compression: str) -> None:
@@ -356,30 +287,6 @@ async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, 
         assert disk.error == ""
     finally:
         disk.close()
-
-
-@pytest.mark.parametrize("size", [PAGE, 2 * CHUNK + PAGE])
-async def test_memory_that_runs_out_in_the_middle_of_a_file_leaves_nothing(
-    packing: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """And the shard can be written once there is memory."""
-    data, back = compressible(size), blank(size)
-    compress = lz4.block.compress
-
-    def short(chunk: memoryview, **options: object) -> bytes:
-        if on_disk(tmp_path):  # it has begun
-            raise MemoryError
-        return compress(chunk, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lz4.block, "compress", short)
-        patch.setattr(spill, "_SAMPLE", PAGE)
-        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
-            await packing.write(1, data, nothing)
-        assert (packing.used, on_disk(tmp_path)) == (0, [])
-    file = await packing.write(1, data, nothing)
-    await packing.read(file, back, nothing)
-    assert back == data
 
 
 async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
@@ -405,41 +312,6 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     disk.remove(file)
     await deleted(disk)
     assert (await disk.write(7, last, nothing)).path.stem == f"{7:016x}"
-
-
-@pytest.mark.parametrize(
-    "kept",
-    [
-        pytest.param({0}, marks=pytest.mark.long),
-        pytest.param({2}, marks=pytest.mark.long),
-        {0, 1, 3},
-        pytest.param({4}, marks=pytest.mark.long),
-    ],
-)
-async def test_files_that_can_not_be_deleted_hold_up_no_others(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: set[int]
-) -> None:
-    """However long that lasts, and whichever they are; they count until they are gone."""
-    files = [await disk.write(shard, random_bytes(PAGE), nothing) for shard in range(5)]
-    unlink = os.unlink
-    names = {files[shard].path.name for shard in kept}
-
-    def refusing(name: str, *, dir_fd: int) -> None:
-        if name in names:
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(spill, "_RETRY_S", 0.001)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refusing)
-        for file in files:
-            disk.remove(file)
-        async with asyncio.timeout(60):
-            while disk.used > len(kept) * files[0].size or "deleting failed" not in disk.error:
-                await asyncio.sleep(0)
-        assert {path.name for path in on_disk(tmp_path)} == names
-    await deleted(disk)
-    assert (on_disk(tmp_path), disk.error) == ([], "")
 
 
 async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
@@ -507,15 +379,6 @@ async def test_a_chunk_that_does_not_shrink_lies_raw_among_others_that_do(packin
     assert back == data
     flip(file.path, CHUNK + 5)
     await refused(packing, file, 3 * CHUNK)
-
-
-def test_closing_removes_the_directory(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, MIB)
-    assert disk.directory is not None
-    asyncio.run(disk.write(1, random_bytes(PAGE), nothing))
-    assert on_disk(tmp_path)
-    disk.close()
-    assert os.listdir(tmp_path) == []
 
 
 # Sent as they are

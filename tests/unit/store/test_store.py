@@ -414,43 +414,6 @@ TestStoreAgainstAModel.settings = settings(max_examples=60, stateful_step_count=
 # Silent clients
 
 
-async def test_a_silent_clients_memory_goes_to_others_at_once_but_its_addresses_do_not(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with running(tmp_path, clock) as store:
-        (mine,) = await store.reserve("silent", [MIB], soon())
-        waiting = asyncio.create_task(store.reserve("other", [MIB], soon()))
-        await asyncio.sleep(0)
-        clock.now += LEASE_S
-        assert store.revoke_silent() == [], "not yet"
-        clock.now += 0.1
-        assert store.revoke_silent() == ["silent"]
-        assert store.revoke_silent() == []
-        (theirs,) = await waiting
-        assert (theirs.extent.segment, theirs.extent.offset) != (mine.extent.segment, mine.extent.offset)
-        write(store, theirs.extent, content(MIB, 1))
-        write(store, mine.extent, content(MIB, 2))  # it was only stopped, and goes on writing
-        assert read(store, theirs.extent, MIB) == content(MIB, 1)
-        with refused(store, LeaseExpired):
-            store.seal("silent", [(mine.shard, layout(MIB))], scope="", holder="silent")
-        with refused(store, ProtocolMismatch):
-            store.seal("silent", [(mine.shard, layout(MIB))], scope="", holder="silent")
-        assert store.statistics().reserved == MIB
-
-
-async def test_a_sign_of_life_keeps_a_reservation(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with running(tmp_path, clock) as store:
-        (mine,) = await store.reserve("slow", [PAGE], soon())
-        for _ in range(5):
-            clock.now += LEASE_S - 1
-            store.touch("slow")
-            assert store.revoke_silent() == []
-        store.seal("slow", [(mine.shard, layout(PAGE))], scope="", holder="slow")
-        clock.now += 10 * LEASE_S
-        assert store.revoke_silent() == [], "what is sealed is nobody's reservation"
-        assert store.pin_now("slow", [mine.shard])
-
-
 async def test_of_several_sealed_at_once_one_revoked_takes_all(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running(tmp_path, clock) as store:

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.errors import ProtocolMismatch
 from dataplane.wire import messages as m
-from dataplane.wire.framing import Framer, frame
+from dataplane.wire.framing import Framer
 from tests.cases import each_case
 
 bodies = st.lists(st.binary(max_size=200), max_size=12)
@@ -37,22 +37,6 @@ def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: 
     framer = Framer()
     with pytest.raises(ProtocolMismatch, match=str(size)):
         list(framer.feed(struct.pack("<I", size)))
-
-
-def test_messages_before_a_false_length_are_delivered() -> None:
-    framer = Framer()
-    got = []
-    with pytest.raises(ProtocolMismatch):
-        for body in framer.feed(framed(b"one") + struct.pack("<I", m.MAX_FRAME + 1)):
-            got.append(body)
-    assert got == [b"one"]
-
-
-def test_a_message_that_no_reader_takes_is_not_sent() -> None:
-    with pytest.raises(LimitExceeded) as caught:
-        frame(m.Put(1, bytes(m.MAX_FRAME), b"", "", 1.0))
-    assert caught.value.what == "message"
-    assert caught.value.asked > caught.value.limit == m.MAX_FRAME
 
 
 def test_a_reader_that_stops_half_way_loses_nothing() -> None:

@@ -64,40 +64,6 @@ async def test_who_would_go_beyond_the_bound_waits_until_there_is_room() -> None
     assert all_.nbytes == 0
 
 
-async def test_who_has_little_of_a_message_never_waits() -> None:
-    all_ = Halves(BOUND)
-    for _ in range(2):
-        One(all_).comes(6 * SHARE)
-    small = One(all_)
-    small.comes(SHARE)
-    assert small.reads
-    for each in list(all_._held):
-        all_.gone(each)
-
-
-async def test_who_has_gone_makes_room() -> None:
-    all_ = Halves(BOUND)
-    first, second = One(all_), One(all_)
-    first.comes(11 * SHARE)
-    second.comes(2 * SHARE)
-    assert not second.reads
-    all_.gone(first)
-    assert second.reads
-    all_.gone(second)
-
-
-async def test_when_the_first_has_gone_the_next_goes_on_though_there_is_no_room() -> None:
-    all_ = Halves(BOUND)
-    first, second, third = (One(all_) for _ in range(3))
-    for each in (first, second, third):
-        each.comes(12 * SHARE)
-    all_.gone(first)
-    assert (second.reads, third.reads) == (True, False)
-    all_.gone(second)
-    assert third.reads
-    all_.gone(third)
-
-
 async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> None:
     """However they come by turns, as from an event loop that reads a part of each."""
     all_ = Halves(BOUND)

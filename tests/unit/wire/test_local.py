@@ -118,17 +118,6 @@ def test_nobody_listens(tmp_path: Path) -> None:
 # Messages
 
 
-async def test_messages_in_both_directions_in_order(ends: Ends) -> None:
-    one, two = ends
-    for i in range(100):
-        one.channel.send(m.Stats(i))
-        two.channel.send(m.Done(i))
-    await two.message(100)
-    await one.message(100)
-    assert two.got == [m.Stats(i) for i in range(100)]
-    assert one.got == [m.Done(i) for i in range(100)]
-
-
 async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -> None:
     """Sending to a side that has gone must not lose what it said before it went."""
     one, two = ends
@@ -201,21 +190,6 @@ async def test_descriptors_arrive_with_their_message_in_order(ends: Ends, count:
         os.close(read)
 
 
-async def test_descriptors_behind_messages_that_wait(ends: Ends) -> None:
-    """They go with their own message also when the socket was full before it."""
-    one, two = ends
-    reads, writes = pipes(3)
-    for i in range(6):
-        one.channel.send(m.Put(i, bytes(1 << 20), b"", "", 1.0))
-        one.channel.send(m.Reserved(i, [], grants(1)), [writes[i % 3]])
-    await two.message(12)
-    assert len(two.taken) == 6
-    for descriptor, theirs in zip(writes * 2, two.taken, strict=True):
-        assert os.stat(theirs).st_ino == os.stat(descriptor).st_ino
-    for descriptor in (*reads, *writes):
-        os.close(descriptor)
-
-
 async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends) -> None:
     one, _ = ends
     before = len(os.listdir("/proc/self/fd"))
@@ -256,26 +230,6 @@ async def test_a_detached_socket_is_still_connected(ends: Ends) -> None:
     assert await two.message() == m.Stats(5)
     connected.close()
     assert await two.end() is None
-
-
-async def test_what_is_half_sent_comes_with_the_socket(raw: Any) -> None:
-    theirs, ours = raw
-    end = End(ours)
-    messages = [m.Put(i, bytes([i]) * (1 << 20), b"", "", 1.0) for i in range(3)]
-    for message in messages:
-        end.channel.send(message)
-    connected, rest = end.channel.detach()
-    assert 0 < len(rest) < len(frame(messages[0]))
-    received = bytearray()
-
-    def read(until: int) -> None:
-        while len(received) < until:
-            received.extend(theirs.recv(1 << 20))
-
-    whole = frame(messages[0])
-    await asyncio.to_thread(read, len(whole) - len(rest))
-    assert received + rest == whole  # and of the others nothing
-    assert connected is ours
 
 
 # Room for answers

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -151,34 +149,6 @@ async def test_those_who_have_gone_take_no_place_from_who_comes(
                 await asyncio.sleep(0)
 
 
-async def test_all_end_with_the_relay(relay: tuple[Relay, str], behind: Behind) -> None:
-    ours = await opened(relay[1])
-    theirs = await behind.came.get()
-    relay[0].close()
-    for reader, _ in (ours, theirs):
-        try:
-            assert await reader.read() == b""
-        except ConnectionResetError:
-            pass
-    await closed(ours, theirs)
-    with pytest.raises(ConnectionRefusedError):
-        await opened(relay[1])
-
-
-async def test_who_was_accepted_as_the_relay_ends_is_closed(relay: tuple[Relay, str]) -> None:
-    """Before anything was done for it."""
-    host, port = relay[1].removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port))) as ours:
-        relay[0]._accept()
-        relay[0].close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        ours.settimeout(5.0)
-        with contextlib.suppress(ConnectionResetError):
-            assert ours.recv(1) == b""
-    gc.collect()  # a socket that nobody had closed would be told of
-
-
 @each_case("address", ["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:1"])
 async def test_who_is_not_there_or_on_another_host_is_not_reached(address: str) -> None:
     name = private_name()
@@ -190,23 +160,6 @@ async def test_who_is_not_there_or_on_another_host_is_not_reached(address: str) 
         await closed((reader, writer))
     finally:
         relay.close()
-
-
-async def test_a_process_of_this_user_is_reached() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        name = private_name()
-        relay = reached_by(name, address_of(listener))
-        try:
-            ours = await asyncio.open_unix_connection("\0" + name)
-            ours[1].write(b"hello")
-            theirs, _ = await asyncio.get_running_loop().sock_accept(listener)
-            with theirs:
-                assert await asyncio.get_running_loop().sock_recv(theirs, 10) == b"hello"
-            await closed(ours)
-        finally:
-            relay.close()
-            await asyncio.sleep(0)
 
 
 async def test_bytes_that_are_read_before_both_ends_are_joined_are_passed_on(

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -28,7 +27,6 @@ from dataplane.wire.messages import MAX_FRAME, Done, Message
 from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pack
 from dataplane.wire.peer import Peers
 from tests.cases import each_case
-from tests.processes import has_ipv6
 
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
@@ -123,33 +121,12 @@ async def until(condition: Callable[[], object]) -> None:
 # Requests and replies
 
 
-async def test_a_request_and_its_reply(start: Start) -> None:
-    heard: list[Any] = []
-
-    async def answer(request: pm.FindReplicas) -> pm.FoundReplicas:
-        heard.append(request)
-        return pm.FoundReplicas(request.id, [7])
-
-    one, other = start(), start(answer)
-    asked = pm.FindReplicas(one.next_id(), b"one", [3])
-    reply = await one.request(other.address, asked, pm.FoundReplicas, 5)
-    assert reply == pm.FoundReplicas(asked.id, [7])
-    assert heard == [asked]
-
-
 async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     two = start()
     monkeypatch.setattr(peer, "MAX_SOCKETS", 1)
     one = start()
     with pytest.raises(PeerUnavailable, match="no way to"):
         await one.request(two.address, withdraw(one), Done, 5.0)
-
-
-@each_case("listen", ["tcp://localhost:0", *(["tcp://[::1]:0"] if has_ipv6() else [])])
-async def test_other_names_of_this_host(start: Start, listen: str) -> None:
-    """Whatever `ClusterConfig` lets through can be listened at, and found."""
-    one, other = start(listen=listen), start()
-    await asks(other, one)
 
 
 async def test_errors_come_as_they_were_raised(start: Start) -> None:
@@ -253,16 +230,6 @@ async def test_what_is_told_arrives(start: Start) -> None:
 # Nobody there
 
 
-async def test_nobody_listens(start: Start) -> None:
-    one = start()
-    gone = start()
-    address = gone.address
-    await gone.aclose()
-    with pytest.raises(PeerUnavailable) as caught:
-        await one.request(address, withdraw(one), Done, SOON_S)
-    assert caught.value.address == address
-
-
 async def test_who_comes_later_is_found(start: Start) -> None:
     one, gone = start(), start()
     address = gone.address
@@ -290,24 +257,6 @@ async def test_an_answer_that_never_comes(start: Start) -> None:
     await asks(one, other)
     go.set()
     await until(lambda: late)
-    await asks(one, other)
-
-
-async def test_a_request_that_is_cancelled(start: Start) -> None:
-    asked = asyncio.Event()
-
-    async def answer(request: Any) -> Message:
-        if request.ticket == b"slow":
-            asked.set()
-            await asyncio.Event().wait()
-        return Done(request.id)
-
-    one, other = start(), start(answer)
-    asking = asyncio.create_task(one.request(other.address, withdraw(one, b"slow"), Done, 60))
-    await asked.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
     await asks(one, other)
 
 
@@ -399,15 +348,6 @@ NUMBERS = {
     "an array that claims to be long": 1,
 }
 """Of those whose number can be read."""
-
-
-async def test_the_memory_of_large_messages_is_to_be_given_back(start: Start) -> None:
-    freed: list[int] = []
-    one, other = start(), start(freed=freed.append)
-    await one.request(other.address, withdraw(one), Done, 10.0)
-    await one.request(other.address, withdraw(one, bytes(1 << 20)), Done, 10.0)
-    [nbytes] = freed
-    assert 1 << 20 < nbytes < 1 << 21
 
 
 @pytest.fixture(params=["without a key", "with the key"])
@@ -507,20 +447,6 @@ async def test_a_name_that_another_has_taken(start: Start) -> None:
         await asks(start(), other)
 
 
-async def test_bytes_that_are_no_zeromq(start: Start, shared: Key | None) -> None:
-    other = start(key=shared)
-    host, port = other.address.removeprefix("tcp://").split(":")
-    for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f" + bytes(54), os.urandom(4096)):
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(data)
-        with suppress(ConnectionError):
-            await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-    await asks(start(key=shared), other)
-
-
 # The end
 
 
@@ -542,24 +468,6 @@ async def test_ending_while_others_wait(start: Start) -> None:
     assert [type(result) for result in results] == [PeerUnavailable] * 2
 
 
-async def test_more_than_a_queue_takes_for_nobody(start: Start) -> None:
-    """Each hears it, at the latest by its deadline, and of the end at once."""
-    one = start()
-    requests = [one.request("tcp://127.0.0.1:1", withdraw(one), Done, SOON_S) for _ in range(peer._QUEUE + 50)]
-    results = await asyncio.gather(*requests, return_exceptions=True)
-    assert {type(result) for result in results} == {PeerUnavailable}
-    asking = [asyncio.create_task(asks_nobody(one)) for _ in range(peer._QUEUE + 50)]
-    await asyncio.sleep(0)
-    await one.aclose()
-    async with asyncio.timeout(60):
-        results = await asyncio.gather(*asking, return_exceptions=True)
-    assert {type(result) for result in results} == {PeerUnavailable}
-
-
-async def asks_nobody(one: Peers) -> None:
-    await one.request("tcp://127.0.0.1:1", withdraw(one), Done, 30)
-
-
 async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
     one, other = start(), start()
     await asks(one, other)
@@ -570,18 +478,6 @@ async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
     never = Peers(ANY, None, done)
     await never.aclose()
     await never.aclose()
-
-
-@each_case("with_key", [False, True])
-async def test_a_port_is_free_again_after_the_end(start: Start, key: Key, with_key: bool) -> None:
-    chosen = key if with_key else None
-    one = start(key=chosen)
-    for _ in range(3):
-        address = one.address
-        await asks(start(key=chosen), one)
-        await one.aclose()
-        one = start(key=chosen, listen=address)
-        assert one.address == address
 
 
 WATCHED = [("_accept", False), ("_take", False), ("_take", True)]
