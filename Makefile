@@ -72,9 +72,9 @@ $(DOORS): # each in a process of its own: they change each other
 $(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
 	@echo "installing into $(OTHERS)"
-	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check torch==2.13.0
-	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps verl==0.9.1 openrlhf==0.11.2
-	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -r tests/integrations/requirements.txt -e '.[test]'
+	@pip() { $(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
+	{ pip torch==2.13.0 && pip --no-deps verl==0.9.1 openrlhf==0.11.2 && \
+	pip -r tests/integrations/requirements.txt -e '.[test]'; } >$(OTHERS)/pip.log 2>&1 || { cat $(OTHERS)/pip.log >&2; exit 1; }
 	@touch $@
 
 test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both
