@@ -39,6 +39,8 @@ def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.delenv("DATAPLANE_ADDRESS", raising=False)
+        for name in ("enable_worker_prestart", "prestart_worker_first_driver", "USAGE_STATS_ENABLED"):
+            patch.setenv(f"RAY_{name}", "0")  # or each Ray starts a worker a processor that no test asks for
         yield
         process.close()
         if "ray" in sys.modules:

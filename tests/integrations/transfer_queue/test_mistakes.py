@@ -194,6 +194,7 @@ def test_what_is_no_name_of_a_job(ours: Any, name: Any) -> None:
         ours.init(job=name)
 
 
+@pytest.mark.long
 def test_ray_restarted(program: Callable[..., Process]) -> None:
     pytest.importorskip("ray", reason="needs Ray: make test-integrations")
     code = """

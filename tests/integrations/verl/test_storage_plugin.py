@@ -11,6 +11,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
+from tests.integrations.marks import long
 from tests.integrations.nursery import Nursery
 from tests.integrations.verl.storage_job import program
 from tests.optional import needs
@@ -125,26 +126,27 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
 
 
 @needs("transfer_queue")
-def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
+@pytest.mark.parametrize("rays", [1, *long(2)])
+def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery, rays: int) -> None:
     """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
-    first `init()` has failed, twice, with a new Ray each time."""
+    first `init()` has failed, and with each new Ray."""
     code = """
         def init(by=tq.init, **settings):
             return by(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
 
         tell(error_of(lambda: init(by=plugin.start, memory="1GiB")))
-        for number in range(2):
+        for number in range(int(os.environ["RAYS"])):
             start()
             if not number:
                 tell(error_of(lambda: init(memroy="1GiB")))
                 tell(error_of(lambda: init(memory="900TiB", spill=0)))
             init(memory="16MiB", spill=0)
             tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
-            tell(tq.kv_batch_get("a", "p")["x"].values().sum().item() if number else "on")
+            tell(tq.kv_batch_get("a", "p")["x"].values().sum().item())
             end()
     """
-    with program(nursery, code) as running:
-        told = [running.hear() for _ in range(5)]
+    with program(nursery, code, RAYS=str(rays)) as running:
+        told = [running.hear() for _ in range(3 + rays)]
         running.wait()
         logged = running.logged()
     no_ray, misspelt, too_large, *went_on = told
@@ -155,5 +157,5 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
     assert too_large[0] == "Rejected"
     assert "memory is 900.0 TiB, and this host, or its container, has" in too_large[1]
     assert "give at most that" in too_large[1]
-    assert went_on == ["on", 2.0]
-    assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == 2, "it is seen"
+    assert went_on == [2.0] * rays
+    assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == rays, "it is seen"
