@@ -1,4 +1,4 @@
-"""Checkpoints with rows in the plane: saved in one Ray job, which ends, and loaded in another with other nodes."""
+"""Checkpoints with rows in the plane: saved in one job of a Ray, which ends, and loaded in another with other nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery, Process
+from tests.integrations.verl import driving
 from tests.integrations.verl.storage_job import program
 
 pytestmark = KEPT
@@ -41,7 +43,8 @@ def seen(partition="train"):
             found[key][name] = repr((type(row), row.dtype, row.tolist()) if isinstance(row, torch.Tensor) else row)
     return found
 
-start()
+start(os.environ["RAY"])
+eventually(lambda: not ray.util.list_named_actors(all_namespaces=True), "the job before has ended")
 tq.init(conf())
 """
 
@@ -88,7 +91,10 @@ LOAD = """
 
 
 def run(nursery: Nursery, code: str, where: Path, **environment: str) -> Process:
-    return program(nursery, ROWS + textwrap.dedent(code), WHERE=str(where), **environment)
+    driving.drive()
+    token = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}  # as Ray set it here
+    told = {"RAY": ray.get_runtime_context().gcs_address, "WHERE": str(where)}
+    return program(nursery, ROWS + textwrap.dedent(code), **token, **told, **environment)
 
 
 @pytest.fixture(scope="module")
