@@ -186,11 +186,11 @@ def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str
         assert process.hear() == [[True, "Dataplane", ["train"]], {}]
 
 
-@pytest.mark.parametrize("method", ["fork", *long("spawn")])
+@pytest.mark.parametrize("method", long("fork", "spawn"))
 def test_workers_of_a_loader_have_the_address_of_their_parent(
     driver: Callable[[str], Process], method: str, tmp_path: Path
 ) -> None:
-    """They can not ask Ray. As a file: spawned ones import it."""
+    """They can not ask Ray, as the loaders of `test_tutorials.py` can not. As a file: spawned ones import it."""
     code = f"""
 import os, json
 import torch
