@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
-DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue drafting recording) # what takes longest begins first
+DOORS  := $(addprefix tests/integrations/,verl transfer_queue openrlhf ray drafting recording) # what takes longest begins first
 
 .DEFAULT_GOAL := help
 .PHONY: help install check format test test-long stability simulate test-gpu attack test-integrations test-transports test-web docs demo demo-durable demo-hosts bench bench-hosts clean $(DOORS)
