@@ -84,8 +84,8 @@ def loader(
     device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples that a function made.
         They are copied by the loader's thread on a stream of its own while the step before runs, and what the iterating
         thread's current stream does from then on waits for them. With it, `pin_memory` has no use.
-    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. What `collate` takes does
-        not count.
+    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. What reading them and
+        `collate` take does not count.
     at_end: what becomes of an end at which rows of the task are dead letters, were dropped, or have expired. "warn"
         says so in a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
@@ -370,7 +370,7 @@ class _Ahead:
                 fetched = self._fetched.get(timeout=min(self._renew_s, max(0.0, until - monotonic())))
                 break
             except queue.Empty:
-                if self._held:  # rows were delivered, and a batch is made of them: that takes its own time
+                if self._held:  # rows were delivered, and are read and collated: that takes its own time
                     until = max(until, monotonic() + self._renew_s)
                     with suppress(DataplaneError):
                         self._stream._wait(self._renew())
@@ -444,7 +444,6 @@ class _Ahead:
         return True
 
     def _make(self, delivery: Delivery, batch: Batch) -> Any:
-        self._held[id(delivery._inner)] = delivery._inner
         try:
             return self._collate(batch)
         except BaseException:
@@ -462,9 +461,11 @@ class _Ahead:
                 raise asyncio.CancelledError
             delivery = await self._consume()
             since = monotonic()
+            self._held[id(delivery)] = delivery
             try:
                 batch = await delivery.get(timeout=TIMEOUT_S)
             except BaseException as error:
+                del self._held[id(delivery)]
                 with suppress(DataplaneError):
                     await (delivery.unseen() if isinstance(error, asyncio.CancelledError) else delivery.nack())
                 raise

@@ -58,7 +58,7 @@ CONSUME_TIMEOUT_S = 600.0
 
 _FIRST_LEASE_S = 60.0
 _APPEND, _CONSUME = CODE["append"], CODE["consume"]
-SAY_S = 10.0
+LOG_WAIT_S = 10.0
 """After which the log says what a task waits for."""
 _WHY_S = 1.0  # that a node may take to say why no rows are ready
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
@@ -101,29 +101,29 @@ class LostRows(list[LostRow]):
         self.unnamed = dict(unnamed)
 
 
-class Saying:
-    """Has the log say what a task waits for, if it still does after `SAY_S`; once for each task of a stream."""
+class _WaitLog:
+    """Has the log say what a task waits for, if it still does after `LOG_WAIT_S`; once for each task of a stream."""
 
     def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
         self._stream, self._task, self._columns = stream, task, columns
-        self._saying: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(SAY_S, self._begin)
+        self._logging: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(LOG_WAIT_S, self._begin)
 
     def _begin(self) -> None:
-        if self._task in self._stream.said:
+        if self._task in self._stream.logged_waits:
             return
-        self._stream.said.add(self._task)
-        self._saying = asyncio.get_running_loop().create_task(self._say())
+        self._stream.logged_waits.add(self._task)
+        self._logging = asyncio.get_running_loop().create_task(self._say())
 
     async def _say(self) -> None:
-        why = await self._stream.why(self._task, self._columns)
+        why = await self._stream.describe_wait(self._task, self._columns)
         log.warning("task %r has waited for rows of stream %r for 10 s: %s", self._task, self._stream.name, why)
 
     def stop(self) -> None:
         """The wait is over."""
         self._timer.cancel()
-        if self._saying is not None:
-            self._saying.cancel()
+        if self._logging is not None:
+            self._logging.cancel()
 
 
 R = TypeVar("R", bound=m.Reply)
@@ -169,7 +169,7 @@ class AsyncStream:
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
         self._appends = itertools.count(1)
-        self.said: set[str] = set()
+        self.logged_waits: set[str] = set()
         """The tasks of which the log has said what they waited for."""
         self._appending = 0  # calls under way, other than those that were gathered
         self._gathered = self.appender(max_rows=m.MAX_ROWS, max_delay=0)
@@ -636,7 +636,7 @@ class AsyncStream:
             arguments.seconds(lease, what="a lease"),
             deadline_s,
         )
-        saying = Saying(self, task, asked.columns) if deadline_s > SAY_S else None
+        wait_log = _WaitLog(self, task, asked.columns) if deadline_s > LOG_WAIT_S else None
         try:
             if built_in is not None:
                 reply = await self._connection.request(asked, m.Delivered, deadline_s)
@@ -648,18 +648,18 @@ class AsyncStream:
         except NotReady as error:
             raise await self.explained(error, task, asked.columns) from None
         finally:
-            if saying is not None:
-                saying.stop()
+            if wait_log is not None:
+                wait_log.stop()
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
         return Delivery(self._connection, self._getter, reply, self._mark, replica, balance)
 
     async def explained(self, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
         """The same, which says what the task waits for, as far as that is known now."""
-        why = await self.why(task, columns) if error.waited_s > 0 else ""
+        why = await self.describe_wait(task, columns) if error.waited_s > 0 else ""
         fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
         return NotReady(f"{error}: {why}", **fields) if why else error
 
-    async def why(self, task: str, columns: Sequence[str]) -> str:
+    async def describe_wait(self, task: str, columns: Sequence[str]) -> str:
         """Why no rows with these columns are ready for a task; empty where the node does not say."""
         try:
             async with asyncio.timeout(_WHY_S):

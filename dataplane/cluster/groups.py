@@ -1,15 +1,6 @@
-"""What errors of a group of tasks leave to be done by hand."""
+"""Errors of a group of tasks."""
 
 from __future__ import annotations
-
-import asyncio
-
-
-def check_cancelled() -> None:
-    """Raises CancelledError where this task has been cancelled: a group whose tasks failed meanwhile does not."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def first_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:

@@ -15,10 +15,13 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.errors import DataplaneError
 from dataplane.node.node import Node, run
+from dataplane.store.claim import Claim
 
 _MAX_REASON = 4000  # bytes: a socket takes them at once
 
@@ -43,12 +46,23 @@ def main() -> None:
     try:
         cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
         node = Node(config, cluster=cluster)
-        run(node, starter=starter, ready=say)
+        try:
+            run(node, starter=starter, ready=say)
+        finally:
+            if cluster is not None and cluster.seed_dir is not None:
+                _sweep(Path(cluster.seed_dir))
     except (OSError, ValueError, DataplaneError) as error:  # a setting that this host can not meet
         if said:
             raise
         ready.send(str(error).encode(errors="replace")[:_MAX_REASON])
         sys.exit(1)
+
+
+def _sweep(seed_dir: Path) -> None:
+    """Remove the directory of the etcd if it was claimed by a process that has ended (`client.hosted`)."""
+    if seed_dir.exists():
+        with suppress(OSError):
+            Claim(seed_dir.parent, seed_dir.name.rpartition("-")[0]).release()  # to claim removes those of the dead
 
 
 def _end_with(starter: socket.socket) -> None:

@@ -195,12 +195,22 @@ def test_ray_nodes_come_and_go(two: Any) -> None:
     )
 
 
+def etcd_directory(pids: list[int]) -> Path:
+    """Where the etcd is kept that one of these nodes runs."""
+    commands = [child.cmdline() for pid in pids for child in psutil.Process(pid).children()]
+    [data] = [each.removeprefix("--data-dir=") for command in commands for each in command if "--data-dir=" in each]
+    return Path(data).parents[1]
+
+
 def test_down_and_up_again(two: Any) -> None:
     pids = [on(place, look)[1] for place in places()]
     door.up(timeout=10)  # which it is
     assert look()[1] == pids[0]
+    etcd = etcd_directory(pids)
+    assert etcd.exists()
     door.down()
     eventually(lambda: all(gone(pid) for pid in pids), "they ended")
+    eventually(lambda: not etcd.exists(), "its etcd leaves nothing")
     assert "up()" in eventually(lambda: on(places()[1], refused), "it is refused")
     door.down()
     door.up(dp.NodeConfig(**SMALL))
