@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument(
         "--seeds", metavar="HOST,...", default="", help="1, 3 or 5 hosts, the same on all: theirs run etcd"
     )
-    node.add_argument("--seed-dir", metavar="PATH", help="where a seed keeps its etcd (default: as --spill-dir)")
+    node.add_argument(
+        "--seed-dir", metavar="PATH", help="where a seed keeps its etcd (default: --data-dir, else as --spill-dir)"
+    )
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
     node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")

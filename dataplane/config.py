@@ -160,7 +160,8 @@ class ClusterConfig:
     etcd_login: a file with one line, USER:PASSWORD, for an etcd that asks for them.
     seeds: instead of `join`: the 1, 3 or 5 hosts whose nodes run an etcd for the cluster, `HOST[:PORT],...[/NAME]`, the
         same on every host. PORT is for clients of etcd, 2379 if not given; its servers meet at the next.
-    seed_dir: where a seed keeps its etcd, in a directory of that one's own. None: $DATAPLANE_SPILL_DIR, else /var/tmp.
+    seed_dir: where a seed keeps its etcd, in a directory of that one's own. None: the node's data directory if it has
+        one, else $DATAPLANE_SPILL_DIR, else /var/tmp.
     """
 
     listen: str

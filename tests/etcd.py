@@ -150,6 +150,17 @@ class EtcdServer:
         """Take away all that it knew, while it is stopped."""
         shutil.rmtree(self._data)
 
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Without what it knew; to be begun and ended while it is stopped."""
+        kept = self._data.with_name("kept")
+        self._data.rename(kept)
+        try:
+            yield
+        finally:
+            shutil.rmtree(self._data)
+            kept.rename(self._data)
+
     def freeze(self) -> None:
         """Stop it (SIGSTOP): it takes connections, and does not answer. It has stopped when this returns."""
         assert self._process is not None

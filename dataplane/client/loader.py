@@ -312,7 +312,7 @@ def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
 
 
 class _Iteration(Iterator[Any]):
-    """One iteration of a loader. It ends when it is dropped."""
+    """One iteration of a loader. It ends when it is closed, as a generator is, or dropped."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
@@ -322,6 +322,10 @@ class _Iteration(Iterator[Any]):
         if self._ended:
             raise Misuse("this iteration ended when another of the same loader began: make a loader for each")
         return next(self._batches)
+
+    def close(self) -> None:
+        """Give back what was fetched and not handed out. Idempotent."""
+        self._batches.close()
 
     def end(self) -> None:
         """Another begins. Raises Misuse where this one is in a call."""

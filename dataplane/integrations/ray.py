@@ -15,6 +15,7 @@ nodes live says only where nodes are to be.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -63,16 +64,21 @@ def up(
 
     config: the settings of each node. None: those that suit each host.
     transports: what carries bytes between them, the best first. Empty: what suits each host.
-    key: the file with their key, on this host. None: one is made for the job.
+    key: the file with their key, on this host. None: one is made for the job. Nodes with a `data_dir` keep what is
+        durable for the next job, on the same driver's host, and need the key of the first.
     timeout: seconds to wait until they run.
     keep: go on trying where that fails, until `down`. False: nothing is left of it, so that the next call may say
         otherwise.
 
-    Raises Misuse where Ray has not been initialised or the key can not be read, Rejected where a host can not meet the
-    settings, PeerUnavailable where a node does not run, or know the others, in time.
+    Raises Misuse where Ray has not been initialised or the key can not be read or is missing, Rejected where a host can
+    not meet the settings, PeerUnavailable where a node does not run, or know the others, in time.
     """
     global _keeping
     ray, keeper = _ray(), _keeper()
+    if keeper is None and config is not None and config.data_dir is not None and key is None:
+        raise Misuse(
+            "nodes with a data_dir need the same key in every job: key=FILE; `dataplane keygen FILE` makes one"
+        )
     first = keeper is None
     if keeper is None:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
@@ -198,6 +204,14 @@ def _free_seed() -> str:
             return f"{_host(ip)}:{port}"
 
 
+def _seed_before(kept: Path) -> str:
+    """The seed of the job before this one, whose etcd lies in this data directory; empty for none."""
+    for marks in kept.glob("dataplane-seed-*/seeds.json"):
+        seed: str = json.loads(marks.read_text())["seeds"][0]
+        return seed
+    return ""
+
+
 def _family(ip: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in ip else socket.AF_INET
 
@@ -262,13 +276,14 @@ class _DataplaneKeeper:
     def __init__(self, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
         self._config = config
         self._key = key
-        self._directory = claimed_directory()
+        kept = None if config is None else config.data_path
+        self._directory = claimed_directory() if kept is None else None
         self._cluster = ClusterConfig(
             "tcp://127.0.0.1:0",  # each host listens at its own address
             key="passed in memory",
             transports=transports,
-            seeds=_free_seed(),
-            seed_dir=str(self._directory.path),
+            seeds=_free_seed() if kept is None else _seed_before(kept) or _free_seed(),
+            seed_dir=None if self._directory is None else str(self._directory.path),
         )
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()

@@ -27,8 +27,8 @@ from dataplane.node.clustered.service import ClusteredStreams
 from dataplane.node.clustered.streams import opening
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.observing import Observing
+from dataplane.node.partitions.era import Era
 from dataplane.node.partitions.keeping import Keeping
-from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.fetch import Fetcher
@@ -119,6 +119,7 @@ class Hosts:
         """The partitions of streams and tables here, once it has started."""
         self._retained = Retained(homes)
         self._keeping = None if store.persistence is None else Keeping(store)
+        self._era: Era | None = None
         self._columns = None
         if self._keeping is not None:
             self._columns = DurableColumns(self._keeping, store, homes, self._retained)
@@ -168,10 +169,6 @@ class Hosts:
         self._known = dict(membership.members)
         membership.watch(self._changed)
         membership.watch_ended(self._ended)
-        remembered = None
-        if self._keeping is not None:
-            configurations, records = self._keeping.notes("configurations"), self._keeping.notes("records")
-            remembered = Remembered(self._cluster.coordinator, configurations, records)
         self.partitions = Partitions(
             membership,
             self._cluster.coordinator,
@@ -180,7 +177,6 @@ class Hosts:
             opening,
             settled=self._retained.settled if self._columns is None else self._columns.settled,
             logs=in_memory if self._keeping is None else self._keeping.log,
-            remembered=remembered,
         )
         keep = None if self._columns is None else self._columns.keep
         self.streams = ClusteredStreams(self._node, self.partitions, self._retained, self._peers, me.life, keep=keep)
@@ -189,24 +185,29 @@ class Hosts:
         self.partitions.start()
         self.tables.start()
         if self._keeping is not None and self._columns is not None:
+            era = self._era = Era(self._cluster.coordinator, self._keeping.notes("era"), self._keeping.path)
             self._columns.partitions = self.partitions
             self._columns.restored = self.fetcher.replicas.restored
             self.fetcher.replicas.forgotten = self._columns.freed
             for partition in self._keeping.partitions():
                 self.partitions.replicas.host(partition)
-            await self._columns.recover()
+            await self._columns.recover(era.known)
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises Rejected where this node
-        may not be one of the cluster."""
+        """Take part until cancelled. Raises Rejected where this node may not be one of the cluster."""
         assert self._cluster is not None, "it has been started"
-        cluster = asyncio.ensure_future(self._cluster.run())
+        running = [asyncio.ensure_future(self._cluster.run())]
+        if self._era is not None:
+            running.append(asyncio.ensure_future(self._era.run()))
         try:
-            await asyncio.wait((cluster,))
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            cluster.cancel()
-            await asyncio.gather(cluster, return_exceptions=True)
-        cluster.result()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        for task in running:
+            if not task.cancelled():
+                task.result()
 
     async def others_graphs(self) -> list[dict[str, Any]]:
         """What the clients of the other nodes reported of their performance, as `performance.graphs_of`; of those nodes
@@ -390,14 +391,11 @@ class Hosts:
         }
         read = self._choice.statistics()
         coordination = asdict(self.membership.coordination)
-        finding = None if self.partitions is None else self.partitions.finding
-        waits = {} if finding is None else {partition: list(nodes) for partition, nodes in finding.waits.items()}
         return {
             "epoch": self.membership.epoch,
             "members": members,
             "read_bytes": read,
             "coordination": coordination,
-            "waits": waits,
         }
 
     def roles(self) -> dict[str, dict[str, int]]:

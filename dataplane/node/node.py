@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ class Node:
             if config.data_path is not None:
                 directory = DataDirectory(config.data_path, "" if cluster is None else cluster.joined.name)
                 undo.callback(directory.close)
+                if cluster is not None and cluster.seeds and cluster.seed_dir is None:
+                    cluster = replace(cluster, seed_dir=str(config.data_path))  # what is durable needs its etcd
             self.id = secrets.token_bytes(8) if directory is None else directory.identity.node
             """Who it is: for as long as it lives, or for as long as its data directory is there."""
             self._store = Store(config, directory=directory, clock=clock)

@@ -28,8 +28,6 @@ def members_text(found: Mapping[str, Any]) -> str:
         where, answers = coordination["coordinator"], coordination["answers"]
         said = "" if where.startswith("none") else ", answers" if answers else f", {_SILENT}"
         lines.append(f"coordinator: {where}{said}")
-    for partition, nodes in found.get("waits", {}).items():
-        lines.append(f"{partition} was forgotten by the coordinator, and waits for node {_named(nodes)} to be back")
     read = found.get("read_bytes", {})
     if any(read.values()):
         lines.append(

@@ -94,14 +94,11 @@ class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
     partition: str
 
 
-class Recall(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """What the asked has noted of a partition, or of a key of the coordinator that was wiped: answered by `Answered`,
-    with nothing where it has no note. `replica`: which replica of the partition it has; answered by `Hosted`, with 0
-    where it has none."""
+class FindReplica(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
+    """Which replica of a partition the asked has: answered by `Hosted`, with 0 where it has none."""
 
     number: int
-    name: str
-    replica: bool
+    partition: str
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
@@ -117,7 +114,20 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
     missing: tuple[int, ...]
 
 
-Item = Replicate | Ask | Answered | Refused | Withdrawn | Host | Hosted | Settle | CountRows | Recall | Given | Received
+Item = (
+    Replicate
+    | Ask
+    | Answered
+    | Refused
+    | Withdrawn
+    | Host
+    | Hosted
+    | Settle
+    | CountRows
+    | FindReplica
+    | Given
+    | Received
+)
 
 
 class Frame(Message, frozen=True, tag="partitions"):

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import pytest
 
 import dataplane as dp
-from dataplane.observe.members import members_text
-from tests.cases import each_case
 from tests.etcd import EtcdServer, needs_etcd
 from tests.processes import WAIT_S, Command, eventually
 
@@ -204,71 +202,32 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_coordinator_is_wiped_while_all_nodes_are_down(tmp_path: Path) -> None:
-    put: dict[str, bytes] = {}
+def test_nodes_refuse_to_run_on_a_coordinator_that_was_emptied_and_go_on_with_the_restored_one(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         with hosts(tmp_path, etcd) as planes:
-            for number, plane in enumerate(planes):
-                rows = {f"{number}.{at}": bytes([number, at]) * 20_000 for at in range(6)}
-                opened(plane).append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
-                table = plane.table(f"state {number}", durable=True)
-                patiently(table.write, list(rows), {"x": list(rows.values())})
-                put |= rows
+            rows = {str(number): bytes([number]) * 20_000 for number in range(12)}
+            opened(planes[0]).append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
             acked = take(opened(planes[1]), 5)
             eventually(lambda: followed(planes), "each partition is on two nodes", SLOW_S)
         etcd.stop()
-        etcd.wipe()
-        etcd.start()
-        with hosts(tmp_path, etcd, 2) as planes:
-            eventually(lambda: planes[0].members()["waits"], "partitions of the third wait for it", SLOW_S)
-            assert "waits for node" in members_text(planes[0].members())
-            with one_more(tmp_path, etcd, 2) as third:
-                eventually(lambda: not planes[0].members()["waits"], "all are found", SLOW_S)
-                for number, plane in enumerate((*planes, third)):
-                    table = plane.table(f"state {number}", durable=True)
-                    keys = sorted(key for key in put if key.startswith(f"{number}."))
-                    found = plane.get(patiently(table.read, keys, ["x"]))["x"]
-                    assert [bytes(row) for row in found] == [put[key] for key in keys]
-                stream = planes[0].stream("rows")
-                stream.append({"x": [b"later"]}, keys=["later"], timeout=SLOW_S)
-                stream.close()
-                with suppress(dp.Closed):
-                    while True:
-                        taken = take(stream, 64)
-                        assert not acked.keys() & taken.keys(), "a row came again after its ack"
-                        acked |= taken
-                assert acked == {**put, "later": b"later"}
-                assert stream.lost() == []
-
-
-@pytest.mark.long
-@each_case("down", [1, 2])  # of two, partitions may have had all replicas there
-def test_what_was_dropped_while_hosts_were_away_is_gone_though_the_coordinator_is_wiped(
-    tmp_path: Path, down: int
-) -> None:
-    processes: list[Command] = []
-    with EtcdServer(tmp_path) as etcd:
-        with hosts(tmp_path, etcd, processes=processes) as planes:
-            for number, plane in enumerate(planes):
-                stream = plane.stream("dropped", ["train"], durable=True)
-                stream.append({"x": [bytes([number]) * 20_000] * 4}, timeout=SLOW_S)
-            opened(planes[0]).append({"x": [b"kept"]}, keys=["kept"], timeout=SLOW_S)
-            for process in processes[NODES - down :]:
-                process.kill()
-            eventually(lambda: len(planes[0].members()["members"]) == NODES - down, "the others notice", SLOW_S)
-            planes[0].stream("dropped").drop()
-            if down == 1:
-                eventually(lambda: planes[1].stats().shards <= 1, "the other has heard it", SLOW_S)
-        etcd.stop()
-        etcd.wipe()
+        with etcd.emptied():
+            etcd.start()
+            for number in range(NODES):
+                with started(tmp_path, number, f"etcd://{etcd.address}/durable") as node:
+                    assert node.wait(SLOW_S) != 0
+                assert "Restore etcd's data" in (tmp_path / f"log{number}").read_text()
+            etcd.stop()
         etcd.start()
         with hosts(tmp_path, etcd) as planes:
-            eventually(lambda: not any(plane.members()["waits"] for plane in planes), "nothing is waited for", SLOW_S)
-            for plane in planes:
-                eventually(lambda: plane.stats().shards <= 1, "it keeps nothing of what was dropped", SLOW_S)  # noqa: B023
-            with pytest.raises(dp.Misuse):
-                planes[2].stream("dropped")
-            assert take(opened(planes[2]), 4) == {"kept": b"kept"}
+            stream = planes[2].stream("rows")
+            stream.close()
+            with suppress(dp.Closed):
+                while True:
+                    taken = take(stream, 64)
+                    assert not acked.keys() & taken.keys(), "a row came again after its ack"
+                    acked |= taken
+            assert acked == rows
+            assert stream.lost() == []
 
 
 def followed(planes: list[dp.Plane]) -> bool:

@@ -63,8 +63,7 @@ class DurableColumns:
         self._homes = homes
         self._retained = retained
         self._notes = keeping.notes("columns")
-        self._named = self._notes.load()
-        """Partitions that had columns here, each with the era of the coordinator."""
+        self._named = set(self._notes.load())  # partitions that have columns here
         self._copies = keeping.notes("copies")
         self.restored: Callable[[ShardKey, int], None] = lambda key, number: None
         """Called with each copy of another node's shard that is here again, under this number."""
@@ -84,9 +83,8 @@ class DurableColumns:
         if not shards:
             return
         if partition not in self._named:
-            era = self._era
-            await self._notes.write({partition: era})
-            self._named[partition] = era
+            await self._notes.write({partition: b""})
+            self._named.add(partition)
         hosted = self.partitions.replicas.find(partition)
         with_next = hosted is not None and hosted.replica.leads
         copies = {copy_name(key): _encode(shard_of(self._number(key))) for key in shards if key[0] != self._me}
@@ -120,9 +118,9 @@ class DurableColumns:
 
     # Those of before
 
-    async def recover(self) -> None:
-        """Take over what is on disk, and begin to ask for what of it is needed. To be called once, when the partitions
-        can be asked. Raises Corrupt."""
+    async def recover(self, ready: asyncio.Event | None = None) -> None:
+        """Take over what is on disk, and begin to ask, once it is `ready`, for what of it is needed. To be called once,
+        when the partitions can be asked. Raises Corrupt."""
         shards = {number: (self._me, number) for number in await self._store.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
@@ -131,15 +129,17 @@ class DurableColumns:
                 self.restored(key, number)
             else:
                 self._copies.write({name: None}, lazily=True)
-        known = self._named.keys() | {each.partition for each in self.partitions.replicas}
+        known = self._named | {each.partition for each in self.partitions.replicas}
         self._pending = {partition: asyncio.Event() for partition in known if is_durable(partition)}
-        self._asking = self._background.spawn(self._ask_all(shards))
+        self._asking = self._background.spawn(self._ask_all(shards, ready))
 
     async def recovered(self) -> None:
         """When this returns, all of them have said what they need."""
         await self._asking
 
-    async def _ask_all(self, shards: Mapping[int, ShardKey]) -> None:
+    async def _ask_all(self, shards: Mapping[int, ShardKey], ready: asyncio.Event | None) -> None:
+        if ready is not None:
+            await ready.wait()
         await asyncio.gather(*(self._ask(partition) for partition in self._pending))
         self._homes.recovered(shards)
 
@@ -149,52 +149,24 @@ class DurableColumns:
             try:
                 refs, last = await self._held(partition)
             except DataplaneError as error:
-                over = isinstance(error, Lost) and not await self._forgotten(partition)
-                if not (over or await self._deleted(partition)):
+                if not isinstance(error, Lost):
                     log.debug("%s has not said yet what it needs here: %s", partition, error)
                     await asyncio.sleep(_AGAIN_S)
                     continue
                 log.info("%s needs nothing here any more: %s", partition, error)
-                self._named.pop(partition, None)
+                self._named.discard(partition)
+                hosted = self.partitions.replicas.find(partition)
+                if hosted is not None and not hosted.configuration.epoch:  # it was deleted while this node was away
+                    self.partitions.replicas.end(hosted, forget=True)
                 await self._notes.write({partition: None}, lazily=True)
                 break
             else:
                 self._retained.restored(partition, refs, last)
-                if self._named.get(partition, self._era) != self._era:
-                    self._named[partition] = self._era
-                    self._notes.write({partition: self._era}, lazily=True)
                 break
         pending = self._pending.pop(partition)
         for last, entries in self._early.pop(partition, ()):
             self._retained.settled(partition, last, entries)
         pending.set()
-
-    @property
-    def _era(self) -> bytes:
-        remembered = self.partitions.replicas.remembered
-        return b"" if remembered is None else remembered.era
-
-    async def _forgotten(self, partition: str) -> bool:
-        """Whether a partition that is not found may have been forgotten by a coordinator that was wiped."""
-        remembered, replicas = self.partitions.replicas.remembered, self.partitions.replicas
-        if remembered is None or (remembered.era and self._named.get(partition, remembered.era) == remembered.era):
-            return False
-        try:
-            return await replicas.coordinator.read(replicas.key(partition)) is None
-        except DataplaneError:
-            return True
-
-    async def _deleted(self, partition: str) -> bool:
-        """Whether others know that a partition was deleted, of which the coordinator knows nothing."""
-        finding, replicas = self.partitions.finding, self.partitions.replicas
-        try:
-            return (
-                finding is not None
-                and await replicas.coordinator.read(replicas.key(partition)) is None
-                and await finding.deleted(partition)
-            )
-        except DataplaneError:
-            return False
 
     async def _held(self, partition: str) -> tuple[list[bytes], int]:
         """What is needed by now, or was when the first answer was given, and the last entry that there was by then:

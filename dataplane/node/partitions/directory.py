@@ -74,7 +74,7 @@ class Directory:
         self._nodes: set[str] = set()  # that were ever members
         self._gone: set[tuple[str, bool]] = set()  # those that were gone at the last look
         self._background = Background()
-        self.records = Records(coordinator, replicas.remembered, self._background, router.forget, prefix)
+        self.records = Records(coordinator, self._background, router.forget, prefix)
         self._wanted, replicas.recruiting.wanted = replicas.recruiting.wanted, self._followers  # what others do
         self._hosts, replicas.hosting = replicas.hosting, self._hosting
         self._named, router.named = router.named, self.names

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -23,7 +23,7 @@ from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Append, Install, Message, Outdated
+from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
 from dataplane.replication.storage import Operation, Storage
 from dataplane.wire import partition_messages as m
@@ -107,28 +107,7 @@ class Hosted:
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """A message of another replica. A log that is not of this partition ends the replica."""
-        self.heard_s = monotonic()
-        if isinstance(message, Append | Install | Outdated):
-            self._noted(message.configuration, lambda: self._receive(sender, message))
-        else:
-            self._receive(sender, message)
-
-    def _noted(self, configuration: Configuration, then: Callable[[], None]) -> None:
-        """Go on once it is on disk that this configuration is known, where that has to be remembered."""
-        remembered = self._owner.remembered
-        if remembered is None or self._disk is None or remembered.has(self.partition, configuration.epoch):
-            then()
-            return
-
-        async def note() -> None:
-            await remembered.know(self.partition, configuration)
-            if not self.closed:
-                then()
-
-        self._owner.background.spawn(note())
-
-    def _receive(self, sender: ReplicaId, message: Message) -> None:
-        now = monotonic()
+        now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
         except Corrupt as error:
@@ -230,8 +209,6 @@ class Hosted:
 
     async def _swap(self, swap: Swap) -> None:
         try:
-            if self._disk is not None and self._owner.remembered is not None:
-                await self._owner.remembered.ask(self.partition, swap.wanted)
             key = self._owner.key(self.partition)
             before = None if swap.expected is None else encode(swap.expected)
             value = await self._owner.coordinator.read(key)  # who does not hear changes nothing, though it is heard
@@ -250,7 +227,7 @@ class Hosted:
         if self.closed:
             return
         if value == DELETED:
-            self._owner.end(self, deleted=True)
+            self._owner.end(self, forget=True)
             return
         if value is None:
             log.warning("the coordinator has forgotten %s", self.partition)
@@ -261,11 +238,6 @@ class Hosted:
         except Corrupt as error:
             log.error("%s: %s", self._owner.key(self.partition), error)
             return
-        self._noted(configuration, lambda: self._configured(configuration))
-
-    def _configured(self, configuration: Configuration) -> None:
-        if self._owner.remembered is not None:
-            self._owner.remembered.seen(self.partition)
         self.configured(configuration)
 
     # The disk

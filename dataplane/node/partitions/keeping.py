@@ -19,6 +19,7 @@ class Keeping:
         self._database = durable.directory.database
         self._journal = durable.journal
         self.me = durable.directory.identity.node.hex()
+        self.path = str(durable.directory.path)
 
     def log(self, partition: str, new: ReplicaId) -> Storage:
         """`replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""

@@ -16,7 +16,6 @@ from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.record import Record, decode, encode
-from dataplane.node.partitions.remembered import Remembered
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +32,11 @@ class Records:
     def __init__(
         self,
         coordinator: Coordinator,
-        remembered: Remembered | None,
         background: Background,
         forget_key: Callable[[str], None],
         prefix: str,
     ) -> None:
         self._coordinator = coordinator
-        self._remembered = remembered
         self._background = background
         self._forget_key = forget_key
         self.prefix = prefix
@@ -70,18 +67,10 @@ class Records:
         if value is None and name in self._records:
             return await self._restore(name)
         if not value:
-            self._check_forgotten(name, value)
             self.gone(name, known)
             return None
         self.watch(name)
         return self._saw(decode(value))
-
-    def _check_forgotten(self, name: str, value: bytes | None) -> None:
-        """Raises Unavailable where a coordinator that was wiped has to be told of it first (`finding`)."""
-        remembered = self._remembered
-        noted = None if remembered is None or value is not None else remembered.record(self.key(name))
-        if noted is not None and remembered is not None and (not remembered.era or remembered.forgotten(noted.era)):
-            raise Unavailable(f"the coordinator has forgotten {name!r}; it is told again once its nodes are there")
 
     async def _restore(self, name: str) -> Record | None:
         """The coordinator has forgotten a record that is known here."""
@@ -96,23 +85,14 @@ class Records:
         record = self._records.get(name)
         if record is not None and record.generation == generation:
             del self._records[name]
-            self._note_gone(name)
             if record.key is not None:
                 self._forget_key(record.key)
-                if record.durable and self._remembered is not None:
-                    self._remembered.delete(record.key)  # also where every replica is down, and sees it as late as that
             self.dropped(record)
 
     def gone(self, name: str, record: Record | None) -> None:
         """The coordinator has none of this name; `record` is what was known when it was asked."""
         if record is not None:
             self.forget(record.name, record.generation)
-        elif name not in self._records:
-            self._note_gone(name)
-
-    def _note_gone(self, name: str) -> None:
-        if self._remembered is not None:
-            self._remembered.keep(self.key(name), None)
 
     async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
         """Compare-and-set a record; the one that there is afterwards. Raises Unavailable, OutcomeUnknown, Corrupt."""
@@ -136,10 +116,7 @@ class Records:
             if before is not None and before.key is not None and before.key != record.key:
                 self._forget_key(before.key)
                 self.changed(before.key)
-        record = self._records[record.name]
-        if record.durable and self._remembered is not None:
-            self._remembered.keep(self.key(record.name), encode(record))
-        return record
+        return self._records[record.name]
 
     async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
         """Change a record, from whatever it is by then. Raises Unavailable, OutcomeUnknown, Corrupt."""

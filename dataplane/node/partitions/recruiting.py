@@ -93,7 +93,7 @@ class Recruiting:
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]
-        asks = [self._channel.ask(node, lambda number: m.Recall(number, partition, True), _ASK_S) for node in others]
+        asks = [self._channel.ask(node, lambda number: m.FindReplica(number, partition), _ASK_S) for node in others]
         found = await asyncio.gather(*asks, return_exceptions=True)
         return not any(found)  # an error too is no "no"
 

@@ -25,7 +25,6 @@ from dataplane.node.partitions.deliveries import Deliveries
 from dataplane.node.partitions.hosted import EARLY_S, Hosted
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.recruiting import Recruiting
-from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
@@ -59,8 +58,7 @@ def in_memory(partition: str, replica: ReplicaId) -> Storage:
 
 class Replicas:
     """See the module. `machines(partition)` makes a state machine. `logs(partition, replica)`: the log of a partition
-    on this node, or a new one, which is of that replica then. `alone`: no other node ever has a replica.
-    `remembered`: what is noted of durable partitions."""
+    on this node, or a new one, which is of that replica then. `alone`: no other node ever has a replica."""
 
     def __init__(
         self,
@@ -74,12 +72,10 @@ class Replicas:
         logs: Logs = in_memory,
         prefix: str = "partitions/",
         alone: bool = False,
-        remembered: Remembered | None = None,
     ) -> None:
         self.me = me
         self.settings = settings
         self.alone = alone
-        self.remembered = remembered
         self.coordinator = coordinator
         self.background = Background()
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
@@ -164,19 +160,15 @@ class Replicas:
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
-    def end(self, hosted: Hosted, *, forget: bool = False, deleted: bool = False) -> None:
+    def end(self, hosted: Hosted, *, forget: bool = False) -> None:
         """Have this replica no more. If the partition still needs one here, it will be another; of a durable one the
-        same, unless its log is to be forgotten, as it is where the partition was `deleted`."""
+        same, unless its log is to be forgotten."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
             hosted.close()
-            if forget or deleted:
+            if forget:
                 hosted.remove()
-            if deleted and hosted.durable and self.remembered is not None:
-                self.remembered.delete(hosted.partition)
-            elif forget and self.remembered is not None:
-                self.remembered.forget(hosted.partition)
 
     async def _watch(self, hosted: Hosted) -> None:
         """What the coordinator has. The first value is read after the replica was made."""
@@ -194,10 +186,6 @@ class Replicas:
                 log.debug("the coordinator does not answer for %s: %s", hosted.partition, error)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
-
-    def missing(self, partition: str) -> bool:
-        """Whether a partition that the coordinator does not have may be found again."""
-        return self.remembered is not None and self.remembered.missing(partition)
 
     # Requests
 
@@ -273,19 +261,12 @@ class Replicas:
                 self.settle(node, item)
             case m.CountRows(number, partition):
                 self._channel.answer(node, number, str(self.retained(partition)).encode())
-            case m.Recall():
-                self._recall(node, item)
+            case m.FindReplica(number, partition):
+                self._channel.say(node, m.Hosted(number, self.incarnation(partition)))
             case m.Received():
                 self._deliveries.received(node, item)
             case _:
                 log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
-
-    def _recall(self, node: str, asked: m.Recall) -> None:
-        if asked.replica:
-            self._channel.say(node, m.Hosted(asked.number, self.incarnation(asked.name)))
-        else:
-            told = b"" if self.remembered is None else self.remembered.told(asked.name)
-            self._channel.answer(node, asked.number, told)
 
     def _ask_of(self, node: str, asked: m.Ask) -> None:
         def done(outcome: bytes | DataplaneError) -> None:

@@ -136,11 +136,9 @@ class Router:
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:
-            return self._remembered(partition)
-        if value is None and (
-            self.named(partition) or partition in self.configurations or self._replicas.missing(partition)
-        ):
-            configuration = self._remembered(partition)  # a coordinator that was wiped is told again
+            return self._last(partition)
+        if value is None and (self.named(partition) or partition in self.configurations):
+            configuration = self._last(partition)  # a coordinator that was wiped is told again
         elif not value:
             self.forget(partition)
             raise Lost(f"there is no partition {partition}")
@@ -151,15 +149,13 @@ class Router:
             raise Lost(f"every replica of {partition} has died")
         return configuration
 
-    def _remembered(self, partition: str) -> Configuration:
+    def _last(self, partition: str) -> Configuration:
         """As it was when it was seen last. Raises Unavailable."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.configuration.epoch:
             return hosted.configuration
         if partition in self.configurations:
             return self.configurations[partition]
-        if self._replicas.missing(partition):
-            raise Unavailable(f"{partition} is not found again yet: `dataplane members` says what it waits for")
         raise Unavailable(f"the coordinator has forgotten {partition}, and was not told of it yet")
 
     def _there(self, node: str) -> bool:

@@ -11,9 +11,7 @@ from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.columns import Columns, Settled
 from dataplane.node.partitions.departed import Departed
 from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.finding import Finding
 from dataplane.node.partitions.record import Record
-from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
 from dataplane.node.partitions.router import Router
 from dataplane.replication.configuration import Configuration
@@ -25,8 +23,7 @@ from dataplane.wire.peer import Peers
 class Partitions:
     """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. `opening(record)`:
     the first request to a stream's partition. The membership, the coordinator and the sockets are their maker's.
-    `alone`: there is no other node. `remembered`: what is noted of durable partitions, in case that the coordinator is
-    wiped."""
+    `alone`: there is no other node."""
 
     def __init__(
         self,
@@ -40,7 +37,6 @@ class Partitions:
         settings: Settings = SETTINGS,
         logs: Logs = in_memory,
         alone: bool = False,
-        remembered: Remembered | None = None,
     ) -> None:
         me = members.me
         self.members = members
@@ -54,10 +50,7 @@ class Partitions:
             settings=settings,
             logs=logs,
             alone=alone,
-            remembered=remembered,
         )
-        self._remembered = remembered
-        self.finding = None if remembered is None else Finding(self.replicas, members, self.channel, remembered)
         self.router = Router(self.replicas, members, self.channel, coordinator)
         self.directory = Directory(coordinator, members, self.replicas, self.router, opening)
         self.columns = Columns(members, self.replicas, self.channel, settled)
@@ -72,9 +65,6 @@ class Partitions:
         """Take care of partitions. The membership is its maker's to run."""
         for work in (self.directory.run, self.columns.run, self.departed.run):
             self._background.spawn(work())
-        if self._remembered is not None and self.finding is not None:
-            self._background.spawn(self._remembered.run())
-            self._background.spawn(self.finding.run())
 
     def configurations(self) -> dict[str, Configuration]:
         """Who leads and follows in which partition, as last seen here."""
@@ -84,8 +74,6 @@ class Partitions:
     async def aclose(self) -> None:
         """End, without a word to others. Idempotent."""
         await self._background.aclose()
-        if self._remembered is not None:
-            await self._remembered.aclose()
         await self.columns.aclose()
         await self.departed.aclose()
         await self.directory.aclose()

@@ -317,6 +317,41 @@ def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:
     assert '"transports": ["tcp"]' in cluster
 
 
+DURABLE = """
+    import sys, ray
+    import dataplane as dp
+    from dataplane.integrations import ray as nodes
+    ray.init("local", num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+    config = dp.NodeConfig(memory="32MiB", spill=0, prewarm=0, data_dir=sys.argv[1])
+    try:
+        nodes.up(config)
+    except dp.Misuse as error:
+        print(error)
+    nodes.up(config, key=sys.argv[2])
+    with dp.connect("ray") as plane:
+        stream = plane.stream("rows", tasks=["actor"], durable=True)
+        stream.append({"x": [1, 2, 3]})
+        rows = 3 * int(sys.argv[3])
+        with stream.consume("actor", rows=rows, min_rows=rows, columns=["x"], timeout=60) as delivery:
+            print(delivery.get()["x"].to_list(), flush=True)
+            delivery.nack()
+"""
+
+
+@pytest.mark.long
+def test_what_is_durable_is_there_in_the_next_job(tmp_path: Path) -> None:
+    from dataplane.client.hosted import new_key
+
+    (tmp_path / "key").write_bytes(new_key())
+    for job in (1, 2):
+        command = [sys.executable, "-c", textwrap.dedent(DURABLE), tmp_path / "data", tmp_path / "key", str(job)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        refused, found = done.stdout.splitlines()
+        assert "dataplane keygen" in refused
+        assert found == str([1, 2, 3] * job)
+
+
 def test_figures_are_metrics_of_ray(joined: Any) -> None:
     import re
     import urllib.request

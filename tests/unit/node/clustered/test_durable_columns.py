@@ -53,8 +53,6 @@ class _Homes:
 
 class _Partitions:
     class replicas:
-        remembered = None
-
         @staticmethod
         def find(partition: str) -> None:
             return None

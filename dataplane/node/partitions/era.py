@@ -1,0 +1,76 @@
+"""The era of a coordinator: a random value of its own, which each data directory notes.
+
+A coordinator that lost its values knows no partition, and a node that believed it would free all that its directory
+holds. So whoever finds no era makes one, and every node with a directory notes it. Nodes that live when the values are
+lost tell the coordinator again what they lead, and note the new era. A node that is started on a directory of another
+era refuses to run, and its directory stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
+from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.notes import Notes
+
+log = logging.getLogger(__name__)
+
+KEY = "era"
+"""The coordinator's key of it."""
+
+_AGAIN_S = 0.5
+
+
+class Era:
+    """What one data directory notes. `run` it until it is cancelled."""
+
+    def __init__(self, coordinator: Coordinator, notes: Notes, path: str) -> None:
+        """`path`: the directory, for errors. Raises Corrupt where what was noted is not as it was written."""
+        self._coordinator = coordinator
+        self._notes = notes
+        self._path = path
+        self._noted = notes.load().get(KEY, b"")
+        self.known = asyncio.Event()
+        """Set once the coordinator is known to be that of the directory."""
+
+    async def run(self) -> None:
+        """Compare the coordinator's era with the directory's, then keep both alike until cancelled. Raises
+        DirectoryUnusable where they differ at the start."""
+        await self._note(await self._first())
+        self.known.set()
+        while True:
+            try:
+                async for value in self._coordinator.watch(KEY):
+                    await self._note(value or await self._made())
+            except (Unavailable, OutcomeUnknown) as error:
+                log.debug("the coordinator does not say its era: %s", error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _first(self) -> bytes:
+        while True:
+            try:
+                value = await self._coordinator.read(KEY) or (b"" if self._noted else await self._made())
+            except (Unavailable, OutcomeUnknown) as error:
+                log.debug("the coordinator does not say its era: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if self._noted in (b"", value):
+                return value
+            raise DirectoryUnusable(
+                f"{self._path} goes with values that this coordinator does not have: it has lost them, or is another."
+                " Restore etcd's data, or give the node another --data-dir",
+                path=self._path,
+                reason="another cluster's",
+            )
+
+    async def _made(self) -> bytes:
+        made = secrets.token_bytes(8)
+        return await self._coordinator.swap(KEY, None, made) or made
+
+    async def _note(self, era: bytes) -> None:
+        if era != self._noted:
+            await self._notes.write({KEY: era})
+            self._noted = era
