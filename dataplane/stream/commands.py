@@ -44,6 +44,8 @@ class Append(Command, tag=1, kw_only=True):
     nodes: tuple[bytes, ...] = ()
     begin: tuple[int, float, str] | None = None
     """Of a row in progress: as `unfinished.Begin` has it."""
+    parts: list[tuple[str, int, int]] = []
+    """Of appends of several clients that came together: of each the client, its sequence, and its number of rows."""
 
 
 class Extend(Command, tag=2, kw_only=True):

@@ -94,6 +94,12 @@ class Leader(Replicated):
     # Deciding
 
     def _known(self, asked: r.AnyRequest) -> bytes | None:
+        """The result of a request that was done before. Raises Rejected for one whose result is not kept, and for
+        appends that came together of which some were done."""
+        if isinstance(asked, r.Append) and asked.parts:
+            return self.known_parts(asked.parts)
+        if not asked.sequence:
+            return None
         try:
             return self.sessions.result(asked.client, asked.sequence)
         except Settled:
@@ -135,6 +141,7 @@ class Leader(Replicated):
             lengths=asked.lengths,
             nodes=asked.nodes,
             begin=asked.begin,
+            parts=asked.parts,
         )
 
     def _entry_of(self, asked: r.Append | r.Admit) -> Entry:

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from dataplane.errors import Backpressure, NotReady, ProtocolMismatch
+from dataplane.errors import Backpressure, NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
@@ -75,28 +75,37 @@ class StreamMachine(Leader, StateMachine):
 
     def decide_decoded(self, asked: r.AnyRequest, term: int, now: float) -> Decision:
         """As `decide`, for who has the request decoded."""
-        if asked.sequence:
-            known = self._known(asked)
-            if known is not None:
-                return Decision((), known)
-            flying = self._flying.get((asked.client, asked.sequence))
-            if flying is not None:
+        keys = _keys(asked)
+        known = self._known(asked)
+        if known is not None:
+            return Decision((), known)
+        for key in keys:
+            flying = self._flying.get(key)
+            if flying is not None and flying[0] and len(keys) == 1:
                 return Decision((flying[0],))
-        elif type(asked) in (r.Append, r.Grow):
+            if flying is not None:
+                raise OutcomeUnknown("this append is on its way, with others or by itself: ask again")
+        if not keys and type(asked) in (r.Append, r.Grow):
             raise ProtocolMismatch("an append to replicas has a sequence, or could be done twice")
         commands, result = self._decided(asked, term, now)
         if not commands:
             return Decision((), r.encode_result(result))
         encoded = tuple(map(c.encode, commands))
-        if asked.sequence:
-            self._flying[asked.client, asked.sequence] = encoded[-1], self._ticket
+        ticket = self._ticket
+        for key in keys:
+            self._flying[key] = encoded[-1] if len(keys) == 1 else b"", ticket
+            ticket = 0
         return Decision(encoded)
 
     def withdraw(self, request: bytes) -> None:
-        asked = r.decode_request(request)
-        _, ticket = self._flying.pop((asked.client, asked.sequence), (b"", 0))
-        if ticket:
-            self.home.admission.give_back(ticket)
+        self._landed(_keys(r.decode_request(request)))
+
+    def _landed(self, keys: Sequence[tuple[str, int]]) -> None:
+        """What was decided under these sequences is done, or is not to be."""
+        for key in keys:
+            _, ticket = self._flying.pop(key, (b"", 0))
+            if ticket:
+                self.home.admission.give_back(ticket)
 
     def undo(self, request: bytes, result: bytes) -> bytes:
         given = r.given(result)
@@ -116,11 +125,9 @@ class StreamMachine(Leader, StateMachine):
 
     def apply_decoded(self, command: c.AnyCommand) -> bytes:
         """As `apply`, for who has the command decoded; it is left as it is."""
-        flying = self._flying.pop((command.client, command.sequence), None) if command.sequence else None
         result = self.applied(command)
         self.home.changes += 1
-        if flying is not None and flying[1]:  # after the rows are counted
-            self.home.admission.give_back(flying[1])
+        self._landed(_keys(command))  # after the rows are counted
         return result
 
     # Clients of processes that may end
@@ -154,3 +161,11 @@ class StreamMachine(Leader, StateMachine):
 
     def telling(self, node: str, told: int) -> bytes:
         return r.encode_request(r.Told(node=bytes.fromhex(node), last=told))
+
+
+def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:
+    """The clients and sequences of a request or command, by which it is done once: several where appends came
+    together."""
+    if isinstance(asked, r.Append | c.Append) and asked.parts:
+        return [(client, sequence) for client, sequence, _ in asked.parts]
+    return [(asked.client, asked.sequence)] if asked.sequence else []

@@ -9,7 +9,8 @@ error as its result. A client's request is done once, by its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ class Replicated:
 
     def applied(self, command: c.AnyCommand) -> bytes:
         """Do a command, unless its client's sequence was done before; the result."""
+        if isinstance(command, c.Append) and command.parts:
+            return self._applied_parts(command)
         key = command.client, command.sequence
         if not command.sequence:
             return r.encode_result(self._done(command))
@@ -85,6 +88,38 @@ class Replicated:
             known = r.encode_result(self._done(command))
             self.sessions.keep(*key, known)
         return known
+
+    def _applied_parts(self, command: c.Append) -> bytes:
+        """Do appends that came together, all of them or none."""
+        try:
+            known = self.known_parts(command.parts)
+        except Rejected as error:
+            return r.encode_result(r.Refused.of(error))
+        if known is not None:
+            return known
+        result = self._done(command)
+        if isinstance(result, r.Appended):
+            first = result.first
+            for client, sequence, rows in command.parts:
+                self.sessions.keep(client, sequence, r.encode_result(r.Appended(first, rows, True)))
+                first += rows
+        return r.encode_result(result)
+
+    def known_parts(self, parts: Sequence[tuple[str, int, int]]) -> bytes | None:
+        """The result of appends that came together, if they were done; None: none of them was. Raises Rejected where
+        some were, or not together: each is to be asked for by itself."""
+        try:
+            found = [self.sessions.result(client, sequence) for client, sequence, _ in parts]
+        except Settled:
+            found = [b""]
+        if not any(each is not None for each in found):
+            return None
+        results = [r.decode_result(each) for each in found if each]
+        first = results[0].first if results and isinstance(results[0], r.Appended) else -1
+        firsts = list(accumulate((rows for _, _, rows in parts), initial=first))
+        if results != [r.Appended(at, rows, True) for at, (_, _, rows) in zip(firsts, parts, strict=False)]:
+            raise Rejected("some of these appends were made by themselves; make each by itself")
+        return r.encode_result(r.Appended(first, firsts[-1] - first, True))
 
     def _done(self, command: c.AnyCommand) -> r.AnyResult:
         try:
@@ -99,8 +134,8 @@ class Replicated:
         count = len(command.ref)
         if begin is not None and count != 1:
             raise Misuse(f"{count} rows in progress are begun at once; it is one")
-        if not count:
-            raise Misuse("an append of no rows")
+        if not count or (command.parts and sum(rows for _, _, rows in command.parts) != count):
+            raise Misuse(f"an append of {count} rows, with {len(command.parts)} parts of others")
         _check_counts(count, [command.versions, *command.lengths.values(), *command.tags.values()])
         if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
             raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")

@@ -73,7 +73,8 @@ class GiveBack(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Append(Request, frozen=True, tag=3, kw_only=True):
-    """New rows; without a ticket, if they are let in now. Answered by `Appended`."""
+    """New rows; without a ticket, if they are let in now. Answered by `Appended`. `parts`: as the command has it; the
+    request has no client and no sequence of its own then."""
 
     ref: BatchRef
     versions: Index
@@ -85,6 +86,7 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
     nodes: tuple[bytes, ...] = ()
     ticket: int = 0
     begin: tuple[int, float, str] | None = None
+    parts: list[tuple[str, int, int]] = []
 
 
 class Extend(Request, frozen=True, tag=4, kw_only=True):

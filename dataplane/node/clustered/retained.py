@@ -63,11 +63,12 @@ class Retained:
             if not whole:
                 self._homes.thin(ref)
                 continue
-            need = self._find(partition, ref)
-            if need is None:
+            needs = self._find(partition, ref)
+            if not needs:
                 log.debug("%s says that it does not need what it has nothing of here", partition)
-            elif self._take(need):
-                self._homes.done(need.ref, need.shards)
+            for need in needs:
+                if self._take(need):
+                    self._homes.done(need.ref, need.shards)
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
@@ -98,12 +99,22 @@ class Retained:
         """How many rows producers here have brought to this holder whose columns are kept for it."""
         return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)
 
-    def _find(self, partition: str, ref: BatchRef) -> Need | None:
-        needs = self._needs.get(partition, {}).get(frozenset(ref.shards()), ())
-        if len(needs) < 2:
-            return needs[0] if needs else None
-        footprint = ref.footprint()  # rows of one shard came by several appends
-        return next((need for need in needs if need.ref.footprint() == footprint), None)
+    def _find(self, partition: str, ref: BatchRef) -> list[Need]:
+        """What was retained of a reference that appends have brought: by one, or shard by shard by several that came
+        together."""
+        by_shards, shards = self._needs.get(partition, {}), ref.shards()
+        found = by_shards.get(frozenset(shards), ())
+        if len(found) == 1:
+            return [*found]
+        footprint = ref.footprint()
+        if found:  # rows of one shard came by several appends
+            return [need for need in found if need.ref.footprint() == footprint][:1]
+        several = []
+        for shard in shards:
+            of_shard = by_shards.get(frozenset((shard,)), [])
+            alike = [need for need in of_shard if need.ref.footprint()[shard] == footprint[shard]]
+            several += (alike if len(of_shard) > 1 else of_shard)[:1]
+        return several
 
     def _take(self, need: Need) -> bool:
         """Remember it no more; whether it was remembered."""

@@ -21,6 +21,7 @@ from dataplane.node.clustered.holders import Holders, Keep
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.clustered.session import ASK_S, Session
 from dataplane.node.clustered.streams import MAX_STREAMS, Partition, Stream, Streams
+from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.record import EPOCHS, Record
@@ -64,6 +65,7 @@ class ClusteredStreams:
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
         self._background = Background()
+        self._together = Together(node, partitions.router, self._background)
         partitions.replicas.retained = retained.rows
         partitions.directory.records.changed = self._over
         partitions.directory.records.dropped = self._dropped
@@ -72,7 +74,8 @@ class ClusteredStreams:
 
     def session(self) -> Session:
         """The session of a client that has connected."""
-        return Session(f"{self._me}/{next(self._numbers)}", self.partitions, self._background)
+        client = f"{self._me}/{next(self._numbers)}"
+        return Session(client, self.partitions, self._background, together=self._together)
 
     def client(self, here: Streaming) -> ClusteredClient:
         """The streams as one client uses them, given those that are here alone."""

@@ -32,6 +32,7 @@ from dataplane.errors import (
     Rejected,
 )
 from dataplane.node.clustered.streams import Partition
+from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.service import Partitions
@@ -121,8 +122,17 @@ class _Sequences:
 class Session:
     """One client, by its name: NODE/LIFE/NUMBER."""
 
-    def __init__(self, client: str, partitions: Partitions, background: Background, calls: Calls = STREAMS) -> None:
+    def __init__(
+        self,
+        client: str,
+        partitions: Partitions,
+        background: Background,
+        calls: Calls = STREAMS,
+        together: Together | None = None,
+    ) -> None:
+        """`together`: what appends go through that may go with those of other clients of this node."""
         self.client = client
+        self._together = together
         self._calls = calls
         self._partitions = partitions
         self._background = background
@@ -170,7 +180,12 @@ class Session:
             call.settle(_NOT_ASKED)
             raise
         try:
-            outcome = call.outcome(await self._ask(call, body))
+            outcome: Outcome | None = None
+            if self._together is not None and self._together.takes(call.request):
+                assert isinstance(call.request, r.Append), "it takes nothing else"
+                outcome = await self._together.append(call.partition.key, self.client, number, call.request)
+            if outcome is None:
+                outcome = call.outcome(await self._ask(call, body))
         except (OutcomeUnknown, asyncio.CancelledError):
             self._background.spawn(self._settle(call, body, sequences, number))
             raise

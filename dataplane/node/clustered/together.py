@@ -1,0 +1,150 @@
+"""Appends of this node's clients to one partition that come together: one request, one command, one block of rows.
+
+A leader spends its time on requests, not on rows. What the clients of a node append in one turn of its loop, or while
+requests before it are under way, goes together (group commit), as Kafka's producers batch records.
+
+What always holds: each append has the sequence of its client, so it is done once, with others or by itself. Where the
+partition does not take them together each is asked for by itself, and is told its own error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataplane.batch.concat import concat
+from dataplane.batch.ref import ShardKey
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.router import Router
+from dataplane.stream import requests as r
+
+_UNDER_WAY = 2  # requests of one partition at a time
+_MOST = 256  # appends of one request
+_ROWS = 16  # of an append that goes with others: more is worth a request of its own
+_ASK_S = 10.0
+
+
+class _Waiting(NamedTuple):
+    """An append that waits. `future`: the number of its first row, or None where it has to be asked for by itself."""
+
+    client: str
+    sequence: int
+    asked: r.Append
+    future: asyncio.Future[int | None]
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The appends to one partition."""
+
+    waiting: list[_Waiting] = field(default_factory=list)
+    scheduled: bool = False
+    under_way: int = 0
+
+
+class Together:
+    """Those of one node. `me`: the node."""
+
+    def __init__(self, me: bytes, router: Router, background: Background) -> None:
+        self._me = me
+        self._router = router
+        self._background = background
+        self._queues: dict[str, _Queue] = {}
+
+    def takes(self, asked: r.Request) -> bool:
+        """Whether this may go with others: a few rows without keys, stored in one shard of this node."""
+        if type(asked) is not r.Append or asked.keys or asked.begin is not None or asked.ticket or asked.nodes:
+            return False
+        shards = asked.ref.shards()
+        return len(shards) == 1 and shards[0][0] == self._me and len(asked.ref) <= _ROWS
+
+    async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.Appended | None:
+        """Append with others that come now; None where this has to be asked for by itself. Raises PeerUnavailable,
+        OutcomeUnknown."""
+        queue = self._queues.setdefault(partition, _Queue())
+        waiting = _Waiting(client, sequence, asked, asyncio.get_running_loop().create_future())
+        queue.waiting.append(waiting)
+        self._schedule(partition, queue)
+        first = await waiting.future
+        return None if first is None else r.Appended(first, len(asked.ref), True)
+
+    def _schedule(self, partition: str, queue: _Queue) -> None:
+        if not queue.scheduled and queue.under_way < _UNDER_WAY:
+            queue.scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush, partition, queue)
+
+    def _flush(self, partition: str, queue: _Queue) -> None:
+        queue.scheduled = False
+        waiting = [each for each in queue.waiting if not each.future.done()]  # others were cancelled
+        queue.waiting = waiting[_MOST:]
+        alike: dict[Any, dict[tuple[ShardKey, ...], _Waiting]] = {}
+        for each in waiting[:_MOST]:
+            some = alike.setdefault(_kind(each.asked), {})
+            if some.setdefault(each.asked.ref.shards(), each) is not each:  # rows of a shard come by themselves
+                each.future.set_result(None)
+        for some in alike.values():
+            if len(some) == 1:
+                next(iter(some.values())).future.set_result(None)
+            else:
+                queue.under_way += 1
+                self._background.spawn(self._ask(partition, queue, [*some.values()]))
+        if queue.waiting:
+            self._schedule(partition, queue)
+        elif not queue.under_way:
+            self._queues.pop(partition, None)
+
+    async def _ask(self, partition: str, queue: _Queue, some: Sequence[_Waiting]) -> None:
+        first: int | None = None
+        error: DataplaneError | None = None
+        try:
+            first = await self._first(partition, some)
+        except (OutcomeUnknown, PeerUnavailable) as unknown:
+            error = unknown
+        finally:
+            queue.under_way -= 1
+            for each in some:
+                if not each.future.done() and error is not None:
+                    each.future.set_exception(error)
+                elif not each.future.done():
+                    each.future.set_result(first)
+                first = None if first is None else first + len(each.asked.ref)
+            if queue.waiting:
+                self._schedule(partition, queue)
+            elif not queue.under_way and not queue.scheduled:
+                self._queues.pop(partition, None)
+
+    async def _first(self, partition: str, some: Sequence[_Waiting]) -> int | None:
+        """The number of the first row; None where the partition does not take them together."""
+        try:
+            body = r.encode_request(_joined(some))
+            answer = await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False)
+        except (OutcomeUnknown, PeerUnavailable):
+            raise
+        except DataplaneError:
+            return None
+        found = r.decode_result(answer)
+        return found.first if isinstance(found, r.Appended) else None
+
+
+def _kind(asked: r.Append) -> Any:
+    """Appends of one kind can go together."""
+    return tuple(asked.ref.schema.items()), asked.groups is None, tuple(asked.tags), tuple(asked.lengths)
+
+
+def _joined(some: Sequence[_Waiting]) -> r.Append:
+    asked = [each.asked for each in some]
+    one = asked[0]
+    return r.Append(
+        ref=concat([each.ref for each in asked]),
+        versions=np.concatenate([each.versions for each in asked]),
+        groups=None if one.groups is None else [group for each in asked for group in each.groups or ()],
+        tags={name: [value for each in asked for value in each.tags[name]] for name in one.tags},
+        lengths={name: np.concatenate([each.lengths[name] for each in asked]) for name in one.lengths},
+        parts=[(each.client, each.sequence, len(each.asked.ref)) for each in some],
+    )
