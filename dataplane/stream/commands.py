@@ -10,17 +10,17 @@ are bytes (`encode`, `decode`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
-from dataplane.stream.block import Block, Head, Value
+from dataplane.stream import requests as r
+from dataplane.stream.block import Block, Value
+from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Piece
-from dataplane.stream.settings import Settings
 
 
 class Command(msgspec.Struct, array_like=True, kw_only=True):
@@ -79,58 +79,10 @@ class Remove(Command, tag=5, kw_only=True):
     rows: Index
 
 
-class Lose(Command, tag=6, kw_only=True):
-    """What the node stored is gone."""
-
-    node: bytes
-
-
-class Return(Command, tag=25, kw_only=True):
-    """The node is there again, with the shards that it stores from this one on."""
-
-    node: bytes
-    first: int
-
-
-class TakeLost(Command, tag=7, kw_only=True):
-    """Tell of so many lost rows, which are told once."""
-
-    most: int
-
-
-class Close(Command, tag=8, kw_only=True):
-    """Nothing is appended any more."""
-
-
-class Clear(Command, tag=9, kw_only=True):
-    """Everything goes."""
-
-
-class Configure(Command, tag=10, kw_only=True):
-    """Other limits, or another number of deliveries. Tasks stay as they are."""
-
-    settings: Settings
-
-
-class End(Command, tag=13, kw_only=True):
+class End(Command, tag=50, kw_only=True):
     """These clients have ended: no sequence of theirs comes again."""
 
     clients: list[str]
-
-
-class Open(Command, tag=14, kw_only=True):
-    """The partition begins, with these settings, this mark, and this number of its first row."""
-
-    settings: Settings
-    mark: str
-    first: int = 0
-
-
-class Told(Command, tag=15, kw_only=True):
-    """The node knows the entries of its outbox up to this number."""
-
-    node: bytes
-    last: int
 
 
 class Unkeep(Command, tag=19, kw_only=True):
@@ -139,31 +91,11 @@ class Unkeep(Command, tag=19, kw_only=True):
     patches: Index
 
 
-class Restore(Command, tag=20, kw_only=True):
-    """The partition, which is empty, begins as that of this head."""
-
-    head: Head
-
-
 class PutBack(Command, tag=21, kw_only=True):
     """Rows of a snapshot, at `time_s` of the partition's clock."""
 
     block: Block
     time_s: float
-
-
-class PutColumns(Command, tag=22, kw_only=True):
-    """Columns of rows that were put back."""
-
-    rows: Index
-    ref: BatchRef
-    task: int = -1
-    lengths: dict[str, Index] = {}
-    nodes: tuple[bytes, ...] = ()
-
-
-class FinishRestore(Command, tag=23, kw_only=True):
-    """All is put back."""
 
 
 class Grow(Command, tag=26, kw_only=True):
@@ -188,58 +120,34 @@ class TakeUp(Command, tag=27, kw_only=True):
     time_s: float
 
 
-class GiveUp(Command, tag=28, kw_only=True):
-    """A row in progress is dropped by the client that has its token."""
-
-    row: int
-    token: int
-
-
 AnyCommand = (
     Append
     | Extend
     | Settle
     | Drop
     | Remove
-    | Lose
-    | Return
-    | TakeLost
-    | Close
-    | Clear
-    | Configure
     | End
-    | Open
-    | Told
     | Unkeep
-    | Restore
     | PutBack
-    | PutColumns
-    | FinishRestore
     | Grow
     | TakeUp
-    | GiveUp
+    | r.Lose
+    | r.Return
+    | r.TakeLost
+    | r.Close
+    | r.Clear
+    | r.Configure
+    | r.Open
+    | r.Told
+    | r.Restore
+    | r.PutColumns
+    | r.FinishRestore
+    | r.GiveUp
 )
+"""A request of which nothing has to be decided is a command as it came."""
 
 
-def hook(value: Any) -> Any:
-    """What a message has of a reference or an array."""
-    if isinstance(value, BatchRef):
-        return value.encode()
-    if isinstance(value, np.ndarray):
-        return value.astype("<i8", copy=False).tobytes()
-    raise NotImplementedError(f"a command has no {type(value).__name__}")
-
-
-def unhook(kind: Any, value: Any) -> Any:
-    """The reference or the array of a message."""
-    if kind is BatchRef:
-        return BatchRef.decode(value)
-    if len(value) % 8:
-        raise ValueError("these are no 64-bit integers")
-    return np.frombuffer(value, "<i8").astype(np.int64, copy=False)
-
-
-encode: Callable[[Command], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode: Callable[[AnyCommand], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _decoder = msgspec.msgpack.Decoder(AnyCommand, dec_hook=unhook)
 
 

@@ -111,6 +111,8 @@ class Leader(Replicated):
         now += self._ahead_s
         self._ticket = 0
         result = _DECIDE[type(asked)](self, asked, now)
+        if result is asked:
+            return [result], _DONE  # type: ignore[list-item]
         if isinstance(result, c.Command):
             result.client, result.sequence = asked.client, asked.sequence
             return [result], _DONE  # type: ignore[list-item]
@@ -303,9 +305,9 @@ def _ignore(_: object) -> None:
     return
 
 
-def _as(make: Callable[..., c.Command], *names: str) -> Callable[[Leader, Any, float], c.Command]:
-    """Of a request, the command that has the same fields."""
-    return lambda machine, asked, now: make(**{name: getattr(asked, name) for name in names})
+def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
+    """Of a request of which nothing is to be decided, the command."""
+    return asked
 
 
 _DONE = r.Done()
@@ -316,24 +318,24 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.Append: Leader._append,
     r.Extend: Leader._extend,
     r.Consume: Leader._consume,
-    r.Open: _as(c.Open, "settings", "mark", "first"),
+    r.Open: _itself,
     r.LeaveAll: Leader._leave_all,
-    r.Told: _as(c.Told, "node", "last"),
+    r.Told: _itself,
     r.Ack: Leader._ack,
     r.Nack: Leader._nack,
     r.Renew: Leader._renew,
     r.Drop: Leader._drop,
-    r.Close: lambda leader, asked, now: _DONE if leader.home.closed else c.Close(),
-    r.Clear: _as(c.Clear),
-    r.TakeLost: _as(c.TakeLost, "most"),
-    r.Lose: _as(c.Lose, "node"),
-    r.Return: _as(c.Return, "node", "first"),
-    r.Configure: _as(c.Configure, "settings"),
+    r.Close: lambda leader, asked, now: _DONE if leader.home.closed else asked,
+    r.Clear: _itself,
+    r.TakeLost: _itself,
+    r.Lose: _itself,
+    r.Return: _itself,
+    r.Configure: _itself,
     r.Leave: Leader._leave,
-    r.Restore: _as(c.Restore, "head"),
+    r.Restore: _itself,
     r.PutBack: lambda leader, asked, now: c.PutBack(block=asked.block, time_s=now),
-    r.PutColumns: _as(c.PutColumns, "rows", "ref", "task", "lengths", "nodes"),
-    r.FinishRestore: _as(c.FinishRestore),
+    r.PutColumns: _itself,
+    r.FinishRestore: _itself,
     r.Look: reads.look,
     r.Find: reads.find,
     r.DeadLetters: reads.dead_letters,
@@ -344,7 +346,7 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
     r.Grow: Leader._grow,
     r.TakeUp: Leader._take_up,
-    r.GiveUp: _as(c.GiveUp, "row", "token"),
+    r.GiveUp: _itself,
     r.Hear: Leader._hear,
     r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.home.unfinished(asked.most, now)),
     r.Tick: Leader._tick,

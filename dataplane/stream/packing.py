@@ -1,4 +1,5 @@
-"""Arrays as a snapshot has them: what repeats or ascends evenly costs nothing, numbers no more bytes than they need.
+"""Arrays as bytes. In a snapshot what repeats or ascends evenly costs nothing, and numbers take no more bytes than they
+need; in a message they are 64-bit integers (`hook`, `unhook`).
 
 `unpack` gives what `pack` was given, as int64 or float64. It believes nothing: a wrong length is a ValueError.
 """
@@ -10,6 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from dataplane.batch.ref import BatchRef
 
 _WIDTHS = ("<u1", "<u2", "<u4")
 _FEW = 4  # rows a distinct value from which on values are listed once
@@ -72,3 +75,21 @@ def unpack(packed: Packed, count: int | None = None) -> npt.NDArray[Any]:
             raise ValueError("a value that is not listed")
         return listed[found]
     return found
+
+
+def hook(value: Any) -> Any:
+    """What a message has of a reference or an array."""
+    if isinstance(value, BatchRef):
+        return value.encode()
+    if isinstance(value, np.ndarray):
+        return value.astype("<i8", copy=False).tobytes()
+    raise NotImplementedError(f"a message has no {type(value).__name__}")
+
+
+def unhook(kind: Any, value: Any) -> Any:
+    """The reference or the array of a message."""
+    if kind is BatchRef:
+        return BatchRef.decode(value)
+    if len(value) % 8:
+        raise ValueError("these are no 64-bit integers")
+    return np.frombuffer(value, "<i8").astype(np.int64, copy=False)

@@ -186,7 +186,7 @@ class Replicated:
             [self.home.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
         )
 
-    def _do_give_up(self, command: c.GiveUp) -> r.AnyResult:
+    def _do_give_up(self, command: r.GiveUp) -> r.AnyResult:
         self.home.give_up(command.row, command.token, self.clock_s)
         return _DONE
 
@@ -223,7 +223,7 @@ class Replicated:
         self.home.do(c.Remove(rows=rows[books.progress.dropped(books.rows.places(rows), len(rows))]))
         return _DONE
 
-    def _do_lose(self, command: c.Lose) -> r.AnyResult:
+    def _do_lose(self, command: r.Lose) -> r.AnyResult:
         self.lost_nodes.lose(command.node)
         self.home.books.rows.forget_spare(command.node)
         self._lose(self.home.books.rows.dead(self._there))
@@ -235,7 +235,7 @@ class Replicated:
         books = self.home.books
         self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))], self.clock_s)
 
-    def _do_return(self, command: c.Return) -> r.AnyResult:
+    def _do_return(self, command: r.Return) -> r.AnyResult:
         self.lost_nodes.come_back(command.node, command.first)
         return _DONE
 
@@ -244,15 +244,15 @@ class Replicated:
         patches = self.home.books.rows.all_patches()
         self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
 
-    def _do_take_lost(self, command: c.TakeLost) -> r.AnyResult:
+    def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
         lost = self.home.lost
         return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
-    def _do_close(self, command: c.Close) -> r.AnyResult:
+    def _do_close(self, command: r.Close) -> r.AnyResult:
         self.home.close(self.clock_s)
         return _DONE
 
-    def _do_clear(self, command: c.Clear) -> r.AnyResult:
+    def _do_clear(self, command: r.Clear) -> r.AnyResult:
         self.home.closed = True
         for grant in self.home.leases:
             self.home.leases.end(grant)
@@ -261,7 +261,7 @@ class Replicated:
         self.home.close(self.clock_s)
         return _DONE
 
-    def _do_configure(self, command: c.Configure) -> r.AnyResult:
+    def _do_configure(self, command: r.Configure) -> r.AnyResult:
         if command.settings.tasks != self.home.settings.tasks:
             raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.home.settings.tasks)}")
         self.home.configure(command.settings)
@@ -272,14 +272,14 @@ class Replicated:
             self.sessions.drop(client)
         return _DONE
 
-    def _do_open(self, command: c.Open) -> r.AnyResult:
+    def _do_open(self, command: r.Open) -> r.AnyResult:
         if not self.opened:
             self._begin(command.settings, command.mark)
             self.home.books.rows.resume(command.first, 0)
             self.began()
         return _DONE
 
-    def _do_told(self, command: c.Told) -> r.AnyResult:
+    def _do_told(self, command: r.Told) -> r.AnyResult:
         self.outboxes.told(command.node, command.last)
         return _DONE
 
@@ -289,7 +289,7 @@ class Replicated:
 
     # From a snapshot for users
 
-    def _do_restore(self, command: c.Restore) -> r.AnyResult:
+    def _do_restore(self, command: r.Restore) -> r.AnyResult:
         home = self.home
         if home.books.rows.next or command.head.settings.tasks != home.settings.tasks:
             raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
@@ -301,14 +301,14 @@ class Replicated:
         put_back(self.home, command.block, command.time_s)
         return _DONE
 
-    def _do_put_columns(self, command: c.PutColumns) -> r.AnyResult:
+    def _do_put_columns(self, command: r.PutColumns) -> r.AnyResult:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         put_columns(self.home, command.rows, command.task, command.ref, command.lengths, command.nodes)
         self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
         return _DONE
 
-    def _do_finish_restore(self, command: c.FinishRestore) -> r.AnyResult:
+    def _do_finish_restore(self, command: r.FinishRestore) -> r.AnyResult:
         finish(self.home)
         self.home.books.look_again()
         return _DONE
@@ -391,21 +391,21 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     c.Settle: Replicated._do_settle,
     c.Drop: Replicated._do_drop,
     c.Remove: Replicated._do_remove,
-    c.Lose: Replicated._do_lose,
-    c.Return: Replicated._do_return,
-    c.TakeLost: Replicated._do_take_lost,
-    c.Close: Replicated._do_close,
-    c.Clear: Replicated._do_clear,
-    c.Configure: Replicated._do_configure,
+    r.Lose: Replicated._do_lose,
+    r.Return: Replicated._do_return,
+    r.TakeLost: Replicated._do_take_lost,
+    r.Close: Replicated._do_close,
+    r.Clear: Replicated._do_clear,
+    r.Configure: Replicated._do_configure,
     c.End: Replicated._do_end,
-    c.Open: Replicated._do_open,
-    c.Told: Replicated._do_told,
+    r.Open: Replicated._do_open,
+    r.Told: Replicated._do_told,
     c.Unkeep: Replicated._do_unkeep,
-    c.Restore: Replicated._do_restore,
+    r.Restore: Replicated._do_restore,
     c.PutBack: Replicated._do_put_back,
-    c.PutColumns: Replicated._do_put_columns,
-    c.FinishRestore: Replicated._do_finish_restore,
+    r.PutColumns: Replicated._do_put_columns,
+    r.FinishRestore: Replicated._do_finish_restore,
     c.Grow: Replicated._do_grow,
     c.TakeUp: Replicated._do_take_up,
-    c.GiveUp: Replicated._do_give_up,
+    r.GiveUp: Replicated._do_give_up,
 }

@@ -15,8 +15,8 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.stream.block import Block, Head, Value
-from dataplane.stream.commands import hook, unhook
 from dataplane.stream.lease import Who
+from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Piece
 from dataplane.stream.sampler import BuiltIn, Fifo

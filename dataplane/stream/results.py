@@ -10,7 +10,7 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch, describe, revive
 from dataplane.stream.block import Block, Head, Value
-from dataplane.stream.commands import hook, unhook
+from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Listed
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.replication.lost_nodes import ALL
-from dataplane.stream.commands import hook, unhook
-from dataplane.stream.packing import Packed
+from dataplane.stream.packing import Packed, hook, unhook
 from dataplane.stream.requests import Done, Held, Holding, Refused, Request, Result
 from dataplane.table.written import Index
 

@@ -58,16 +58,19 @@ class Checker:
             raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
         self.log.append((command, result))
         made = decoded(command)
-        key = made.client, made.sequence
-        if made.sequence:
-            before = self._done.setdefault(key, (result, count))
-            if before[0] != result:
-                raise Violation(f"5: {key} has the results {before[0]} and {result}")
-            if before[1] != count:
-                self._have(made, rows)
-                return
-        self._first(made, decoded_result(result))
+        known = [self._known(key, each, count) for key, each in _results(made, result)]
+        if not any(known):
+            self._first(made, decoded_result(result))
+        elif not all(known):
+            raise Violation(f"5: {made} is done though some of it was")
         self._have(made, rows)
+
+    def _known(self, key: tuple[str, int], result: bytes, count: int) -> bool:
+        """Whether this was done before, by another command."""
+        before = self._done.setdefault(key, (result, count))
+        if before[0] != result:
+            raise Violation(f"5: {key} has the results {before[0]} and {result}")
+        return before[1] != count
 
     def _have(self, command: c.AnyCommand, rows: int) -> None:
         if rows != len(self.model.rows):
@@ -107,7 +110,7 @@ class Checker:
         if isinstance(command, c.Settle) and command.state == PENDING and isinstance(result, r.Done):
             for offset in command.rows.tolist():
                 self._granted.pop((command.task, offset), None)
-        if isinstance(command, c.TakeLost) and isinstance(result, r.LostRows):
+        if isinstance(command, r.TakeLost) and isinstance(result, r.LostRows):
             self._tell_lost(result)
 
     def _give_up(self, task: int, offsets: list[int], grant: int) -> None:
@@ -258,3 +261,17 @@ class Checker:
                 raise Violation(f"1: row {offset}, answered as {self.labels[offset]}, was not done by each task")
         if not model.gone <= self._stored.dead:
             raise Violation(f"1: {model.gone - self._stored.dead} were taken for dead")
+
+
+def _results(command: c.AnyCommand, result: bytes) -> list[tuple[tuple[str, int], bytes]]:
+    """By client and sequence, what a command has made: of appends that came together, those of each."""
+    if not isinstance(command, c.Append) or not command.parts:
+        return [((command.client, command.sequence), result)] if command.sequence else []
+    told = decoded_result(result)
+    if not isinstance(told, r.Appended):
+        return []
+    found, first = [], told.first
+    for client, sequence, rows in command.parts:
+        found.append(((client, sequence), r.encode_result(r.Appended(first, rows, True))))
+        first += rows
+    return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dataplane.batch.concat import concat
 from dataplane.errors import (
     Closed,
     DataplaneError,
@@ -126,6 +127,75 @@ class Producer(Client):
         if isinstance(answer, Closed):
             self._open = ""
         self.world.after(0.005 + 0.07 * self.world.rng.random(), self.run)
+
+
+class Gatherer(Client):
+    """Appends rows of two clients as one request, as a node does; now and then one of them is asked for by itself
+    meanwhile, as that of a client that has given up."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        nodes: int,
+        ask: Callable[[int, Call], None],
+        stored: Columns,
+        partition: int,
+    ) -> None:
+        super().__init__(world, name, nodes, ask)
+        self._stored = stored
+        self._partition = partition
+
+    def run(self) -> None:
+        if self.ending:
+            return
+        rng, sequence = self.world.rng, self.next_sequence()
+        parts = []
+        node, first, copies = self._stored.store(rng, self._partition)
+        for copy in copies:
+            self._stored.release(copy, self._partition, (node, first))
+        for client, shard in (("a", first), ("b", self._stored.store_beside(node, self._partition))):
+            count = rng.randint(1, 2)
+            parts.append(
+                r.Append(
+                    client=f"{self.name}{client}",
+                    sequence=sequence,
+                    ref=columns(node, shard, count, "x"),
+                    versions=versions(count),
+                    tags={LABEL: [f"{self.name}{client}-{sequence}-{i}" for i in range(count)]},
+                )
+            )
+        left = {part.client for part in parts}
+
+        def settled(part: r.Append, answer: Answer) -> None:
+            if part.client not in left:
+                return
+            left.discard(part.client)
+            if not isinstance(answer, r.Appended):
+                self._stored.forget(self._partition, part.ref, part.nodes)
+            if not left:
+                self.world.after(0.02 + 0.1 * rng.random(), self.run)
+
+        def alone(part: r.Append) -> None:
+            self.call(part, lambda answer: settled(part, answer))
+
+        def together(answer: Answer) -> None:
+            for part in parts:
+                if part.client in left and isinstance(answer, r.Appended):
+                    settled(part, answer)
+                elif part.client in left:
+                    alone(part)
+
+        one, two = parts
+        request = r.Append(
+            ref=concat([one.ref, two.ref]),
+            versions=versions(len(one.ref) + len(two.ref)),
+            tags={LABEL: [*one.tags[LABEL], *two.tags[LABEL]]},
+            parts=[(part.client, sequence, len(part.ref)) for part in parts],
+        )
+        self.call(request, together)
+        if rng.random() < 0.3:
+            self.world.after(0.1 * rng.random(), alone, two)
 
 
 class Consumer(Client):

@@ -50,6 +50,12 @@ class Columns:
             self._needs.setdefault((life, partition), Counter())[lives[0], self._shards] += 1
         return lives[0], self._shards, tuple(lives[1:])
 
+    def store_beside(self, node: bytes, partition: int) -> int:
+        """Another shard of this life of a node, without copies."""
+        self._shards += 1
+        self._needs.setdefault((node, partition), Counter())[node, self._shards] += 1
+        return self._shards
+
     def forget(self, partition: int, ref: BatchRef, copies: Sequence[bytes]) -> None:
         """No row came to need what this means."""
         for life in (ref.shards()[0][0], *copies):
@@ -71,13 +77,17 @@ class Columns:
             self._free(life, partition, ref)
 
     def _free(self, life: bytes, partition: int, ref: BatchRef) -> None:
-        needs = self._needs.get((life, partition), Counter())
         for shard in ref.shards():
-            needs[shard] -= 1
-            if needs[shard] < 0:
-                raise Violation(f"1: {life!r} frees {shard} once more than it is needed")
-            if not needs[shard]:
-                del needs[shard]
+            self.release(life, partition, shard)
+
+    def release(self, life: bytes, partition: int, shard: Shard) -> None:
+        """A life keeps a shard for a partition once less."""
+        needs = self._needs.get((life, partition), Counter())
+        needs[shard] -= 1
+        if needs[shard] < 0:
+            raise Violation(f"1: {life!r} frees {shard} once more than it is needed")
+        if not needs[shard]:
+            del needs[shard]
 
     def needed(self, partition: int) -> dict[bytes, dict[Shard, int]]:
         """What lives that go on keep for rows of a partition."""

@@ -84,7 +84,7 @@ class Model:
             self._grow(command, result)
         elif isinstance(command, c.TakeUp):
             self.rows[command.row].token = command.token
-        elif isinstance(command, c.GiveUp):
+        elif isinstance(command, r.GiveUp):
             if command.row in self.rows and self.rows[command.row].token == command.token:
                 self.rows[command.row].dropped = True
                 self.dropped.add(command.row)
@@ -99,9 +99,9 @@ class Model:
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self._remove(offset)
-        elif isinstance(command, c.Lose):
+        elif isinstance(command, r.Lose):
             return self._lose(command.node)
-        elif isinstance(command, c.Close):
+        elif isinstance(command, r.Close):
             self.closed = True
         return []
 
@@ -109,11 +109,12 @@ class Model:
         assert isinstance(result, r.Appended)
         if not result.new:
             return
-        holders = frozenset((command.ref.shards()[0][0], *command.nodes))
         for i in range(len(command.ref)):
             key = command.keys[i] if command.keys else ""
             group = command.groups[i] if command.groups else None
-            self.rows[self.next] = Row(str(command.tags[LABEL][i]), group, key, holders, command.ref.shards()[0])
+            (shard,) = command.ref[i : i + 1].shards()
+            holders = frozenset((shard[0], *command.nodes))
+            self.rows[self.next] = Row(str(command.tags[LABEL][i]), group, key, holders, shard)
             self.rows[self.next].token = command.begin[0] if command.begin else 0
             if key:
                 self.keys[key] = self.next

@@ -140,7 +140,7 @@ def a_lost_row_is_named_twice(plant: Plant) -> None:
         lost = self.home.lost
         return r.LostRows([(row, *lost[row]) for row in list(lost)[: command.most]])
 
-    plant(replicated, "_APPLY", {**replicated._APPLY, c.TakeLost: told})
+    plant(replicated, "_APPLY", {**replicated._APPLY, r.TakeLost: told})
 
 
 def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
@@ -202,6 +202,11 @@ def columns_that_came_before_are_told(plant: Plant) -> None:
         return result
 
     plant(replicated, "_APPLY", {**replicated._APPLY, c.Append: told})
+
+
+def appends_that_came_together_are_made_again(plant: Plant) -> None:
+    """Where they, or some of them, were made before."""
+    plant(Replicated, "known_parts", lambda self, parts: None)
 
 
 FAULTS: dict[str, Callable[[Plant], None]] = {

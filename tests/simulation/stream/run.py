@@ -17,7 +17,7 @@ from tests.simulation.faults import Plan
 from tests.simulation.injector import Injector
 from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
 from tests.simulation.stream.checker import Checker
-from tests.simulation.stream.clients import Call, Client, Consumer, Janitor, Mourner, Producer
+from tests.simulation.stream.clients import Call, Client, Consumer, Gatherer, Janitor, Mourner, Producer
 from tests.simulation.stream.columns import Columns
 from tests.simulation.stream.machine import TASKS
 from tests.simulation.stream.machine import settings as stream_settings
@@ -30,6 +30,8 @@ SEVERAL_STREAMS, THREE_STREAMS = 0.2, 0.05
 """Of runs, as many have more than one, and three."""
 LIMITED = 0.3
 """Of streams, as many have a limit."""
+TOGETHER = 0.25
+"""Of runs, as many have appends that come together."""
 
 
 class Partition:
@@ -79,6 +81,9 @@ class Partition:
             Consumer(world, f"c{i}", count, self.ask, run.stored, number, TASKS[i % len(TASKS)])
             for i in range(2 + both)
         ]
+        self.gatherers: list[Client] = []
+        if Random(f"together {plan.seed}").random() < TOGETHER:
+            self.gatherers.append(Gatherer(world, "g", count, self.ask, run.stored, number))
         self.janitor = Janitor(world, "janitor", count, self.ask, self.checker)
         self.janitor.closes = rng.random() < 0.5
         self.mourner = Mourner(world, "mourner", count, self.ask)
@@ -87,7 +92,7 @@ class Partition:
 
     @property
     def clients(self) -> list[Any]:
-        return [*self.producers, *self.consumers, self.janitor, *self.bringers]
+        return [*self.producers, *self.gatherers, *self.consumers, self.janitor, *self.bringers]
 
     def ask(self, node: int, call: Call) -> None:
         self._world.send(CLIENTS, node, self.nodes[node].request, call)
@@ -95,11 +100,11 @@ class Partition:
     def settled(self, followers: int) -> bool:
         """Whether all is done and everybody is there."""
         lack = min(followers, len(self.nodes) - 1) - len(self.coordinator.configuration.followers)
-        quiet = not any(producer.calls for producer in self.producers) and not self.mourner.calls
+        quiet = not any(each.calls for each in (*self.producers, *self.gatherers)) and not self.mourner.calls
         return lack <= 0 and quiet and self.checker.drained() and not self.columns.needed(self.number)
 
     def waiting(self) -> str:
-        calls = [client.name for client in (*self.producers, self.mourner) if client.calls]
+        calls = [client.name for client in (*self.producers, *self.gatherers, self.mourner) if client.calls]
         needed = self.columns.needed(self.number)
         return f"{calls} wait, {self.checker.missing()}, {needed} are kept, {self.coordinator.configuration} leads"
 

@@ -31,6 +31,7 @@ FIRST = {
     "a_snapshot_lacks_what_was_dropped": 10,
     "an_ack_of_a_superseded_lease_is_taken": 0,
     "an_entry_is_lost_with_its_leader": 8,
+    "appends_that_came_together_are_made_again": 6,
     "columns_of_an_old_holder_are_taken": 0,
     "columns_that_came_before_are_told": 0,
     "entries_are_numbered_anew": 0,
