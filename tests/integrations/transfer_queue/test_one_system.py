@@ -186,6 +186,17 @@ def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str
         assert process.hear() == [[True, "Dataplane", ["train"]], {}]
 
 
+def test_the_controller_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of its `list_partitions` waited a minute for its own answer."""
+    from dataplane.integrations.transfer_queue import board
+    from dataplane.integrations.transfer_queue.job import Job
+
+    monkeypatch.setattr(board, "_said", None)
+    posted = board.Posted(Job("mine"), "", "")
+    board.DataplaneController(posted, {})
+    assert board.read() is posted
+
+
 @pytest.mark.parametrize("method", long("fork", "spawn"))
 def test_workers_of_a_loader_have_the_address_of_their_parent(
     driver: Callable[[str], Process], method: str, tmp_path: Path
