@@ -19,17 +19,22 @@ import time
 import dataplane.integrations.transfer_queue as ours
 def start_ray():
     import ray
-    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
+    ray.init(os.environ["RAY"], log_to_driver=False)
+    deadline = time.monotonic() + 30
+    while ray.util.list_named_actors(all_namespaces=True):
+        assert time.monotonic() < deadline, "the job before has ended"
+        time.sleep(0.01)
     return ray
 SMALL = {"backend": {"Dataplane": {"node": {"memory": "64MiB", "spill": 0, "prewarm": 0}}}}
 """
 
 
 @pytest.fixture
-def driver(nursery: Nursery) -> Callable[[str], Process]:
-    """Starts a process that runs a program, without a job or a node in its environment."""
+def driver(nursery: Nursery, cluster: str) -> Callable[[str], Process]:
+    """Starts a process that runs a program, without a job or a node in its environment; `start_ray` makes it the driver
+    of a job."""
     nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
-    return lambda code: nursery.process(RAY + textwrap.dedent(code), **nothing)
+    return lambda code: nursery.process(RAY + textwrap.dedent(code), RAY=cluster, **nothing)
 
 
 def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
