@@ -63,6 +63,7 @@ attack: export PYTHONDONTWRITEBYTECODE = # as above
 attack: $(STAMP) ## attack nodes with frames, faults and kills; MINUTES=2, SEED= for the same again
 	@$(BIN)/python -m tests.attack --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
 
+test-integrations: export PYTHONDONTWRITEBYTECODE = # as above
 test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueue, OpenRLHF and Ray, in an environment of their own
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)
 

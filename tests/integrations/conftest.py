@@ -41,6 +41,7 @@ def environment() -> Iterator[None]:
         patch.delenv("DATAPLANE_ADDRESS", raising=False)
         for name in ("enable_worker_prestart", "prestart_worker_first_driver", "USAGE_STATS_ENABLED"):
             patch.setenv(f"RAY_{name}", "0")  # or each Ray starts a worker a processor that no test asks for
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: none of the processor where others work
         yield
         process.close()
         if "ray" in sys.modules:

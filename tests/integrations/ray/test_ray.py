@@ -272,29 +272,22 @@ DRIVER = """
 
 
 @pytest.mark.parametrize("how", [*long("shutdown", "exit"), "killed"])
-def test_nothing_is_left_of_a_job_that_ends(cluster: Any, how: str) -> None:
-    """Nor does one need to call `up` in the driver: the first `connect` does."""
-    command = [sys.executable, "-c", textwrap.dedent(DRIVER), cluster.address, how]
+def test_a_job_has_nodes_of_its_own_and_leaves_nothing(two: Any, how: str) -> None:
+    """Nor does one need to call `up` in the driver: the first `connect` does. Another job keeps its nodes."""
+    mine = {on(place, look)[1] for place in places()}
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER), two.address, how]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
     *lines, last = done.stdout.split("\n")[:-1]
     assert last == "done"
-    assert len(lines) == 2
-    for line in lines:
-        pid, address = line.split()
+    theirs = dict(line.split() for line in lines)
+    assert len(theirs) == 2
+    assert not mine & set(map(int, theirs))
+    for pid, address in theirs.items():
         eventually(lambda pid=pid: gone(int(pid)), "its process ends", LOST_S)
         path = Path(address.removeprefix("unix://"))
         eventually(lambda path=path: not path.parent.exists(), "its files go")
-
-
-def test_two_jobs_have_their_own_nodes(two: Any) -> None:
-    mine = {on(place, look)[1] for place in places()}
-    command = [sys.executable, "-c", textwrap.dedent(DRIVER), two.address, "exit"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    theirs = {int(line.split()[0]) for line in done.stdout.split("\n")[:-2]}
-    assert not mine & theirs
-    assert {on(place, look)[1] for place in places()} == mine, "and the end of one is not that of the other"
+    assert {on(place, look)[1] for place in places()} == mine, "the end of one is not that of the other"
 
 
 def test_without_ray(cluster: Any) -> None:

@@ -32,15 +32,30 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         os.environ["DATAPLANE_ADDRESS"] = before
 
 
+@pytest.fixture(scope="session")
+def cluster(environment: None) -> Iterator[str]:
+    """The address of a Ray that all jobs of these tests use, one after the other: a Ray takes seconds to start. Its
+    workers inherit no node and no job."""
+    pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DATAPLANE_")]:
+            patch.delenv(name)
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 4, "include_dashboard": False, "object_store_memory": 256 << 20},
+        )
+    yield made.address
+    made.shutdown()
+
+
 @pytest.fixture(scope="module")
-def theirs() -> Iterator[Any]:
-    """TransferQueue, started on a Ray of its own."""
+def theirs(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """TransferQueue, started in a Ray job of this process."""
     ray = pytest.importorskip("ray", reason="needs Ray and TransferQueue: make test-integrations")
     real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-    before = os.environ.pop("DATAPLANE_ADDRESS", None)
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
-    if before is not None:
-        os.environ["DATAPLANE_ADDRESS"] = before
+    ray.init(request.getfixturevalue("cluster"), log_to_driver=False)
     real.init()
     yield real
     real.close()

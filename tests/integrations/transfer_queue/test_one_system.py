@@ -19,17 +19,22 @@ import time
 import dataplane.integrations.transfer_queue as ours
 def start_ray():
     import ray
-    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
+    ray.init(os.environ["RAY"], log_to_driver=False)
+    deadline = time.monotonic() + 30
+    while ray.util.list_named_actors(all_namespaces=True):
+        assert time.monotonic() < deadline, "the job before has ended"
+        time.sleep(0.01)
     return ray
 SMALL = {"backend": {"Dataplane": {"node": {"memory": "64MiB", "spill": 0, "prewarm": 0}}}}
 """
 
 
 @pytest.fixture
-def driver(nursery: Nursery) -> Callable[[str], Process]:
-    """Starts a process that runs a program, without a job or a node in its environment."""
+def driver(nursery: Nursery, cluster: str) -> Callable[[str], Process]:
+    """Starts a process that runs a program, without a job or a node in its environment; `start_ray` makes it the driver
+    of a job."""
     nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
-    return lambda code: nursery.process(RAY + textwrap.dedent(code), **nothing)
+    return lambda code: nursery.process(RAY + textwrap.dedent(code), RAY=cluster, **nothing)
 
 
 def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
@@ -184,6 +189,17 @@ def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str
     """
     with driver(code) as process:
         assert process.hear() == [[True, "Dataplane", ["train"]], {}]
+
+
+def test_the_controller_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of its `list_partitions` waited a minute for its own answer."""
+    from dataplane.integrations.transfer_queue import board
+    from dataplane.integrations.transfer_queue.job import Job
+
+    monkeypatch.setattr(board, "_said", None)
+    posted = board.Posted(Job("mine"), "", "")
+    board.DataplaneController(posted, {})
+    assert board.read() is posted
 
 
 @pytest.mark.parametrize("method", long("fork", "spawn"))

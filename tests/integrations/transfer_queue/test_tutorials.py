@@ -1,8 +1,8 @@
 """TransferQueue's tutorials, unchanged, as its package brings them, with `dataplane` in its place by one
 line before.
 
-Each tutorial starts Ray itself, once or for each of its parts. Its checks are its own; besides, what it says that it
-was given is compared.
+Each tutorial drives a Ray job, or one for each of its parts. Its checks are its own; besides, what it says that it was
+given is compared.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ tell(said.getvalue())
 
 
 @pytest.fixture
-def run(nursery: Nursery) -> Callable[..., str]:
+def run(nursery: Nursery, cluster: str) -> Callable[..., str]:
     """Runs a file of TransferQueue's package in a process of its own; what it and its workers print."""
     found = {str(each): each.locate() for each in importlib.metadata.files("TransferQueue") or ()}
 
     def result(name: str, *arguments: str) -> str:
         path = str(found[name])
         environment = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
-        environment |= {"RAY_ADDRESS": "local", "RAY_enable_worker_prestart": "0"}  # or it is another test's Ray
         code = RUN.format(path=path, arguments=[path, *arguments])
-        with nursery.process(code, **environment) as process:
+        with nursery.process(code, RAY_ADDRESS=cluster, **environment) as process:
             said: str = process.hear()
         return said
 

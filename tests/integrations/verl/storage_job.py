@@ -59,6 +59,15 @@ def program(nursery: Nursery, code: str, **environment: str) -> Process:
     return nursery.process(HEAD + textwrap.dedent(code), **(nothing | environment))
 
 
+def ray_of_this_process() -> dict[str, str]:
+    """The environment of a program that drives another job of the Ray whose job this process drives: `RAY`, and its
+    token as Ray set it here."""
+    import ray
+
+    token = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
+    return {"RAY": ray.get_runtime_context().gcs_address, **token}
+
+
 @contextmanager
 def job(address: str = "local", **settings: Any) -> Iterator[Any]:
     """`transfer_queue`, initialised, with these settings of the backend, in a job on this Ray."""

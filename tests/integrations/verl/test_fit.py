@@ -2,8 +2,8 @@
 row, byte by byte. What runs is said in `fit`.
 
 All are compared with a synchronous run with TransferQueue's own storage, one of text and one of images. By default each
-integration has one run, of which one is of text and one of images. In the long tests each has every mode, kind and
-number of ranks, and most pairs of these. A run that hangs says who waits for what (`fit.hang`).
+integration has one run, of images: its rows have all fields of one of text. In the long tests each has every mode, kind
+and number of ranks, and most pairs of these. A run that hangs says who waits for what (`fit.hang`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ pytestmark = [pytest.mark.timeout(1000), *SYSTEMS]
 SIDE = 56  # of an image, in pixels: four of its patches make a token
 #: Store, kind of prompts, ranks of the trainer.
 SYNCHRONOUS = [
-    *[("Dataplane", "text", 1), ("module", "images", 1)],
+    *[("Dataplane", "images", 1), ("module", "images", 1)],
     *long(("Dataplane", "images", 2), ("module", "images", 2), ("Dataplane", "text", 2), ("module", "text", 2)),
+    *long(("Dataplane", "text", 1)),
 ]
 #: And the mode.
 ASYNCHRONOUS = long(

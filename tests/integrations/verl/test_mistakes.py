@@ -12,14 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 import torch
 from omegaconf import OmegaConf
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
-from tests.integrations.verl.storage_job import job, own, program, stats
+from tests.integrations.verl.storage_job import job, own, program, ray_of_this_process, stats
 from tests.processes import eventually
 from tests.users import needs_root
 
@@ -133,8 +132,7 @@ def test_two_jobs_on_a_host(queue: Any, nursery: Nursery) -> None:
         ray.shutdown()
         tell(told)
     """
-    token = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}  # as Ray set it here
-    kind, said = told_by(nursery, second, RAY=ray.get_runtime_context().gcs_address, **token)
+    kind, said = told_by(nursery, second, **ray_of_this_process())
     assert kind == "Misuse"
     assert "is that of Ray job" in said
     assert "start a Ray for each job" in said

@@ -11,9 +11,9 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
-from tests.integrations.marks import long
+from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import Nursery
-from tests.integrations.verl.storage_job import program
+from tests.integrations.verl.storage_job import program, ray_of_this_process
 from tests.optional import needs
 
 
@@ -125,9 +125,10 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
         Settings.of(given).config()
 
 
+@KEPT
 @needs("transfer_queue")
 @pytest.mark.parametrize("rays", [1, *long(2)])
-def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery, rays: int) -> None:
+def test_a_job_that_can_not_start_says_what_to_do(job: None, nursery: Nursery, rays: int) -> None:
     """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
     first `init()` has failed, and with each new Ray."""
     code = """
@@ -136,7 +137,7 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery, rays: int) -
 
         tell(error_of(lambda: init(by=plugin.start, memory="1GiB")))
         for number in range(int(os.environ["RAYS"])):
-            start()
+            start("local" if number else os.environ["RAY"])
             if not number:
                 tell(error_of(lambda: init(memroy="1GiB")))
                 tell(error_of(lambda: init(memory="900TiB", spill=0)))
@@ -145,7 +146,7 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery, rays: int) -
             tell(tq.kv_batch_get("a", "p")["x"].values().sum().item())
             end()
     """
-    with program(nursery, code, RAYS=str(rays)) as running:
+    with program(nursery, code, RAYS=str(rays), **ray_of_this_process()) as running:
         told = [running.hear() for _ in range(3 + rays)]
         running.wait()
         logged = running.logged()

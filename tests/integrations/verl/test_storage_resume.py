@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery, Process
 from tests.integrations.verl import driving
-from tests.integrations.verl.storage_job import program
+from tests.integrations.verl.storage_job import program, ray_of_this_process
 
 pytestmark = KEPT
 
@@ -92,9 +91,7 @@ LOAD = """
 
 def run(nursery: Nursery, code: str, where: Path, **environment: str) -> Process:
     driving.drive()
-    token = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}  # as Ray set it here
-    told = {"RAY": ray.get_runtime_context().gcs_address, "WHERE": str(where)}
-    return program(nursery, ROWS + textwrap.dedent(code), **token, **told, **environment)
+    return program(nursery, ROWS + textwrap.dedent(code), WHERE=str(where), **ray_of_this_process(), **environment)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import pytest
 
 from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import ROOT, Nursery
+from tests.integrations.verl.storage_job import controlled, ray_of_this_process
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.timeout(300), KEPT]
 
@@ -110,7 +112,7 @@ MISMATCH = """
     zmq_utils.create_zmq_socket = lambda context, kind: None  # as another version may have it
     import dataplane.integrations.verl.plugin as plugin
     assert not plugin.loaded
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init(os.environ["RAY"], log_to_driver=False)
     backend = {"storage_backend": "Dataplane", "Dataplane": {"fallback": os.environ["FALLBACK"] == "true"}}
     try:
         conf = tq.init(OmegaConf.create({"backend": backend, "SimpleStorage": {"num_data_storage_units": 1}}))
@@ -124,12 +126,14 @@ MISMATCH = """
 
 
 @pytest.mark.parametrize("fallback", ["false", *long("true")])
-def test_another_face_is_met_as_the_job_starts(fallback: str, nursery: Nursery) -> None:
+def test_another_face_is_met_as_the_job_starts(job: None, fallback: str, nursery: Nursery) -> None:
     """Refused with both versions and what to do, or TransferQueue's own storage with one warning, as configured."""
-    with nursery.process(textwrap.dedent(MISMATCH), PYTHONPATH=str(ROOT), FALLBACK=fallback) as running:
+    environment = {"PYTHONPATH": str(ROOT), "FALLBACK": fallback, **ray_of_this_process()}
+    with nursery.process(textwrap.dedent(MISMATCH), **environment) as running:
         kind, told = running.hear()
         running.wait()
         logged = running.logged()
+    eventually(lambda: not controlled(), "its controller has ended, and is not taken for the next one's")
     assert logged.count("backend Dataplane does not work here") == 1
     if fallback == "true":
         assert (kind, told) == ("none", "SimpleStorage")
