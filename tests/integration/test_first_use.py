@@ -206,6 +206,55 @@ def test_a_node_that_can_not_listen_says_where_and_why(tmp_path: Path, where: st
         Node(dp.NodeConfig(memory="16MiB", spill=0, prewarm=0), path)
 
 
+# Ragged columns for a model
+
+
+def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
+    torch = pytest.importorskip("torch")
+    frames = [np.ones((2, 3), np.float32), np.full((0, 3), 2, np.float32), np.full((1, 3), 3, np.float32)]
+    batch = plane.get(plane.put({"ids": [[1, 2], [], [3]], "frames": frames, "reward": [0.5, 1, 2]}))
+    assert batch["ids"].padded(-1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+    assert batch["ids"][1:2].padded().shape == (1, 0)
+    assert batch["ids"][:0].padded().shape == (0, 0)
+    made = batch.padded(value={"frames": 0.5})
+    assert list(made) == ["ids", "frames", "reward"]
+    assert made["ids"].tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert made["frames"][:, :, 0].tolist() == [[1, 1], [0.5, 0.5], [3, 0.5]]
+    assert made["frames"].shape == (3, 2, 3)
+    assert made["reward"].tolist() == [0.5, 1, 2]
+    assert made["ids"].dtype is torch.int64
+    assert list(batch.padded("ids", value=7)) == ["ids"]
+    made["ids"][0, 0] = 9
+    assert batch["ids"].to_list()[0] == [1, 2]
+
+
+def test_rows_of_which_two_dimensions_vary_and_bits_that_numpy_lacks_are_padded(plane: dp.Plane) -> None:
+    torch = pytest.importorskip("torch")
+    tiles = [np.ones((1, 2)), np.ones((2, 1))]
+    bits = [torch.ones(2, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)]
+    batch = plane.get(plane.put({"tiles": tiles, "bits": bits}))
+    assert batch["tiles"].padded(5).tolist() == [[[1, 1], [5, 5]], [[1, 5], [1, 5]]]
+    assert batch["bits"].padded(-2).equal(torch.tensor([[1, 1], [1, -2]], dtype=torch.bfloat16))
+
+
+def test_what_can_not_be_padded_says_why(plane: dp.Plane) -> None:
+    pytest.importorskip("torch")
+    ids, flags = [[1], [2, 3]], [np.array([1], np.uint8), np.array([2], np.uint8)]
+    batch = plane.get(plane.put({"ids": ids, "text": ["a", "b"], "turn": [{"ids": [1]}, {"ids": [2]}], "flags": flags}))
+    with pytest.raises(dp.Misuse, match=r"column 'text': text is not padded: use .to_list\(\)"):
+        batch.padded()
+    with pytest.raises(dp.SchemaMismatch, match="struct is not padded: pad what is under a key"):
+        batch["turn"].padded()
+    assert batch["turn"]["ids"].padded().tolist() == [[1], [2]]
+    with pytest.raises(dp.SchemaMismatch, match="there is no column 'idz'"):
+        batch.padded("ids", value={"idz": 1})
+    for column, value in {"ids": 0.5, "flags": -1, "text": "a"}.items():
+        with pytest.raises(dp.Misuse, match=f"column '{column}'"):
+            batch[column].padded(value)
+    with pytest.raises(dp.Misuse, match="of int64 can not be padded with '<pad>'"):
+        batch["ids"].padded("<pad>")
+
+
 # In another process
 
 
