@@ -19,6 +19,7 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects, refuses
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.batch.single import Row
@@ -117,6 +118,7 @@ class AsyncPlane:
         timeout: float = TIMEOUT_S,
         device: str | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them.
 
@@ -124,6 +126,7 @@ class AsyncPlane:
             kind of value becomes is said in `docs/concepts.md`.
         narrow: True, or the names of columns: integers are stored in the narrowest dtype that holds them, and read in
             the one that they have; `Column.narrow` gives what is stored.
+        objects: "refuse": raise SchemaMismatch, which names the row, where a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
         replicas: on how many hosts; on two, it survives the loss of one.
@@ -136,6 +139,9 @@ class AsyncPlane:
         LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
         nothing behind.
         """
+        if objects != "store" and refuses(objects):
+            self.check()
+            columns = await self._writer.without_objects(columns)
         if narrow:
             self.check()
             columns = await self._writer.narrowed(columns, narrow)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.single import Row
 from dataplane.client import histories, spans, weights
@@ -108,16 +109,17 @@ class Plane:
         timeout: float = TIMEOUT_S,
         device: str | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
         if device is not None:
             close_at_end(self)
-        one = self._turns.free and not narrow
+        one = self._turns.free and not narrow and objects == "store"
         asked = self._plane.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
         if asked is not None:
             return self._turns.ask(asked)
         how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}
-        return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow))
+        return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow, objects=objects))
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""

@@ -206,6 +206,53 @@ def test_a_node_that_can_not_listen_says_where_and_why(tmp_path: Path, where: st
         Node(dp.NodeConfig(memory="16MiB", spill=0, prewarm=0), path)
 
 
+# Rows that make objects of a column
+
+
+@pytest.mark.parametrize("how", ["put", "append", "extend"])
+def test_the_row_that_makes_objects_of_a_column_is_named_where_those_are_refused(plane: dp.Plane, how: str) -> None:
+    stream = stream_of(plane, 3)
+
+    def give(columns: Any, objects: Any = "refuse") -> Any:
+        if how == "put":
+            return plane.put(columns, objects=objects)
+        if how == "append":
+            return stream.append(columns, objects=objects)
+        return stream.extend([f"~{i}" for i in range(3)], columns, objects=objects)
+
+    stored = plane.stats().shards
+    for values, row, found in [
+        ([1, 2, None], 2, "None among int"),
+        ([None, 2, 3], 0, "None"),
+        ([[1], [], [2, None]], 2, "list of NoneType, int among list of int"),
+        ([np.ones(2), np.ones(1), np.ones(2, np.float32)], 2, "ndarray of float32, 1-d among ndarray of float64, 1-d"),
+        (np.array(["a", None, "b"], object), 1, "None among str"),
+    ]:
+        with pytest.raises(dp.SchemaMismatch, match=f"column 'y', row {row}: {found}: .* stored as objects") as told:
+            give({"z": [1, 2, 3], "y": values})
+        assert (told.value.column, told.value.row) == ("y", row)
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 2: None among float"):
+        give({"y": [{"a": 0.5}, {}, {"a": None}]})
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 1: None"):
+        give({"y": {"a": [1, None, 2]}})
+    with pytest.raises(dp.Misuse, match='objects is "store" or "refuse", not True'):
+        give({"y": [1, 2, 3]}, objects=True)
+    assert plane.stats().shards == stored
+
+
+def test_what_is_of_one_type_is_stored_where_objects_are_refused(plane: dp.Plane) -> None:
+    columns = {"ids": [[1, 2], []], "text": ["a", "b"], "reward": [0.5, 1], "turn": [{"n": 1}, {}]}
+    ref = plane.put(columns, objects="refuse", narrow=["ids"])
+    assert plane.get(ref).to_dict() == {**columns, "reward": [0.5, 1.0]}
+    assert [field.kind for field in ref.schema.values()] == ["ragged", "text", "dense", "struct"]
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append(ref, objects="refuse")
+    mixed = plane.put({"answer": [1, None]})
+    assert mixed.schema["answer"].kind == "object"
+    with pytest.raises(dp.SchemaMismatch, match="column 'answer': it would be stored as objects"):
+        stream.append(mixed, objects="refuse")
+
+
 # Ragged columns for a model
 
 
