@@ -429,6 +429,7 @@ class Client:
             shared_s=_ALONE_S if self._hosts is None and self._either is None else _CLUSTER_S,
             ring=RING_BYTES if ring is not None else 0,
             reports_s=_REPORTS_S if request.writes else 0.0,
+            holds=self._store.budget.capacity + self._store.disk.quota if self._hosts is None else 0,
         )
         self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
 

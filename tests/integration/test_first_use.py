@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import testing
+from dataplane.config import PAGE, format_size, host_memory
 from dataplane.node.node import Node
 from dataplane.testing import LocalNode
 
@@ -300,6 +302,58 @@ def test_what_can_not_be_padded_says_why(plane: dp.Plane) -> None:
             batch[column].padded(value)
     with pytest.raises(dp.Misuse, match="of int64 can not be padded with '<pad>'"):
         batch["ids"].padded("<pad>")
+
+
+# Settings
+
+
+def test_a_spill_directory_that_a_node_made_goes_with_it(tmp_path: Path) -> None:
+    with testing.node(memory="16MiB", spill="16MiB", spill_dir=tmp_path / "a" / "b") as node:
+        assert (tmp_path / "a" / "b").exists()
+        assert node.address
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_beyond_the_hosts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.node(memory=(memory := 2 * host_memory() // PAGE * PAGE), spill=0, prewarm=0) as node:
+        assert node.address
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert f"memory is {format_size(memory)}, and this host, or its container, has" in warned
+
+
+def test_an_address_that_is_stale_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, config = f"unix://{tmp_path}/gone.sock", dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
+    with pytest.raises(dp.PeerUnavailable, match=r"no node answers .*: leave the address out for one"):
+        dp.connect(address, config=config)
+    monkeypatch.setenv("DATAPLANE_ADDRESS", address)
+    unset = r"; \$DATAPLANE_ADDRESS names it: unset that, and connect\(\) starts a node"
+    with pytest.raises(dp.PeerUnavailable, match=f"{unset} with the settings config=") as told:
+        dp.connect(config=config)
+    assert told.value.address == address
+    with pytest.raises(dp.PeerUnavailable, match=f"{unset}$"):
+        dp.connect()
+
+
+def test_a_limit_that_a_stream_never_reaches_is_warned_of() -> None:
+    with testing.plane(memory="16MiB", spill="16MiB") as plane:
+        with pytest.warns(UserWarning, match=r"'large' never holds its max_bytes of 2.* the node has room for 32"):
+            plane.stream("large", tasks=["actor"], max_bytes="2GiB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            plane.stream("small", tasks=["actor"], max_bytes="32MiB")
+            plane.stream("large")
+
+
+def test_a_mapping_in_the_place_of_a_column_is_told_what_a_struct_is(plane: dp.Plane) -> None:
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'a': OrderedDict is no column, and its keys \('b'\) are none"):
+        plane.put({"a": OrderedDict(b=[1])})
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'a.b': int is no sequence .* a column under each key"):
+        plane.put({"a": {"b": 1}})
+    with pytest.raises(dp.SchemaMismatch, match="not of 'b' of 1, 'c' of 2 rows"):
+        plane.put({"a": {"b": [1], "c": [1, 2]}})
+    with pytest.raises(dp.SchemaMismatch, match="column 'a': an empty dict has no rows"):
+        plane.put({"a": {}})
+    assert repr(plane.put({"a": {"b": [1]}}).schema["a"]) == "struct{b: dense int64}"
 
 
 # In another process
