@@ -332,7 +332,7 @@ class AsyncPlane:
         max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
         replicas: on how many hosts the columns of its rows are; 1 if None. On two, rows survive the loss of one.
-        group_size: how many rows each group has.
+        group_size: how many rows each group has; an append that makes one larger is refused. None: groups of any size.
         durable: whether what was answered outlives every process, on the disks of nodes with a data directory
             (`dataplane node --data-dir DIR`); not, if None.
         history: one of `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are done,

@@ -197,7 +197,8 @@ class AsyncStream:
         columns: as for `plane.put`, or a reference to what was put, which belongs to the stream from then on: it goes
             when no task needs it any more, and what is freed before stays until then.
         keys: a text a row, not beginning with "~"; those of rows that have none are made.
-        group: a text or integer a row (or one for all): rows of one prompt. None: each row by itself.
+        group: a text or integer a row (or one for all): rows of one prompt, at most the `group_size` of the stream if
+            it has one. None: each row by itself.
         version: the policy version that made the rows, an integer for all or one a row.
         tags: by name, a text, number or flag a row (or one for all), for samplers.
         timeout: seconds to wait for room in the stream and the node.
@@ -207,8 +208,8 @@ class AsyncStream:
         The same append made again, with the same keys, succeeds without doing anything. Small appends without keys that
         are under way together go as one (`client.appender`). Raises Backpressure (the stream is over its limits, and
         says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch, Misuse (a key that is
-        there, other than by this very append), OutcomeUnknown (in a cluster: it may be there, or come to be there; made
-        again with the same keys, it is there once).
+        there, other than by this very append, or a group larger than `group_size`), OutcomeUnknown (in a cluster: it
+        may be there, or come to be there; made again with the same keys, it is there once).
         """
         if objects != "store" and refuses(objects):
             columns = await self._writer.without_objects(columns)

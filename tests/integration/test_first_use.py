@@ -304,6 +304,35 @@ def test_what_can_not_be_padded_says_why(plane: dp.Plane) -> None:
         batch["ids"].padded("<pad>")
 
 
+# Groups
+
+
+def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], group_size=4)
+    how: dict[str, Any] = {"rows": 4, "columns": ["x"], "sampler": dp.CompleteGroups(4)}
+    with pytest.raises(
+        dp.Misuse, match=r"group 'p' has 0 rows, and 5 more would .* larger than the stream's group_size of 4"
+    ):
+        stream.append({"x": list(range(5))}, group="p")
+    assert stream.stats()["rows"] == 0, "nothing of it is there"
+    keys = stream.append({"x": list(range(4))}, group="p", keys=list("abcd"))
+    assert stream.append({"x": list(range(4))}, group="p", keys=list("abcd")) == keys, "the same again"
+    stream.append({"x": [7, 8]}, group=["q", "r"])
+    with stream.consume("actor", **how) as delivery:
+        for late in ({"x": [9]}, {"x": [[9]]}, {"x": ["late"]}):
+            with pytest.raises(dp.Misuse, match="group 'p' has 4 rows, and 1 more"):
+                stream.append(late, group="p")
+        with pytest.raises(dp.Misuse, match="group 'p' has 4 rows"):
+            stream.begin("late", group="p")
+        assert delivery.groups == ["p"] * 4
+    stream.drop_rows(stream.append({"x": [7, 8]}, group="q")[:1])
+    with pytest.raises(dp.Misuse, match="group 'q' has 3 rows, 1 dropped, and 2 more"):
+        stream.append({"x": [9, 9]}, group="q")
+    stream.append({"x": [9]}, group="q")
+    stream.append({"x": list(range(4))}, group="p")
+    assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
+
+
 # Settings
 
 
