@@ -18,6 +18,7 @@ from dataplane.client import histories, spans, weights
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.ending import close_at_end
+from dataplane.client.getting import with_columns
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
 from dataplane.client.sync_histories import History
 from dataplane.client.sync_streams import Stream
@@ -28,6 +29,7 @@ from dataplane.config import NodeConfig
 from dataplane.device.naming import device_of
 from dataplane.device.ordering import called, streams
 from dataplane.diagnosis.causes import Diagnosis
+from dataplane.errors import Freed
 from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
@@ -139,7 +141,10 @@ class Plane:
         alone = group is None and device is None and self._turns.free
         asked = self._plane.getting(ref, timeout) if alone else None
         if asked is not None:
-            batch = self._turns.ask(asked)
+            try:
+                batch = self._turns.ask(asked)
+            except Freed as error:
+                raise with_columns(error, ref) from error
         elif group is None:
             batch = self._wait(self._plane.read(ref, timeout, device))
         else:  # in this thread, which nothing else needs meanwhile

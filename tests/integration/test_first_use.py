@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import warnings
@@ -147,6 +148,41 @@ def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane:
         ref = other.put({"x": [1]})
         with pytest.raises(dp.OwnerDied, match="free it there"):
             plane.free(ref)
+
+
+@pytest.mark.parametrize("how", ["reference", "scope", "stream", "rows"])
+def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane: dp.Plane, how: str) -> None:
+    ref = plane.put({"x": [1, 2], "y": ["a", "b"]}, scope="step-1")
+    if how == "reference":
+        plane.free(ref)
+    elif how == "rows":
+        plane.free(ref[:1])
+    elif how == "scope":
+        plane.free(scope="step-1")
+    else:
+        stream = plane.stream("rollouts", tasks=["actor"])
+        stream.append(ref)
+        with stream.consume("actor", rows=2, columns=["x"]):
+            pass
+    node.advance(7)
+    with dp.connect(node.address) as other, pytest.raises(dp.Freed) as told:
+        other.get(ref.select("y"))
+    error = told.value
+    assert error.columns == ("y",)
+    assert f"column 'y': {'row 0 of ' if how == 'rows' else ''}shard {error.shard}" in str(error)
+    if how == "rows":
+        return
+    mine = f"(pid {os.getpid()})"
+    assert 7 <= error.age_s < 60
+    assert f"was freed {error.age_s:.1f} s ago" in str(error)
+    if how == "stream":
+        assert error.freed_by == "rollouts"
+        assert "since no task of stream 'rollouts' needs its rows any more" in str(error)
+    else:
+        assert error.freed_by.endswith(mine)
+        assert error.scope == "step-1"
+        assert f"shard {error.shard}, put under scope 'step-1', was freed" in str(error)
+        assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
 
 
 # Answering twice
