@@ -18,8 +18,9 @@ install: $(STAMP) ## make .venv with all that the tests and the demo need
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard dataplane/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@echo "Installing into $(VENV), once: PyTorch for the CPU or CUDA as pip finds it, PyArrow, scikit-learn and the tools of the"
+	@echo "tests. About 1.8 GB on disk with PyTorch for the CPU, several GB more with CUDA. This takes some minutes."
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $@
 
 check: $(STAMP) ## format, lint, types, import directions
@@ -100,7 +101,7 @@ $(VENV)-docs/.installed: pyproject.toml constraints.txt
 	@$(VENV)-docs/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
-demo: $(STAMP) ## run the multimodal GRPO job
+demo: $(STAMP) ## run the multimodal GRPO job; the first time it installs about 1.8 GB into .venv
 	@$(BIN)/python -m examples.multimodal_grpo
 
 demo-durable: $(STAMP) ## run it with a durable stream, and kill all of its processes three times

@@ -362,15 +362,22 @@ def check_host(config: NodeConfig) -> None:
     """Raises Rejected where this host has less memory than a node with these settings may use.
 
     For jobs that start nodes on the hosts that they get. Who starts a node by hand may give it a budget beyond the
-    host's memory: segments are as large as writers need.
+    host's memory, and is warned: segments are as large as writers need.
     """
+    if beyond := beyond_host(config):
+        raise Rejected(beyond)
+
+
+def beyond_host(config: NodeConfig) -> str:
+    """What is to be done where a node with these settings may use more memory than the host has; empty elsewhere."""
     there = host_memory()
-    if config.memory_bytes > there:
-        raise Rejected(
-            f"memory is {format_size(config.memory_bytes)}, and this host, or its container, has {format_size(there)}:"
-            f" give at most that, or leave it out for {format_size(default_memory())}; more rows than fit go to disk"
-            " (spill)"
-        )
+    if config.memory_bytes <= there:
+        return ""
+    return (
+        f"memory is {format_size(config.memory_bytes)}, and this host, or its container, has {format_size(there)}:"
+        f" give at most that, or leave it out for {format_size(default_memory())}; more rows than fit go to disk"
+        " (spill)"
+    )
 
 
 def _cgroup_limits(own: Path, root: Path) -> list[int]:

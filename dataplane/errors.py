@@ -110,9 +110,11 @@ class Corrupt(Lost):
 
 
 class Freed(Lost):
-    """The rows were freed. `shard` is the number of the first shard concerned."""
+    """The rows were freed. `shard` is the number of the first shard concerned, and `columns` are those of the rows in
+    it. Of a shard that went lately, as a whole: the `scope` that it was put under, `age_s` seconds since, and
+    `freed_by`, the client whose call it was or the stream that needed it no more. Empty, and -1, where not known."""
 
-    FIELDS = {"shard": -1}
+    FIELDS = {"shard": -1, "columns": (), "scope": "", "freed_by": "", "age_s": -1.0}
 
 
 class Rejected(DataplaneError):

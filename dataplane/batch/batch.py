@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dataplane.batch import cuts, reading, tensordicts, views
+from dataplane.batch import cuts, padding, reading, tensordicts, views
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Memory as Memory
@@ -222,6 +222,16 @@ class Column:
         """
         return views.packed(self.name, self.field, self.reading, self._device)
 
+    def padded(self, value: Any = 0) -> Any:
+        """A ragged column as one writable tensor, [rows, longest, *item], with `value` where a row is shorter; of rows
+        of which more dimensions vary, as long as the longest in each. A dense column as `torch()` gives it. On the
+        column's device. A copy; `lengths()` says which elements are the rows' own.
+
+        Raises SchemaMismatch for text, bytes, struct and object, and Misuse where the dtype has no such value. Imports
+        torch.
+        """
+        return self._tensor if self.kind == "dense" else padding.padded(self, value)[0]
+
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
@@ -384,6 +394,14 @@ class Batch:
     def to(self, device: Any) -> Batch:
         """The same rows, with the tensors of every column on this device. See `Column.to`."""
         return Batch({name: column.to(device) for name, column in self._columns.items()})
+
+    def padded(self, *names: str, value: Any = 0) -> dict[str, Any]:
+        """`Column.padded` of the columns of these names, or of all. value: one for all of them, or a mapping of values
+        by name; 0 for those that it lacks. Raises as that does."""
+        values = {self[name].name: each for name, each in value.items()} if isinstance(value, Mapping) else None
+        return {
+            name: self[name].padded(value if values is None else values.get(name, 0)) for name in names or self._columns
+        }
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Every column's `to_list()`."""

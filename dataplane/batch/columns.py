@@ -7,6 +7,7 @@ memory, which must not change until the copies have run.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ from dataplane.errors import Corrupt, SchemaMismatch
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
 
 
+_ROWS = "a sequence of rows"
 _PADDING = np.zeros(ALIGNMENT, np.uint8)
 
 
@@ -204,8 +206,14 @@ def values_of(column: str, values: Any) -> Values:
     if hasattr(values, "__array__"):
         return _from_array(column, np.asarray(values))
     found = type(values).__name__
+    if isinstance(values, Mapping):
+        keys = ", ".join(repr(key) for key in itertools.islice(values, 3)) + (", ..." if len(values) > 3 else "")
+        message = (
+            f"{found} is no column, and its keys ({keys}) are none: put each as a column, or dict(values) for a struct"
+        )
+        raise mismatch(column, message, expected=_ROWS, found=found)
     hint = "pass list(values)" if isinstance(values, Iterable) else "pass one value a row, in a list"
-    raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected="a sequence of rows", found=found)
+    raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected=_ROWS, found=found)
 
 
 def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
@@ -214,10 +222,20 @@ def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
     for key, values in columns.items():
         if not is_text(key):
             raise mismatch(column, "a key of a struct is text", expected="a name", found=repr(key))
-        children[key] = values if isinstance(values, Values) else values_of(f"{column}.{key}", values)
+        try:
+            children[key] = values if isinstance(values, Values) else values_of(f"{column}.{key}", values)
+        except SchemaMismatch as error:
+            if error.row >= 0 or error.column != f"{column}.{key}" or error.expected != _ROWS:
+                raise
+            raise SchemaMismatch(
+                f"{error}; a dict in the place of a column has a column under each key", **error.fields
+            ) from None
     rows = {child.rows for child in children.values()}
+    if not columns:
+        raise mismatch(column, "an empty dict has no rows: leave the column out", expected="rows", found="{}")
     if len(rows) != 1:
-        expected, found = "columns of as many rows each", f"{sorted(rows)} rows"
+        counts = ", ".join(f"{key!r} of {child.rows}" for key, child in itertools.islice(children.items(), 8))
+        expected, found = "columns of as many rows each", f"{counts} rows"
         raise mismatch(column, f"a struct of {expected}, not of {found}", expected=expected, found=found)
     (count,) = rows
     return struct(list(children), [np.ones(count, np.bool_)] * len(children), list(children.values()), count)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dataplane.batch import tensors
+from dataplane.batch import padding, tensors
 from dataplane.batch.batch import Batch, Column
 from dataplane.device.bringing import each_tensor
 from dataplane.errors import Misuse
@@ -43,7 +43,7 @@ def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
         if name + MASK in batch:
             raise Misuse(f"the mask of {name!r} would take the place of the column {name + MASK!r}; rename that")
         value = padding_value.get(name, 0) if isinstance(padding_value, Mapping) else padding_value
-        made[name], made[name + MASK] = _padded(column, value)
+        made[name], made[name + MASK] = padding.padded(column, value)
     return made
 
 
@@ -65,39 +65,3 @@ def _ragged(column: Column) -> Any:
     if column.field.varying > 1:
         return column.torch()
     return tensors.jagged(*column.packed())  # not `torch()`, which keeps what it made: it may be pinned next
-
-
-def _padded(column: Column, value: Any) -> tuple[Any, Any]:
-    """[rows, longest, ...] and a mask [rows, longest]; of more varying dimensions, the largest of each."""
-    import torch
-
-    if column.field.varying > 1:
-        return _padded_rows(column, value)
-    values, offsets = column.packed()
-    lengths = offsets.diff()
-    longest = int(lengths.max()) if len(lengths) else 0
-    mask = torch.arange(longest) < lengths[:, None]
-    made = torch.full((len(column), longest, *values.shape[1:]), value, dtype=values.dtype)
-    bits = _BITS.get(values.element_size())
-    if bits is None:
-        made[mask] = values
-    else:  # for torch can not index by a mask in all of its dtypes
-        made.view(getattr(torch, bits))[mask] = values.view(getattr(torch, bits))
-    return made, mask
-
-
-_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-
-
-def _padded_rows(column: Column, value: Any) -> tuple[Any, Any]:
-    import torch
-
-    rows = column.torch()
-    varying = column.field.varying
-    largest = [max((row.shape[dim] for row in rows), default=0) for dim in range(varying)]
-    made = torch.full((len(rows), *largest, *column.field.shape[varying:]), value, dtype=getattr(torch, column.dtype))
-    mask = torch.zeros((len(rows), *largest), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        place = (i, *(slice(0, size) for size in row.shape[:varying]))
-        made[place], mask[place] = row, True
-    return made, mask

@@ -16,6 +16,7 @@ import numpy as np
 from dataplane.batch import cuts, slicing
 from dataplane.batch.alike import Laid, one
 from dataplane.batch.batch import Batch
+from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
 from dataplane.batch.rows import Rows
 from dataplane.client import keeping
@@ -29,6 +30,7 @@ from dataplane.errors import DataplaneError, Freed, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.places import numbers, unpack
 
+_NAMED = 5  # columns
 _NOTHING: Mapping[ShardKey, Held] = {}
 _ALL: Mapping[ShardKey, m.ChunkPart] = {}
 
@@ -56,7 +58,10 @@ class Getter:
         asked = self.getting(ref, timeout, there)
         if asked is None:
             return _opened(ref, Holding([], {**there}, None))
-        return await self._connection.exchange(asked)
+        try:
+            return await self._connection.exchange(asked)
+        except Freed as error:
+            raise with_columns(error, ref) from error
 
     def getting(
         self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, Held] = _NOTHING
@@ -328,6 +333,20 @@ def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, Laid]]) -> N
         alive = bits.reshape(len(columns), rows).astype(np.bool_)
         for ordinals, chosen in selected:
             _check_rows(alive, ordinals, chosen, key[1])
+
+
+def with_columns(error: Freed, ref: BatchRef) -> Freed:
+    """The same error, with those columns of the reference that are in the shard."""
+    names = [] if error.shard < 0 or error.columns else [n for n in ref.columns if _is_in(ref, n, error.shard)]
+    if not names:
+        return error
+    named = f"column{'s' if names[1:] else ''} {', '.join(map(repr, names[:_NAMED]))}"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return Freed(f"{named}{more}: {error}", **{**error.fields, "columns": tuple(names)})
+
+
+def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
+    return any(shard_of(piece.shard) == shard_of(shard) for piece in ref.sources(column)[0])
 
 
 def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:

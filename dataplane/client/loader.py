@@ -198,7 +198,8 @@ class Loader:
         - the batch that was handed out and not yet acked when the state was taken does come again, although the model
           may have learned from it; call `ack` before saving, and it does not;
         - a model that goes back to an older state does not take the stream back with it: rows that were acked since
-          then are gone.
+          then are gone. To go back with it, or where the node was killed and the stream is not durable, save
+          `stream.checkpoint(path)` with both, make the stream again by `plane.restore(path)`, and the loader on that.
         """
         return {
             "form": _STATE,

@@ -19,6 +19,7 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects, refuses
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.batch.single import Row
@@ -44,7 +45,7 @@ from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig, parse_size
+from dataplane.config import NodeConfig, format_size, parse_size
 from dataplane.device.naming import device_of
 from dataplane.diagnosis.causes import Diagnosis
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
@@ -117,6 +118,7 @@ class AsyncPlane:
         timeout: float = TIMEOUT_S,
         device: str | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them.
 
@@ -124,6 +126,7 @@ class AsyncPlane:
             kind of value becomes is said in `docs/concepts.md`.
         narrow: True, or the names of columns: integers are stored in the narrowest dtype that holds them, and read in
             the one that they have; `Column.narrow` gives what is stored.
+        objects: "refuse": raise SchemaMismatch, which names the row, where a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
         replicas: on how many hosts; on two, it survives the loss of one.
@@ -136,6 +139,9 @@ class AsyncPlane:
         LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
         nothing behind.
         """
+        if objects != "store" and refuses(objects):
+            self.check()
+            columns = await self._writer.without_objects(columns)
         if narrow:
             self.check()
             columns = await self._writer.narrowed(columns, narrow)
@@ -326,7 +332,7 @@ class AsyncPlane:
         max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
         replicas: on how many hosts the columns of its rows are; 1 if None. On two, rows survive the loss of one.
-        group_size: how many rows each group has.
+        group_size: how many rows each group has; an append that makes one larger is refused. None: groups of any size.
         durable: whether what was answered outlives every process, on the disks of nodes with a data directory
             (`dataplane node --data-dir DIR`); not, if None.
         history: one of `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are done,
@@ -349,6 +355,14 @@ class AsyncPlane:
             durable=durable,
         )
         opened = await self._connection.request(m.Open(self._connection.next_id(), name, wanted), m.Opened, 0.0)
+        holds = self._connection.welcome.holds
+        if wanted is not None and 0 < holds < wanted.max_bytes:
+            warnings.warn(
+                f"stream {name!r} never holds its max_bytes of {format_size(wanted.max_bytes)}: the node has room for"
+                f" {format_size(holds)}, in memory and on disk, and an append waits for that before; choose less, or"
+                " start the node with more memory= or spill=",
+                stacklevel=2,
+            )
         stream = AsyncStream(self._connection, self._writer, self._getter, name, opened)
         return following.follow(stream, followed)
 
@@ -562,15 +576,30 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
         if doors.is_door(address):
             return self._kind()(await self._through(address, soon), None, self._gpu_budget)
-        if node is None and self._config is not None:
-            log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
-            opened = await Connection.open(address, soon, writes=self._writes)
+            opened = await self._opened(address, soon, started=node is not None)
             return self._kind()(opened, node, self._gpu_budget)
         except BaseException:
             if node is not None:
                 await node.retire()
             raise
+
+    async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
+        """A connection to a node that this process has started, or to one that was there."""
+        try:
+            opened = await Connection.open(address, soon, writes=self._writes)
+        except PeerUnavailable as error:
+            if started or (self._address is not None and self._config is None):
+                raise
+            if self._address is not None:
+                hint = "config= starts no node where an address is given: leave the address out for one"
+            else:
+                with_these = "" if self._config is None else " with the settings config="
+                hint = f"$DATAPLANE_ADDRESS names it: unset that, and connect() starts a node{with_these}"
+            raise PeerUnavailable(f"{error}; {hint}", **error.fields) from None
+        if self._config is not None and not started:
+            log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
+        return opened
 
     def _kind(self) -> type[AsyncPlane]:
         """One whose calls are spans, where this process has imported OpenTelemetry. Of the synchronous face they are

@@ -27,6 +27,7 @@ from dataplane.batch.columns import Plan, columns_of
 from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects, refuses
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.simple import laid_out
 from dataplane.client import arguments, flows, unfinished
@@ -189,24 +190,29 @@ class AsyncStream:
         tags: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> list[str]:
         """New rows of the stream; their keys.
 
         columns: as for `plane.put`, or a reference to what was put, which belongs to the stream from then on: it goes
             when no task needs it any more, and what is freed before stays until then.
         keys: a text a row, not beginning with "~"; those of rows that have none are made.
-        group: a text or integer a row (or one for all): rows of one prompt. None: each row by itself.
+        group: a text or integer a row (or one for all): rows of one prompt, at most the `group_size` of the stream if
+            it has one. None: each row by itself.
         version: the policy version that made the rows, an integer for all or one a row.
         tags: by name, a text, number or flag a row (or one for all), for samplers.
         timeout: seconds to wait for room in the stream and the node.
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this append.
+        objects: as for `plane.put`: "refuse" raises SchemaMismatch where a column would be stored as objects.
 
         The same append made again, with the same keys, succeeds without doing anything. Small appends without keys that
         are under way together go as one (`client.appender`). Raises Backpressure (the stream is over its limits, and
         says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch, Misuse (a key that is
-        there, other than by this very append), OutcomeUnknown (in a cluster: it may be there, or come to be there; made
-        again with the same keys, it is there once).
+        there, other than by this very append, or a group larger than `group_size`), OutcomeUnknown (in a cluster: it
+        may be there, or come to be there; made again with the same keys, it is there once).
         """
+        if objects != "store" and refuses(objects):
+            columns = await self._writer.without_objects(columns)
         if narrow:
             how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
             return await self.append_block(columns, **how, timeout=timeout, narrow=narrow)
@@ -443,17 +449,20 @@ class AsyncStream:
         replace: bool = False,
         timeout: float | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> None:
         """More columns for rows of the stream, in any order of rows and stages.
 
         rows: a reference that the stream delivered, or any rows picked from such, or keys. columns: as for `append`,
-        a row for each, and narrow likewise. A column that a row has already is refused, unless `replace`, or unless it
-        was brought by who held the row before for the same task, and did not ack it.
+        a row for each, narrow and objects likewise. A column that a row has already is refused, unless `replace`, or
+        unless it was brought by who held the row before for the same task, and did not ack it.
 
         Raises Misuse (a row that is not there, one named twice, a column that is there), LeaseExpired (the rows of the
         reference have gone to others, or are about to, or are done and gone), SchemaMismatch, Backpressure (no room in
         the node).
         """
+        if objects != "store" and refuses(objects):
+            columns = await self._writer.without_objects(columns)
         if narrow:
             columns = await self._writer.narrowed(columns, narrow)
         await self.bring(rows, columns, replace, timeout)

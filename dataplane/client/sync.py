@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.single import Row
 from dataplane.client import histories, spans, weights
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.ending import close_at_end
+from dataplane.client.getting import with_columns
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
 from dataplane.client.sync_histories import History
 from dataplane.client.sync_streams import Stream
@@ -27,6 +29,7 @@ from dataplane.config import NodeConfig
 from dataplane.device.naming import device_of
 from dataplane.device.ordering import called, streams
 from dataplane.diagnosis.causes import Diagnosis
+from dataplane.errors import Freed
 from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
@@ -108,16 +111,17 @@ class Plane:
         timeout: float = TIMEOUT_S,
         device: str | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
         if device is not None:
             close_at_end(self)
-        one = self._turns.free and not narrow
+        one = self._turns.free and not narrow and objects == "store"
         asked = self._plane.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
         if asked is not None:
             return self._turns.ask(asked)
         how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}
-        return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow))
+        return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow, objects=objects))
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
@@ -137,7 +141,10 @@ class Plane:
         alone = group is None and device is None and self._turns.free
         asked = self._plane.getting(ref, timeout) if alone else None
         if asked is not None:
-            batch = self._turns.ask(asked)
+            try:
+                batch = self._turns.ask(asked)
+            except Freed as error:
+                raise with_columns(error, ref) from error
         elif group is None:
             batch = self._wait(self._plane.read(ref, timeout, device))
         else:  # in this thread, which nothing else needs meanwhile

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.narrowing import Narrow
+from dataplane.batch.object_check import Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
 from dataplane.client.sync_appender import Appender
@@ -224,14 +225,15 @@ class Stream:
         tags: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> list[str]:
         """New rows of the stream; their keys. See `AsyncStream.append`."""
-        if self._turns.free and not narrow:
+        if self._turns.free and not narrow and objects == "store":
             asked = self._inner.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return self._turns.ask(asked)
         how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
-        return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow))
+        return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow, objects=objects))
 
     def appender(
         self,
@@ -253,12 +255,14 @@ class Stream:
         replace: bool = False,
         timeout: float | None = None,
         narrow: Narrow = False,
+        objects: Objects = "store",
     ) -> None:
         """More columns for rows of the stream. See `AsyncStream.extend`."""
-        one = self._turns.free and not narrow
+        one = self._turns.free and not narrow and objects == "store"
         asked = self._inner.extending(rows, columns, replace, timeout) if one else None
         if asked is None:
-            self._wait(self._inner.extend(rows, columns, replace=replace, timeout=timeout, narrow=narrow))
+            how: dict[str, Any] = {"replace": replace, "timeout": timeout, "narrow": narrow, "objects": objects}
+            self._wait(self._inner.extend(rows, columns, **how))
         else:
             self._turns.ask(asked)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.batch import form, narrowing, tensors
+from dataplane.batch import form, narrowing, object_check, tensors
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
 from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.narrowing import Narrow
@@ -96,6 +96,13 @@ class Writer:
         if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
             return await asyncio.get_running_loop().run_in_executor(self._pool, narrowing)
         return narrowing()
+
+    async def without_objects(self, columns: Any) -> Any:
+        """The columns, or the reference. Raises SchemaMismatch where one is of objects."""
+        checking = functools.partial(_without_objects, columns, ordering.noted())
+        if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, checking)
+        return checking()
 
     async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
         """Write the planned columns, under the scope if it has a name; those that `keep` keeps are left to that. Raises
@@ -280,6 +287,11 @@ def _nbytes_of(columns: Any) -> int:
 def _narrowed(columns: Any, narrow: Narrow, each: Any, streams: Sequence[Any]) -> Any:
     with ordering.as_called(streams) if streams else nullcontext():
         return narrowing.narrowed(columns, narrow, each)
+
+
+def _without_objects(columns: Any, streams: Sequence[Any]) -> Any:
+    with ordering.as_called(streams) if streams else nullcontext():
+        return object_check.without_objects(columns)
 
 
 def _planned(columns: Any, dedupe: Collection[str], each: Any, streams: Sequence[Any]) -> Plan:

@@ -38,6 +38,7 @@ from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.observe.ring import RING_BYTES
+from dataplane.store.freeings import UNKNOWN, Cause
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned, Store
 from dataplane.wire import messages as m
@@ -429,6 +430,7 @@ class Client:
             shared_s=_ALONE_S if self._hosts is None and self._either is None else _CLUSTER_S,
             ring=RING_BYTES if ring is not None else 0,
             reports_s=_REPORTS_S if request.writes else 0.0,
+            holds=self._store.budget.capacity + self._store.disk.quota if self._hosts is None else 0,
         )
         self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
 
@@ -480,14 +482,18 @@ class Client:
             raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
 
     def _free(self, request: m.Free) -> None:
+        freeings = self._store.freeings
+        freeings.cause = Cause("scope" if request.scope else "free", self.label)
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
             self._homes.free_parts(parts)
+            self._store.free(request.shards)
+            if request.scope:
+                self._streams.free_scope(request.scope)
         except (ValueError, IndexError) as error:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
-        self._store.free(request.shards)
-        if request.scope:
-            self._streams.free_scope(request.scope)
+        finally:
+            freeings.cause = UNKNOWN
         self._channel.send(m.Done(request.id))
 
     async def _send_graphs(self, request: m.Graphs) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import Clock, monotonic
 from dataplane.cluster.groups import first_of
-from dataplane.config import ClusterConfig, NodeConfig, environment
+from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.observing import Observing
@@ -72,6 +72,8 @@ class Node:
         `clock`, which has to be that of the event loop. Raises OSError where that can not be done, ValueError for a key
         that is none; for the data directory DirectoryUnusable, Corrupt or Backpressure."""
         self.config = config
+        if beyond := beyond_host(config):
+            log.warning("%s; the kernel ends processes once it runs out of it", beyond)
         self._claim: Claim | None = None
         self.hosts: Hosts | None = None
         self._clients: set[Client] = set()

@@ -8,7 +8,8 @@ ends. What always holds:
   waiting. The parent may be open to everybody, as /var/tmp is, so it is neither locked nor trusted: what is in it is
   opened relative to a descriptor, without following links, and looked at before it is touched;
 - who meets a directory that was just made and is not locked yet removes it as a dead one's; its maker finds it locked
-  or gone, and makes another.
+  or gone, and makes another;
+- directories above it that had to be made go with it, if nothing else is in them.
 
 No lock files, so nothing is left that somebody would have to know about. Rejected: a lock on the parent while one is
 made, which every user of the host can hold for ever.
@@ -45,20 +46,19 @@ class Claim:
         """How many directories of dead processes were removed."""
         self._lock: int | None = None
         self._parent: int | None = None
+        self._above: list[Path] = []  # that were made for it, the innermost first
         self._prefix = prefix
         self._names = re.compile(re.escape(prefix) + "-[0-9a-f]{8}")
         try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._parent = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._sweep(self._parent)
-            name, self._lock = self._make(self._parent)
+            opened, name, self._lock = self._made(parent)
         except OSError as error:
             if self._parent is not None:
                 os.close(self._parent)
+            self._remove_above()
             why = f"{error.strerror}{_owner(parent)}; {remedy}"
             raise OSError(error.errno, f"no directory can be made in {parent}: {why}") from None
         self.path = parent / name
-        mode = os.fstat(self._parent).st_mode
+        mode = os.fstat(opened).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             log.warning("any user can remove what is in %s: chmod +t it, or %s", parent, remedy)
 
@@ -68,13 +68,33 @@ class Claim:
         assert self._lock is not None, "it was released"
         return self._lock
 
+    def _made(self, parent: Path) -> tuple[int, str, int]:
+        """The parent, which is made if need be, opened, and the name and lock of a new directory in it."""
+        for _ in range(_ATTEMPTS):
+            self._above += [path for path in _missing(parent) if path not in self._above]
+            try:
+                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                opened = self._parent = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._sweep(opened)
+                return opened, *self._make(opened)
+            except FileNotFoundError:  # who had made the parent has removed it meanwhile
+                if self._parent is not None:
+                    os.close(self._parent)
+                self._parent = None
+        raise FileNotFoundError(errno.ENOENT, f"it was removed {_ATTEMPTS} times as it was made")
+
     def _make(self, parent: int) -> tuple[str, int]:
+        """A new directory in the parent, locked. Raises FileNotFoundError where the parent is no more."""
         for _ in range(_ATTEMPTS):
             name = f"{self._prefix}-{secrets.token_hex(4)}"
             try:
                 os.mkdir(name, 0o700, dir_fd=parent)
                 lock = _try_lock(parent, name)
-            except (FileNotFoundError, FileExistsError):  # who sweeps was quicker
+            except FileNotFoundError:
+                if not os.fstat(parent).st_nlink:
+                    raise
+                continue  # who sweeps was quicker
+            except FileExistsError:
                 continue
             except OSError:
                 with suppress(OSError):
@@ -123,6 +143,19 @@ class Claim:
         finally:
             os.close(lock)
             os.close(parent)
+        self._remove_above()
+
+    def _remove_above(self) -> None:
+        """Remove the directories that were made for this one, but for those that others use."""
+        above, self._above = self._above, []
+        with suppress(OSError):
+            for path in above:
+                path.rmdir()
+
+
+def _missing(directory: Path) -> list[Path]:
+    """Of it and the directories that it is in, those that are not there, the innermost first."""
+    return [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
 
 
 def _try_lock(parent: int, name: str) -> int | None:

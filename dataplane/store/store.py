@@ -33,12 +33,13 @@ from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
-from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.carried import Carried, laid_out
 from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.freeings import Freeings
 from dataplane.store.hollow import dead_pages
 from dataplane.store.kept import Kept, OfferTo
 from dataplane.store.links import Links, Selected
@@ -107,6 +108,8 @@ class Store:
         self._small = SharedPages(self.arena, OWN)
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes = Scopes()
+        self.freeings = Freeings(clock)
+        """Who freed shards lately, and who does now."""
         self.first = 1 if directory is None else directory.first
         """The least number of a shard that is stored by this process."""
         self._numbers = itertools.count(self.first)
@@ -371,7 +374,7 @@ class Store:
                 if shard.extent is None and shard.file is not None and shard.damage is None:
                     raise self.budget.backpressure(total, deadline)  # it could not be read just now
                 if shard.extent is None:
-                    raise (shard.damage or _freed(shard.number)).with_traceback(None)
+                    raise (shard.damage or self.freeings.error(shard.number)).with_traceback(None)
             return self._pinned(shards)
         except BaseException as error:
             roomy = all(s.extent is not None or s.moving is not None for s in shards) and not self.budget.restoring
@@ -482,7 +485,7 @@ class Store:
     def _find(self, number: int) -> Shard:
         shard = self._shards.get(number)
         if shard is None:
-            raise _freed(number)
+            raise self.freeings.error(number)
         if shard.damage is not None:
             raise shard.damage.with_traceback(None)  # it is raised again for each who asks
         return shard
@@ -526,9 +529,9 @@ class Store:
             shard = self._shards.get(shard_of(number))
             if shard is None:
                 continue
-            if not link_of(number):
-                self.unscope([number])
             if shard.links is not None:
+                if not link_of(number):
+                    self.unscope([number])
                 self._give_up(shard, shard.links, number, None, hollow=True)
             elif not link_of(number):
                 self._discard(shard)
@@ -538,6 +541,7 @@ class Store:
 
     def _discard(self, shard: Shard) -> None:
         """Nobody owns anything of the shard any more."""
+        self.freeings.note(shard.number, shard.scope)
         self.unscope([shard.number])
         del self._shards[shard.number]
         self._to_hollow.discard(shard.number)
@@ -677,7 +681,7 @@ class Store:
         self._check(shard, columns, rows)
         owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
         if not owned:
-            raise _freed(number)
+            raise self.freeings.error(number)
 
     def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt where nobody has this part of a shard."""
@@ -691,7 +695,7 @@ class Store:
                 shard=shard.number,
             )
         if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
-            raise _freed(shard.number)
+            raise self.freeings.error(shard.number)
 
     def owned(self, number: int) -> bool:
         """Whether a shard that several own is there."""
@@ -837,7 +841,3 @@ def _slow(nbytes: int, deadline: Deadline) -> Backpressure:
         needed=nbytes,
         waited_s=deadline.waited_s,
     )
-
-
-def _freed(number: int) -> Freed:
-    return Freed(f"shard {number} was freed", shard=number)

@@ -56,11 +56,14 @@ class Books:
     # arriving
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
-        """New rows; the number of the first. Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded."""
+        """New rows; the number of the first. Raises Misuse for a key that is there and for a group that would
+        be larger than `group_size`, SchemaMismatch, LimitExceeded."""
         if keys:
             self.keys.check(keys)
         if arrival.tags:
             self.facts.require_room(arrival.tags)
+        if self.settings.group_size and arrival.groups:
+            self.groups.check(arrival.groups, self.settings.group_size)
         first = self.rows.append(ref, arrival.spares)
         self.keys.add(keys, first, digest)
         self.nbytes += ref.stored_nbytes

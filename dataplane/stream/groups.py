@@ -10,11 +10,14 @@ is done with the first. Rows that are dead for a task count as dropped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dataplane.errors import Misuse
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -57,6 +60,18 @@ class Groups:
         self._members[number] += 1
         self._left[number] += 1
         return number
+
+    def check(self, groups: Sequence[Any], size: int) -> None:
+        """Raises Misuse where new rows would make a group larger than `size`: rows in the stream, and those dropped."""
+        for name, more in Counter(groups).items():
+            number = self._numbers.get(name)
+            there = 0 if number is None else int(self._members[number] + self._dropped[number])
+            if there + more > size:
+                dropped = "" if number is None or not self._dropped[number] else f", {self._dropped[number]} dropped"
+                raise Misuse(
+                    f"group {name!r} has {there} rows{dropped}, and {more} more would make it larger than the stream's"
+                    f" group_size of {size}: the rows of a prompt are as many, and another prompt is another group"
+                )
 
     def _number(self, name: Any) -> int:
         number = self._numbers.get(name)

@@ -75,11 +75,26 @@ class Choice:
 
 
 class Sampler(Protocol):
-    """What chooses rows. One of the user's own runs in the process that consumes, in its event loop: it must be quick,
-    and not block or keep what it is given. `needs`: the columns whose lengths it reads; `tags_read`: the tags."""
+    """What chooses which of a task's ready rows a consumer is given: any object with `choose`.
+
+    One of the user's own runs in the process that consumes, in its event loop, each time that rows may have become
+    ready: it must be quick, and not block, nor keep or change what it is given. The same candidates should give the
+    same choice. What it raises, the call that consumes raises.
+
+    Attributes, all optional:
+
+    - `needs`: a tuple of the columns whose lengths it reads, `candidates.lengths[name]`; rows that lack one are not
+      shown;
+    - `tags_read`: a tuple of the tags that it reads, `candidates.tags[name]`;
+    - `judges_age`: True where its choice depends on `age_s`: then it is asked again as time passes;
+    - `state_dict` and `load_state_dict`: what a loader saves of it with its own state, and gives it back.
+
+    A base class is not needed. `dataplane.testing.SamplerSuite` has the tests that one should pass.
+    """
 
     def choose(self, candidates: Candidates, want: int, /) -> Choice | npt.ArrayLike:
-        """At most `want` positions among the candidates, in the order of delivery; none means to wait for more."""
+        """At most `want` positions among the candidates, each once, in the order of delivery: an array or list of
+        integers, or a `Choice`, which can name rows to expire too. None at all means to wait for more rows."""
 
 
 class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):

@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     max_deliveries: int = 5
     replicas: int = 1
     group_size: int = 0
-    """Rows of a group; with so many in one append it is whole. 0: that is not known."""
+    """Rows of a group, which is never larger; with so many in one append it is whole. 0: that is not known."""
     durable: bool = False
     """Whether what was answered outlives the processes."""
 

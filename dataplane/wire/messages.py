@@ -935,7 +935,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
     `token` names this client to a process that inherits its pins. `shared_s`: for which, beyond its own timeout, the
     answer may take to a request about streams or tables (`SHARED`): in a cluster, a failover. `ring`: bytes of the ring
     that the client records its events in, whose descriptor comes after those of the segments; 0 for none. `reports_s`:
-    how often the client is to send a `Report`; 0 for never."""
+    how often the client is to send a `Report`; 0 for never. `holds`: bytes that rows have room for, in memory and on
+    disk; 0 where other nodes have room for them too."""
 
     id: int
     major: int
@@ -949,6 +950,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     shared_s: float = 5.0
     ring: int = 0
     reports_s: float = 0.0
+    holds: int = 0
 
 
 class Reserved(Message, frozen=True, tag="reserved"):

@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         life=options.life,
     )
     console = Console()
+    if not job.life:
+        console.print(summary.introduction(job), highlight=False, soft_wrap=True)
     watch = Watch(job, console)
     interrupted = False
     try:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(summary.table(job, watch))
         if options.plot:
             summary.plot(job, watch, options.plot)
-            console.print(f"Reward and memory over time: {options.plot}", highlight=False)
+        console.print(summary.meaning(job, watch, options.plot), highlight=False, soft_wrap=True)
     if interrupted:
         console.print("Interrupted. Everything is stopped.")
         return 130

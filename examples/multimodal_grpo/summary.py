@@ -11,6 +11,35 @@ from examples.multimodal_grpo.job import Job
 from examples.multimodal_grpo.watch import MIB, Watch
 
 
+def introduction(job: Job) -> str:
+    """What runs and what will be seen, for who sees it for the first time."""
+    ranks = "a trainer" if job.ranks == 1 else f"{job.ranks} trainer ranks"
+    rises = f" to {job.target:g}" if job.target < 1 else ""
+    names = f"{len(job.pauses)} rollout workers, a reward worker and {ranks}"
+    return f"""\
+A policy learns to read handwritten digits by reinforcement (GRPO), on this machine's processors: about half a minute.
+What runs: {names}, a process each. Rows go from one to the next by reference,
+  through a stream in {job.memory} of shared memory, which a node holds. None of them sends another any pixels.
+What to watch: reward, the share of right answers, rises{rises}; memory stays within {job.memory}.
+  spilled: bytes that were written to disk since memory was full. They are read back when the trainer needs them.
+  waits: how often a process had to wait for memory, since the trainer is slower than the rollouts: the limit at work.
+At step {job.kill_at} a rollout worker is killed on purpose, and started again: no row is lost, and none comes twice.
+"""
+
+
+def meaning(job: Job, watch: Watch, picture: Path | None) -> str:
+    """The first three of the five lines that a newcomer takes home; the verdict has the others."""
+    steps = [step for _, step in watch.steps]
+    stats = watch.samples[-1][1]
+    sent, meant = sum(s.reference_bytes for s in steps), sum(s.logical_bytes for s in steps)
+    shown = f"; the picture is {picture.absolute()}" if picture else ""
+    return f"""
+By reference: the trainer was sent {format_size(sent)}, and read in place what stands for {format_size(meant)}.
+In bounded memory: at most {format_size(stats.memory_peak)} of {format_size(stats.memory_budget)}; \
+{format_size(stats.spilled_bytes)} went to disk and {format_size(stats.restored_bytes)} came back.
+Over time: {len(steps)} updates in {watch.seconds:.0f} s{shown}."""
+
+
 def table(job: Job, watch: Watch) -> Table:
     """The figures of a job that has made a step at least."""
     steps = [step for _, step in watch.steps]

@@ -25,6 +25,7 @@ class Watch:
         self._console = console
         self._began = time.monotonic()
         self._said = 0.0
+        self._introduced = False
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20, complete_style="cyan", finished_style="green"),
@@ -54,7 +55,7 @@ class Watch:
                 self.steps.append((self.seconds, report))
             case Killed():
                 self.killed.append(report)
-                said = f"{report.process} was killed at step {report.step}, and is started again"
+                said = f"{report.process} was killed at step {report.step}, as planned, and is started again"
                 self._console.print(said, highlight=False)
             case Finished():
                 self.finished = report
@@ -87,6 +88,10 @@ class Watch:
             self._progress.update(self._reward, completed=reward, figures=learning)
             self._progress.update(self._memory, completed=used, total=budget, figures=memory)
             self._progress.update(self._stream, completed=held, total=limit, figures=stream)
+        elif not self.steps:
+            if not self._introduced:
+                self._introduced = True
+                self._console.print("The processes start; the first step comes in some seconds.", highlight=False)
         elif self.seconds - self._said > LINE_S:
             self._said = self.seconds
             said = f"reward {learning} | memory {memory} | stream {stream}"

@@ -208,6 +208,13 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
     assert {"0.0", "1.0"} <= books.counted.keys()
 
     console.print(summary.table(job, watch))
+    console.print(summary.meaning(job, watch, Path("plot.png")), soft_wrap=True)
+    shown = console.file.getvalue()
+    assert shown.count("The processes start") == 1
+    assert "reward starting" not in shown
+    assert "rollout 1 was killed at step 10, as planned" in shown
+    assert f"the picture is {Path.cwd() / 'plot.png'}" in shown
+    assert "At step 10 a rollout worker is killed on purpose" in summary.introduction(job)
     summary.plot(job, watch, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 

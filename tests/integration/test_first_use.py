@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import testing
+from dataplane.config import PAGE, format_size, host_memory
 from dataplane.node.node import Node
 from dataplane.testing import LocalNode
 
@@ -147,6 +150,41 @@ def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane:
             plane.free(ref)
 
 
+@pytest.mark.parametrize("how", ["reference", "scope", "stream", "rows"])
+def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane: dp.Plane, how: str) -> None:
+    ref = plane.put({"x": [1, 2], "y": ["a", "b"]}, scope="step-1")
+    if how == "reference":
+        plane.free(ref)
+    elif how == "rows":
+        plane.free(ref[:1])
+    elif how == "scope":
+        plane.free(scope="step-1")
+    else:
+        stream = plane.stream("rollouts", tasks=["actor"])
+        stream.append(ref)
+        with stream.consume("actor", rows=2, columns=["x"]):
+            pass
+    node.advance(7)
+    with dp.connect(node.address) as other, pytest.raises(dp.Freed) as told:
+        other.get(ref.select("y"))
+    error = told.value
+    assert error.columns == ("y",)
+    assert f"column 'y': {'row 0 of ' if how == 'rows' else ''}shard {error.shard}" in str(error)
+    if how == "rows":
+        return
+    mine = f"(pid {os.getpid()})"
+    assert 7 <= error.age_s < 60
+    assert f"was freed {error.age_s:.1f} s ago" in str(error)
+    if how == "stream":
+        assert error.freed_by == "rollouts"
+        assert "since no task of stream 'rollouts' needs its rows any more" in str(error)
+    else:
+        assert error.freed_by.endswith(mine)
+        assert error.scope == "step-1"
+        assert f"shard {error.shard}, put under scope 'step-1', was freed" in str(error)
+        assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
+
+
 # Answering twice
 
 
@@ -204,6 +242,183 @@ def test_a_node_that_can_not_listen_says_where_and_why(tmp_path: Path, where: st
     why = "has at most 107" if where == "too long" else "there is something else"
     with pytest.raises(OSError, match=f"can not listen at .*{why}.* Choose another --socket"):
         Node(dp.NodeConfig(memory="16MiB", spill=0, prewarm=0), path)
+
+
+# Rows that make objects of a column
+
+
+@pytest.mark.parametrize("how", ["put", "append", "extend"])
+def test_the_row_that_makes_objects_of_a_column_is_named_where_those_are_refused(plane: dp.Plane, how: str) -> None:
+    stream = stream_of(plane, 3)
+
+    def give(columns: Any, objects: Any = "refuse") -> Any:
+        if how == "put":
+            return plane.put(columns, objects=objects)
+        if how == "append":
+            return stream.append(columns, objects=objects)
+        return stream.extend([f"~{i}" for i in range(3)], columns, objects=objects)
+
+    stored = plane.stats().shards
+    for values, row, found in [
+        ([1, 2, None], 2, "None among int"),
+        ([None, 2, 3], 0, "None"),
+        ([[1], [], [2, None]], 2, "list of NoneType, int among list of int"),
+        ([np.ones(2), np.ones(1), np.ones(2, np.float32)], 2, "ndarray of float32, 1-d among ndarray of float64, 1-d"),
+        (np.array(["a", None, "b"], object), 1, "None among str"),
+    ]:
+        with pytest.raises(dp.SchemaMismatch, match=f"column 'y', row {row}: {found}: .* stored as objects") as told:
+            give({"z": [1, 2, 3], "y": values})
+        assert (told.value.column, told.value.row) == ("y", row)
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 2: None among float"):
+        give({"y": [{"a": 0.5}, {}, {"a": None}]})
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 1: None"):
+        give({"y": {"a": [1, None, 2]}})
+    with pytest.raises(dp.Misuse, match='objects is "store" or "refuse", not True'):
+        give({"y": [1, 2, 3]}, objects=True)
+    assert plane.stats().shards == stored
+
+
+def test_what_is_of_one_type_is_stored_where_objects_are_refused(plane: dp.Plane) -> None:
+    columns = {"ids": [[1, 2], []], "text": ["a", "b"], "reward": [0.5, 1], "turn": [{"n": 1}, {}]}
+    ref = plane.put(columns, objects="refuse", narrow=["ids"])
+    assert plane.get(ref).to_dict() == {**columns, "reward": [0.5, 1.0]}
+    assert [field.kind for field in ref.schema.values()] == ["ragged", "text", "dense", "struct"]
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append(ref, objects="refuse")
+    mixed = plane.put({"answer": [1, None]})
+    assert mixed.schema["answer"].kind == "object"
+    with pytest.raises(dp.SchemaMismatch, match="column 'answer': it would be stored as objects"):
+        stream.append(mixed, objects="refuse")
+
+
+# Ragged columns for a model
+
+
+def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
+    torch = pytest.importorskip("torch")
+    frames = [np.ones((2, 3), np.float32), np.full((0, 3), 2, np.float32), np.full((1, 3), 3, np.float32)]
+    batch = plane.get(plane.put({"ids": [[1, 2], [], [3]], "frames": frames, "reward": [0.5, 1, 2]}))
+    assert batch["ids"].padded(-1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+    assert batch["ids"][1:2].padded().shape == (1, 0)
+    assert batch["ids"][:0].padded().shape == (0, 0)
+    made = batch.padded(value={"frames": 0.5})
+    assert list(made) == ["ids", "frames", "reward"]
+    assert made["ids"].tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert made["frames"][:, :, 0].tolist() == [[1, 1], [0.5, 0.5], [3, 0.5]]
+    assert made["frames"].shape == (3, 2, 3)
+    assert made["reward"].tolist() == [0.5, 1, 2]
+    assert made["ids"].dtype is torch.int64
+    assert list(batch.padded("ids", value=7)) == ["ids"]
+    made["ids"][0, 0] = 9
+    assert batch["ids"].to_list()[0] == [1, 2]
+
+
+def test_rows_of_which_two_dimensions_vary_and_bits_that_numpy_lacks_are_padded(plane: dp.Plane) -> None:
+    torch = pytest.importorskip("torch")
+    tiles = [np.ones((1, 2)), np.ones((2, 1))]
+    bits = [torch.ones(2, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)]
+    batch = plane.get(plane.put({"tiles": tiles, "bits": bits}))
+    assert batch["tiles"].padded(5).tolist() == [[[1, 1], [5, 5]], [[1, 5], [1, 5]]]
+    assert batch["bits"].padded(-2).equal(torch.tensor([[1, 1], [1, -2]], dtype=torch.bfloat16))
+
+
+def test_what_can_not_be_padded_says_why(plane: dp.Plane) -> None:
+    pytest.importorskip("torch")
+    ids, flags = [[1], [2, 3]], [np.array([1], np.uint8), np.array([2], np.uint8)]
+    batch = plane.get(plane.put({"ids": ids, "text": ["a", "b"], "turn": [{"ids": [1]}, {"ids": [2]}], "flags": flags}))
+    with pytest.raises(dp.Misuse, match=r"column 'text': text is not padded: use .to_list\(\)"):
+        batch.padded()
+    with pytest.raises(dp.SchemaMismatch, match="struct is not padded: pad what is under a key"):
+        batch["turn"].padded()
+    assert batch["turn"]["ids"].padded().tolist() == [[1], [2]]
+    with pytest.raises(dp.SchemaMismatch, match="there is no column 'idz'"):
+        batch.padded("ids", value={"idz": 1})
+    for column, value in {"ids": 0.5, "flags": -1, "text": "a"}.items():
+        with pytest.raises(dp.Misuse, match=f"column '{column}'"):
+            batch[column].padded(value)
+    with pytest.raises(dp.Misuse, match="of int64 can not be padded with '<pad>'"):
+        batch["ids"].padded("<pad>")
+
+
+# Groups
+
+
+def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], group_size=4)
+    how: dict[str, Any] = {"rows": 4, "columns": ["x"], "sampler": dp.CompleteGroups(4)}
+    with pytest.raises(
+        dp.Misuse, match=r"group 'p' has 0 rows, and 5 more would .* larger than the stream's group_size of 4"
+    ):
+        stream.append({"x": list(range(5))}, group="p")
+    assert stream.stats()["rows"] == 0, "nothing of it is there"
+    keys = stream.append({"x": list(range(4))}, group="p", keys=list("abcd"))
+    assert stream.append({"x": list(range(4))}, group="p", keys=list("abcd")) == keys, "the same again"
+    stream.append({"x": [7, 8]}, group=["q", "r"])
+    with stream.consume("actor", **how) as delivery:
+        for late in ({"x": [9]}, {"x": [[9]]}, {"x": ["late"]}):
+            with pytest.raises(dp.Misuse, match="group 'p' has 4 rows, and 1 more"):
+                stream.append(late, group="p")
+        with pytest.raises(dp.Misuse, match="group 'p' has 4 rows"):
+            stream.begin("late", group="p")
+        assert delivery.groups == ["p"] * 4
+    stream.drop_rows(stream.append({"x": [7, 8]}, group="q")[:1])
+    with pytest.raises(dp.Misuse, match="group 'q' has 3 rows, 1 dropped, and 2 more"):
+        stream.append({"x": [9, 9]}, group="q")
+    stream.append({"x": [9]}, group="q")
+    stream.append({"x": list(range(4))}, group="p")
+    assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
+
+
+# Settings
+
+
+def test_a_spill_directory_that_a_node_made_goes_with_it(tmp_path: Path) -> None:
+    with testing.node(memory="16MiB", spill="16MiB", spill_dir=tmp_path / "a" / "b") as node:
+        assert (tmp_path / "a" / "b").exists()
+        assert node.address
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_beyond_the_hosts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.node(memory=(memory := 2 * host_memory() // PAGE * PAGE), spill=0, prewarm=0) as node:
+        assert node.address
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert f"memory is {format_size(memory)}, and this host, or its container, has" in warned
+
+
+def test_an_address_that_is_stale_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, config = f"unix://{tmp_path}/gone.sock", dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
+    with pytest.raises(dp.PeerUnavailable, match=r"no node answers .*: leave the address out for one"):
+        dp.connect(address, config=config)
+    monkeypatch.setenv("DATAPLANE_ADDRESS", address)
+    unset = r"; \$DATAPLANE_ADDRESS names it: unset that, and connect\(\) starts a node"
+    with pytest.raises(dp.PeerUnavailable, match=f"{unset} with the settings config=") as told:
+        dp.connect(config=config)
+    assert told.value.address == address
+    with pytest.raises(dp.PeerUnavailable, match=f"{unset}$"):
+        dp.connect()
+
+
+def test_a_limit_that_a_stream_never_reaches_is_warned_of() -> None:
+    with testing.plane(memory="16MiB", spill="16MiB") as plane:
+        with pytest.warns(UserWarning, match=r"'large' never holds its max_bytes of 2.* the node has room for 32"):
+            plane.stream("large", tasks=["actor"], max_bytes="2GiB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            plane.stream("small", tasks=["actor"], max_bytes="32MiB")
+            plane.stream("large")
+
+
+def test_a_mapping_in_the_place_of_a_column_is_told_what_a_struct_is(plane: dp.Plane) -> None:
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'a': OrderedDict is no column, and its keys \('b'\) are none"):
+        plane.put({"a": OrderedDict(b=[1])})
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'a.b': int is no sequence .* a column under each key"):
+        plane.put({"a": {"b": 1}})
+    with pytest.raises(dp.SchemaMismatch, match="not of 'b' of 1, 'c' of 2 rows"):
+        plane.put({"a": {"b": [1], "c": [1, 2]}})
+    with pytest.raises(dp.SchemaMismatch, match="column 'a': an empty dict has no rows"):
+        plane.put({"a": {}})
+    assert repr(plane.put({"a": {"b": [1]}}).schema["a"]) == "struct{b: dense int64}"
 
 
 # In another process

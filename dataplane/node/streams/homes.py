@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dataplane.batch.links import link_of
@@ -21,6 +22,7 @@ from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock
 from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
+from dataplane.store.freeings import Cause
 from dataplane.store.store import Store
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
@@ -42,7 +44,7 @@ class Stream:
     def __init__(self, name: str, settings: Settings, mark: str, homes: Homes, clock: Clock) -> None:
         self.name = name
         self.token = secrets.token_bytes(8)
-        self.home = Home(settings, homes.released, self._changed, mark)
+        self.home = Home(settings, partial(homes.released, stream=name), self._changed, mark)
         self.clock = clock
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -307,14 +309,19 @@ class Homes:
         self.keep_too(ref)
         self.released([Patch(ref, len(ref))])
 
-    def released(self, patches: Iterable[Patch]) -> None:
-        """No row needs these any more."""
-        for patch in patches:
-            for key, selected in patch.ref.footprint().items():
-                if self.number(key) is not None:
-                    self._spent[key].extend(selected)
-            self._needed.subtract(patch.ref.shards())
-            self._free(patch.ref.shards())
+    def released(self, patches: Iterable[Patch], stream: str = "") -> None:
+        """No row needs these any more, of the stream of this name if it is one's."""
+        freeings = self._store.freeings
+        before, freeings.cause = freeings.cause, Cause("stream", stream) if stream else freeings.cause
+        try:
+            for patch in patches:
+                for key, selected in patch.ref.footprint().items():
+                    if self.number(key) is not None:
+                        self._spent[key].extend(selected)
+                self._needed.subtract(patch.ref.shards())
+                self._free(patch.ref.shards())
+        finally:
+            freeings.cause = before
 
     def thinned(self, over: Iterable[Over]) -> None:
         """No row of a table here needs these cells any more."""

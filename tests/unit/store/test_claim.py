@@ -72,8 +72,43 @@ def test_a_claim_is_private_and_its_release_removes_all_of_it(tmp_path: Path) ->
     (claim.path / "deep" / "er").mkdir(parents=True)
     (claim.path / "deep" / "file").write_bytes(b"x")
     claim.release()
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    assert not claim.path.exists()
     claim.release()
+
+
+def test_directories_that_were_made_for_a_claim_go_with_it(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    parent = tmp_path / "there" / "made" / "for it"
+    first, second = Claim(parent, "it"), Claim(parent, "it")
+    first.release()
+    assert second.path.exists(), "another is in it"
+    second.release()
+    assert list(parent.iterdir()) == [], "it was there when the second came"
+    parent.rmdir()
+    Claim(parent, "it").release()
+    assert list((tmp_path / "there").iterdir()) == [parent.parent]
+    (parent.parent).rmdir()
+    Claim(parent, "it").release()
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_claim_begins_anew_where_its_parent_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, sweeps = tmp_path / "made", []
+
+    def removed(claim: Claim, opened: int) -> None:
+        if not sweeps:
+            parent.rmdir()  # as the node does that had made it
+        sweeps.append(opened)
+
+    monkeypatch.setattr(Claim, "_sweep", removed)
+    claim = Claim(parent, "it")
+    assert claim.path.is_dir()
+    assert len(sweeps) == 2
+    claim.release()
+    assert not parent.exists()
 
 
 def test_what_is_no_directory_of_its_kind_is_left_alone(tmp_path: Path) -> None:

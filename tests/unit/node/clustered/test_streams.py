@@ -67,6 +67,20 @@ async def test_rows_are_in_order_and_groups_complete_whoever_appends() -> None:
         assert ids(await reader.take(8)) == [10, 11, 12]
 
 
+async def test_a_group_is_never_larger_than_declared_whoever_appends() -> None:
+    async with streaming(3, group_size=3) as (leader, others):
+        first, second = clients(others)
+        await first.append([0, 1], groups=["a", "a"], keys=["x", "y"])
+        with pytest.raises(Misuse, match="group 'a' has 2 rows, and 2 more"):
+            await second.append([2, 3], groups=["a", "a"])
+        await second.append([2], groups=["a"])
+        assert not (await first.append([0, 1], groups=["a", "a"], keys=["x", "y"])).new, "the same again"
+        with pytest.raises(Misuse, match="group 'a' has 3 rows"):
+            await first.append([3], groups=["a"])
+        assert ids(await clients([leader])[0].take(4, sampler=CompleteGroups(3))) == [0, 1, 2]
+        await until(lambda: first.node.kept + second.node.kept == 2)
+
+
 async def test_columns_come_from_several_nodes_and_keys_name_rows_everywhere() -> None:
     async with streaming(2) as (leader, others):
         (far,), (near,) = clients(others), clients([leader])
