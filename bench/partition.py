@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from bench.measure import row, table, write_json
 from bench.membership import ready, server
 from bench.namespaces import together
 
-NODES, BLOCKS = 4, (1, 8, 64, 512)
+NODES, BLOCKS, CLIENTS = 4, (1, 8, 64, 512), 16
 ROWS = {1: 600, 8: 4_000, 64: 24_000, 512: 96_000}
 """Rows of a run, by those of a block."""
 
@@ -60,10 +60,10 @@ def nodes(count: int) -> Iterator[list[dp.Plane]]:
         yield planes
 
 
-def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) -> dict[str, float]:
+def flow(planes: Sequence[dp.Plane], block: int, rows: int, clients: int = 1) -> dict[str, float]:
     """Append, take and ack so many rows in blocks, from a process on each node but the leader's; what that cost.
-    `under_way`: appends of each process at a time."""
-    name = f"flow-{block}-{under_way}-{time.monotonic_ns()}"
+    `clients`: planes of each process that append, each one block at a time."""
+    name = f"flow-{block}-{clients}-{time.monotonic_ns()}"
     stream = planes[0].stream(name, tasks=[_TASK])
     stream.append({"x": np.zeros(1, np.float32)})  # which has a leader and a follower then
     with stream.consume(_TASK, rows=1, columns=["x"]) as delivery:
@@ -71,7 +71,7 @@ def flow(planes: Sequence[dp.Plane], block: int, rows: int, under_way: int = 1) 
     leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
     others = [plane for plane in planes if plane is not planes[leader]] or list(planes)
     blocks = rows // block // len(others)
-    working = [Worker("bench.partition", plane.address, name, block, blocks, under_way) for plane in others]
+    working = [Worker("bench.partition", plane.address, name, block, blocks, clients) for plane in others]
     for worker in working:
         worker.hear()
     pids = [plane.stats().pid for plane in planes]
@@ -132,20 +132,23 @@ class Worker:
 
 def work() -> None:
     """What a worker's process does."""
-    address, name, block, blocks, under_way = sys.argv[1:]
-    asyncio.run(_work(address, name, int(block), int(blocks), int(under_way)))
+    address, name, block, blocks, clients = sys.argv[1:]
+    asyncio.run(_work(address, name, int(block), int(blocks), int(clients)))
 
 
-async def _work(address: str, name: str, block: int, blocks: int, under_way: int) -> None:
-    async with dp.aio.connect(address) as plane:
-        stream = await plane.stream(name)
+async def _work(address: str, name: str, block: int, blocks: int, clients: int) -> None:
+    async with AsyncExitStack() as planes:
+        streams = []
+        for _ in range(clients):
+            plane = await planes.enter_async_context(dp.aio.connect(address))
+            streams.append(await plane.stream(name))
         columns = {"x": np.zeros(block, np.float32)}
         took: list[float] = []
         left = iter(range(blocks))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 
-        async def produce() -> None:
+        async def produce(stream: dp.aio.AsyncStream) -> None:
             for _ in left:
                 since = time.perf_counter()
                 await stream.append(columns)
@@ -154,22 +157,24 @@ async def _work(address: str, name: str, block: int, blocks: int, under_way: int
         async def consume() -> None:
             rows = 0
             while rows < blocks * block:
-                async with stream.consume(_TASK, rows=min(512, blocks * block - rows), columns=["x"]) as delivery:
+                async with streams[0].consume(_TASK, rows=min(512, blocks * block - rows), columns=["x"]) as delivery:
                     rows += len(delivery)
 
-        await asyncio.gather(consume(), *(produce() for _ in range(under_way)))
+        await asyncio.gather(consume(), *map(produce, streams))
         p50, p99 = np.percentile(took, [50, 99]) * 1e3
         print(json.dumps({"append_p50_ms": float(p50), "append_p99_ms": float(p99)}), flush=True)
 
 
 def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
-    """By rows of a block, what `flow` found in so many runs."""
+    """By rows of a block, what `flow` found in so many runs; by -1, of rows that many clients append singly."""
     found: dict[int, dict[str, list[float]]] = {}
     with nodes(count) as planes:
         for _ in range(runs):
             for block in BLOCKS:
                 for what, value in flow(planes, block, ROWS[block]).items():
                     found.setdefault(block, {}).setdefault(what, []).append(value)
+            for what, value in flow(planes, 1, 10 * ROWS[1], CLIENTS).items():
+                found.setdefault(-1, {}).setdefault(what, []).append(value)
     return found
 
 
@@ -186,7 +191,12 @@ def main() -> None:
         row(
             "rows/s that fill the leader's core, blocks of 512", found[512]["leader_full_rows_s"], at_least=5e5, unit=""
         ),
-        row("rows/s that fill the leader's core, one a request", found[1]["leader_full_rows_s"], at_least=2e4, unit=""),
+        row(
+            f"rows/s that fill the leader's core, singly by {CLIENTS} clients a node",
+            found[-1]["leader_full_rows_s"],
+            at_least=2e4,
+            unit="",
+        ),
         row("append of one row, p50", found[1]["append_p50_ms"], at_most=3, unit="ms"),
         row("append of one row, p99", found[1]["append_p99_ms"], at_most=10, unit="ms"),
     ]
