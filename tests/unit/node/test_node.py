@@ -74,7 +74,8 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
     finally:
         for worker in workers:
             worker.__exit__(None, None, None)
-    assert list(tmp_path.rglob("*")) == []
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert left in ([], ["spill"]), "the directory stays where another was in it when the one that made it ended"
 
 
 def test_when_it_is_started_it_takes_the_descriptors_it_may(tmp_path: Path) -> None:
