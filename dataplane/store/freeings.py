@@ -1,17 +1,20 @@
 """Who freed which shards lately: for the errors of those that come too late.
 
-What always holds: it knows of the last `_KEPT` shards that went as a whole, and takes no more memory for more.
+What always holds: it knows of the last `_KEPT` shards that went as a whole and of the last `_SAYINGS` reasons, in
+memory of its own. Names of others are copied: one that was kept would keep the page that it is in.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from typing import Literal, NamedTuple
 
 from dataplane.clock import Clock
 from dataplane.errors import Freed
 
 _KEPT = 4096
+_SAYINGS, _SAYING = 128, 256  # and the bytes of each
+_NAME = 120  # bytes of a name
 _HOW = {
     "free": "by plane.free of {who}",
     "scope": "with its scope by plane.free of {who}",
@@ -35,21 +38,52 @@ class Freeings:
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
         self._clock = clock
-        self._noted: OrderedDict[int, tuple[Cause, str, float]] = OrderedDict()
+        self._numbers = array("q", [-1]) * _KEPT
+        self._times = array("d", [0.0]) * _KEPT
+        self._said = array("q", [-1]) * _KEPT
+        self._next = 0
+        self._sayings = bytearray(_SAYINGS * _SAYING)
+        self._saying = -1  # the number of the last
+        self._last: tuple[Cause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
         """A shard that was put under this scope, if it has a name, is freed now."""
-        self._noted[number] = self.cause, scope, self._clock()
-        if len(self._noted) > _KEPT:
-            self._noted.popitem(last=False)
+        if self._last is None or self._last[1] != scope or self._last[0] != self.cause:
+            self._say(scope)
+        at = self._next
+        self._numbers[at], self._times[at], self._said[at] = number, self._clock(), self._saying
+        self._next = (at + 1) % _KEPT
+
+    def _say(self, scope: str) -> None:
+        self._last = self.cause, scope
+        self._saying += 1
+        how, who = self.cause
+        text = b"\0".join((how.encode(), _cut(who), _cut(scope))).ljust(_SAYING, b"\0")
+        start = self._saying % _SAYINGS * _SAYING
+        self._sayings[start : start + _SAYING] = text
 
     def error(self, number: int) -> Freed:
         """The error for a shard that is not there."""
-        cause, scope, when = self._noted.get(number, (UNKNOWN, "", 0.0))
-        if number not in self._noted:
+        try:
+            at = self._numbers.index(number)
+        except ValueError:
             return Freed(f"shard {number} was freed", shard=number)
-        age_s = max(0.0, self._clock() - when)
+        age_s = max(0.0, self._clock() - self._times[at])
+        how, who, scope = self._heard(self._said[at])
         under = f", put under scope {scope!r}," if scope else ""
-        how = " " + _HOW[cause.how].format(who=cause.who) if cause.how else ""
-        message = f"shard {number}{under} was freed {age_s:.1f} s ago{how}"
-        return Freed(message, shard=number, scope=scope, freed_by=cause.who, age_s=age_s)
+        why = " " + _HOW[how].format(who=who) if how else ""
+        message = f"shard {number}{under} was freed {age_s:.1f} s ago{why}"
+        return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
+
+    def _heard(self, saying: int) -> tuple[str, str, str]:
+        """How, who and the scope, as far as it is still known."""
+        if saying <= self._saying - _SAYINGS:
+            return "", "", ""
+        start = saying % _SAYINGS * _SAYING
+        how, who, scope, *_ = self._sayings[start : start + _SAYING].decode().split("\0")
+        return how, who, scope
+
+
+def _cut(name: str) -> bytes:
+    """The first bytes of a name, in whole characters."""
+    return name[:_NAME].encode(errors="replace")[:_NAME].decode(errors="ignore").encode()

@@ -14,7 +14,6 @@ import asyncio
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from dataplane.batch.links import link_of
@@ -44,10 +43,14 @@ class Stream:
     def __init__(self, name: str, settings: Settings, mark: str, homes: Homes, clock: Clock) -> None:
         self.name = name
         self.token = secrets.token_bytes(8)
-        self.home = Home(settings, partial(homes.released, stream=name), self._changed, mark)
+        self._homes = homes
+        self.home = Home(settings, self._released, self._changed, mark)
         self.clock = clock
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    def _released(self, patches: Iterable[Patch]) -> None:
+        self._homes.released(patches, self.name)
 
     def _changed(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -36,7 +36,7 @@ def test_a_node_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     node = Node(config(tmp_path))
     assert Path(node.address.removeprefix("unix://")).is_socket()
     asyncio.run(once(node))
-    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
+    assert list(tmp_path.rglob("*")) == []
 
 
 async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
@@ -74,7 +74,8 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
     finally:
         for worker in workers:
             worker.__exit__(None, None, None)
-    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert left in ([], ["spill"]), "the directory stays where another was in it when the one that made it ended"
 
 
 def test_when_it_is_started_it_takes_the_descriptors_it_may(tmp_path: Path) -> None:

@@ -25,6 +25,24 @@ def test_it_remembers_the_last_few_thousand_alone() -> None:
     freeings = Freeings(lambda: 0.0)
     for number in range(5000):
         freeings.note(number, "")
-    assert len(freeings._noted) == 4096
-    assert freeings.error(0).age_s == -1.0
-    assert freeings.error(4999).age_s == 0.0
+    assert freeings.error(0).age_s == freeings.error(903).age_s == -1.0
+    assert freeings.error(904).age_s == freeings.error(4999).age_s == 0.0
+
+
+def test_of_many_reasons_it_remembers_the_last_and_no_false_one() -> None:
+    freeings = Freeings(lambda: 0.0)
+    for number in range(600):
+        freeings.cause = Cause("stream", f"rollouts-{number}")
+        freeings.note(number, "")
+    assert (freeings.error(471).freed_by, freeings.error(471).age_s) == ("", 0.0)
+    assert freeings.error(472).freed_by == "rollouts-472"
+    assert "no task of stream 'rollouts-599' needs" in str(freeings.error(599))
+
+
+def test_names_of_any_length_fit() -> None:
+    freeings = Freeings(lambda: 0.0)
+    freeings.cause = Cause("scope", "\N{GRINNING FACE}" * 200)
+    freeings.note(1, "\N{GRINNING FACE}" * 200)
+    freeings.note(2, "short")
+    assert freeings.error(1).scope == freeings.error(1).freed_by == "\N{GRINNING FACE}" * 30
+    assert freeings.error(2).scope == "short"
