@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.processes import MIB, StandingNode, eventually
+from tests.processes import StandingNode, eventually
 
-STREAMS = 1024
+KIB = 1024
+STREAMS = 2048
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ async def test_many_streams_of_a_row_cost_little_and_nothing_when_they_are_dropp
         streams = [await plane.stream(f"s{i}", tasks=["reward", "actor"]) for i in range(STREAMS)]
         for stream in streams:
             await stream.append({"x": np.zeros(1)})
-        assert anonymous(node.pid) - before < 20 * MIB  # 20 KiB each; they were 213
+        taken = anonymous(node.pid) - before
+        assert taken < STREAMS * 20 * KIB  # they were 213 KiB each
         for stream in streams:
             await stream.drop()
-    eventually(lambda: anonymous(node.pid) - before < 8 * MIB, "their memory is given back")
+    # The rest is in arenas that something else is in: a third to two fifths, as objects fall.
+    eventually(lambda: anonymous(node.pid) - before < taken / 2, "their memory is given back")
