@@ -27,7 +27,7 @@ from bench.replaying.fitting import room, why_not
 from bench.replaying.implied import implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
-from dataplane.workloads import TASKS, Trace, generate, read
+from bench.workloads import TASKS, Trace, generate, read
 
 STARTING_S = 120.0  # beyond five times what is implied, before a run is given up
 

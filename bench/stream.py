@@ -30,7 +30,7 @@ from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
-from dataplane.workloads import generate
+from bench.workloads import generate
 
 RUNS = 7
 BLOCK = 1024

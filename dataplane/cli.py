@@ -1,7 +1,7 @@
 """The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows what one does, once, and
 `dataplane top` goes on showing it, as `dataplane web` does to browsers. `dataplane diagnose` says why a step takes as
-long as it does. `dataplane bench workload` shows what the steps of a job are made of, and `dataplane plan` plans a
-pipeline. `dataplane record` writes a stream's rows to a directory, and `dataplane replay` makes a stream of them.
+long as it does, and `dataplane plan` plans a pipeline. `dataplane record` writes a stream's rows to a directory, and
+`dataplane replay` makes a stream of them.
 
 Exit codes: 0; 1 where the node does not answer or refuses; 2 for a wrong command line.
 """
@@ -111,19 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     diagnosis.add_parser(commands, _connecting)
     web.add_parser(commands)
 
-    bench = commands.add_parser("bench", help="workloads to measure with")
-    benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    workload = benches.add_parser("workload", help="show what the steps of an RLVR task, or of a trace, are made of")
-    workload.add_argument("task", metavar="TASK", help="one of the seven tasks, or a trace file (docs/workloads.md)")
-    workload.add_argument("--prompts", type=int, metavar="N", help="prompts a step (default: the task's)")
-    workload.add_argument("--samples", type=int, metavar="N", help="responses a prompt (default: the task's)")
-    workload.add_argument("--steps", type=int, metavar="N", help="training steps (default: 4)")
-    workload.add_argument("--seed", type=int, metavar="N", help="the same gives the same (default: 0)")
-    workload.add_argument("--scale", type=float, metavar="X", help="so many times the prompts (default: 1)")
-    workload.add_argument("--cycle", action="store_true", help="of a file: reuse inputs where there are more outputs")
-    workload.add_argument("--json", type=Path, metavar="FILE", help="write the trace, to be read again")
-    workload.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions, to a .png, .pdf or .svg")
-    workload.set_defaults(run=_workload)
     planning.add_parser(commands)
     recording.add_parsers(commands)
     return parser
@@ -283,29 +270,6 @@ async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await wake.wait()
-
-
-def _workload(chosen: argparse.Namespace) -> int:
-    from dataplane.workloads import TASKS, generate, read, summary, write
-
-    sizes = {name: getattr(chosen, name) for name in ("prompts", "samples", "steps", "seed", "scale")}
-    given = {name: value for name, value in sizes.items() if value is not None}
-    if chosen.task in TASKS:
-        if chosen.cycle:
-            raise ValueError("--cycle goes with a trace file")
-        trace = generate(chosen.task, **given)
-    elif not Path(chosen.task).exists():
-        raise ValueError(f"{chosen.task!r} is neither a file nor one of the tasks: {', '.join(TASKS)}")
-    elif given.keys() - {"samples"}:
-        raise ValueError(f"--{', --'.join(sorted(given))} are of generated tasks; a trace file has its own")
-    else:
-        trace = read(chosen.task, group_size=given.get("samples"), unpaired="cycle" if chosen.cycle else "refuse")
-    print(summary.text(trace))
-    if chosen.json:
-        write(trace, chosen.json)
-    if chosen.plot:
-        summary.plot(trace, chosen.plot)
-    return 0
 
 
 @contextmanager

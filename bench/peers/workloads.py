@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.peers.work import HIDDEN, LAYERS, SINGLE, TEACHER_TOP, TOP, Share
-from dataplane.workloads import generate, tables
-from dataplane.workloads.trace import Step
+from bench.workloads import generate, tables
+from bench.workloads.trace import Step
 
 PRODUCERS = CONSUMERS = 2
 FIELDS, WIDTH = 9, 8192

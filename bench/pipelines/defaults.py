@@ -36,7 +36,7 @@ from dataplane.pipeline import (
     measure_cluster,
     plan,
 )
-from dataplane.workloads import generate
+from bench.workloads import generate
 
 ROUNDS = 5
 MODEL_ERROR = 0.1  # that the performance model is held to: less than that is not sure to be a gain

@@ -9,7 +9,7 @@ import psutil
 
 import dataplane as dp
 from bench.replaying.plan import Plan
-from dataplane.workloads.vision import PATCH_BYTES
+from bench.workloads.vision import PATCH_BYTES
 
 PROCESS_BYTES = 150 << 20
 """What a process may have for itself."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads import Step, Trace
-from dataplane.workloads.trace import Floats, Ints
-from dataplane.workloads.vision import PATCH_BYTES
+from bench.workloads import Step, Trace
+from bench.workloads.trace import Floats, Ints
+from bench.workloads.vision import PATCH_BYTES
 
 COLUMNS = ("input_ids", "response_ids", "log_probs", "pixel_values")
 """What a row carries, in the order of its checksums: prompt and response, the response, its log-probabilities, and the

@@ -1,15 +1,19 @@
-"""`python -m bench.workloads`: how far the generator is from the tables, the worst of a few seeds, at several sizes.
+"""`python -m bench.workloads TASK` shows what the steps of an RLVR task, or of a trace, are made of.
 
-The bound is 0.03 from 512 prompts on. Below, a sample of n values cannot be nearer than 1/2n to anything smooth.
+Without a task it prints how far the generator is from the tables, the worst of a few seeds, at several sizes. The bound
+is 0.03 from 512 prompts on. Below, a sample of n values cannot be nearer than 1/2n to anything smooth.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from bench.workloads import TASKS, distance
-from dataplane.workloads import generate
-from dataplane.workloads.tables import task
+from bench.workloads import TASKS, distance, generate, read, summary, write
+from bench.workloads.tables import task
+from dataplane.errors import DataplaneError
 
 SIZES = (16, 128, 512, 2560)
 SEEDS = range(5)
@@ -29,7 +33,7 @@ def worst(name: str, prompts: int) -> dict[str, float]:
     return found
 
 
-def main() -> int:
+def distances() -> int:
     """Print the distances; 1 where one is beyond the bound."""
     failed = False
     print(f"{'two-sample KS distance, prompts:':<56}" + "".join(f"{n:>8,}" for n in SIZES))
@@ -46,6 +50,52 @@ def main() -> int:
             for what, value in distance.alike(generate(name, prompts=640, steps=16), known["group_size"]).items():
                 print(f"{name:<24}{what:<34}{known[what]:8.3f}{value:8.3f}")
     return int(failed)
+
+
+def shown(chosen: argparse.Namespace) -> int:
+    """Print what a task or a trace file is made of. Raises ValueError for a wrong command line, DataplaneError."""
+    sizes = {name: getattr(chosen, name) for name in ("prompts", "samples", "steps", "seed", "scale")}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    if chosen.task in TASKS:
+        if chosen.cycle:
+            raise ValueError("--cycle goes with a trace file")
+        trace = generate(chosen.task, **given)
+    elif not Path(chosen.task).exists():
+        raise ValueError(f"{chosen.task!r} is neither a file nor one of the tasks: {', '.join(TASKS)}")
+    elif given.keys() - {"samples"}:
+        raise ValueError(f"--{', --'.join(sorted(given))} are of generated tasks; a trace file has its own")
+    else:
+        trace = read(chosen.task, group_size=given.get("samples"), unpaired="cycle" if chosen.cycle else "refuse")
+    print(summary.text(trace))
+    if chosen.json:
+        write(trace, chosen.json)
+    if chosen.plot:
+        summary.plot(trace, chosen.plot)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what `arguments` (else the command line) ask for; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.workloads", description=__doc__)
+    parser.add_argument("task", metavar="TASK", nargs="?", help="one of the seven tasks, or a trace file")
+    parser.add_argument("--prompts", type=int, metavar="N", help="prompts a step (default: the task's)")
+    parser.add_argument("--samples", type=int, metavar="N", help="responses a prompt (default: the task's)")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: 4)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same gives the same (default: 0)")
+    parser.add_argument("--scale", type=float, metavar="X", help="so many times the prompts (default: 1)")
+    parser.add_argument("--cycle", action="store_true", help="of a file: reuse inputs where there are more outputs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the trace, to be read again")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions, to a .png, .pdf or .svg")
+    chosen = parser.parse_args(arguments)
+    if chosen.task is None:
+        return distances()
+    try:
+        return shown(chosen)
+    except ValueError as error:
+        parser.error(str(error))
+    except (DataplaneError, OSError) as error:
+        print(f"bench.workloads: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.tables import percentiles, task
-from dataplane.workloads.trace import Step, Trace
+from bench.workloads.tables import percentiles, task
+from bench.workloads.trace import Step, Trace
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 FLOORS = [
     {"errors"},
     {"config", "clock", "threads", "waiting", "workers", "device"},
-    {"batch", "workloads", "replication", "coordinator"},
+    {"batch", "replication", "coordinator"},
     {"store", "stream"},
     {"table", "history", "recording", "weights"},
     {"wire"},
@@ -46,9 +46,9 @@ NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room 
 #: Doors into other systems stand on the client alone.
 NARROWER = {"integrations": {"client", "history", "batch", "errors", "config", "clock", "aio", "dataplane"}}
 
-#: A batch is a value, and so is a workload; a replica is handed its events and the time: these would let them reach out
+#: A batch is a value; a replica is handed its events and the time: these would let them reach out
 #: of the process.
-PURE = {"batch", "workloads", "replication", "history", "weights"}
+PURE = {"batch", "replication", "history", "weights"}
 #: A replica reads no clock and draws nothing either, so a run of many is a seed.
 DRAWN = {"time", "random", "secrets", "uuid", "datetime"}
 IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
@@ -247,7 +247,6 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.batch.rows", "from ..store.arena import Arena"),
         ("dataplane.batch.rows", "def f():\n    import dataplane.wire.messages"),
         ("dataplane.store.arena", "from dataplane import stream"),
-        ("dataplane.workloads.trace", "from dataplane.batch import rows"),
         ("dataplane.stream.home", "import dataplane.store"),
         ("dataplane.replication.replica", "from dataplane.coordinator.base import Coordinator"),
         ("dataplane.replication.storage", "from dataplane.store import spill"),

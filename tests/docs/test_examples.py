@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from bench.workloads import __main__ as workloads
 from dataplane import cli, config, errors
 from dataplane.client.loader import Loader
 from dataplane.client.sync_histories import History
@@ -257,7 +258,7 @@ def test_operations_has_every_option(command: str, capsys: pytest.CaptureFixture
 
 def test_workloads_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["bench", "workload", "--help"])
+        workloads.main(["--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
     assert options == set(re.findall(r"^\| `(--[a-z-]+)", text_of("docs/workloads.md"), re.MULTILINE))
 

@@ -21,7 +21,7 @@ from bench.replaying.fitting import why_not
 from bench.replaying.implied import implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
-from dataplane.workloads import Step, Trace, generate, write
+from bench.workloads import Step, Trace, generate, write
 from tests.cases import each_case
 
 PACE = Pace(token_s=0.1, reference_token_s=0.01, train_token_s=0.02)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import SchemaMismatch
-from dataplane.workloads import Step
+from bench.workloads import Step
 from tests.cases import each_case
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
-from dataplane.workloads.drafting import StepDraft
-from dataplane.workloads.located import (
+from bench.workloads.drafting import StepDraft
+from bench.workloads.located import (
     Malformed,
     Path,
     all_seconds,
@@ -29,7 +29,7 @@ from dataplane.workloads.located import (
     shown_path,
     whole,
 )
-from dataplane.workloads.trace import Step, Trace
+from bench.workloads.trace import Step, Trace
 
 Unpaired = Literal["refuse", "cycle"]
 

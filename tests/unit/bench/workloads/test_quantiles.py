@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.workloads.quantiles import Quantiles, spread
+from bench.workloads.quantiles import Quantiles, spread
 
 
 def test_between_percentiles_is_linear() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.groups import normal_correlation
-from dataplane.workloads.quantiles import Quantiles, scattered, spread, tokens
-from dataplane.workloads.tables import Task, percentiles
+from bench.workloads.groups import normal_correlation
+from bench.workloads.quantiles import Quantiles, scattered, spread, tokens
+from bench.workloads.tables import Task, percentiles
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

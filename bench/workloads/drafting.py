@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.workloads.trace import ARRAYS, Step
+from bench.workloads.trace import ARRAYS, Step
 
 
 class StepDraft:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bench.workloads.distance import distance, figures
-from dataplane.workloads import TASKS, Trace, generate
-from dataplane.workloads.tables import task
-from dataplane.workloads.trace import ARRAYS
+from bench.workloads import TASKS, Trace, generate
+from bench.workloads.tables import task
+from bench.workloads.trace import ARRAYS
 from tests.cases import each_case
 
 ROOT = Path(__file__).parents[3]

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
-from dataplane.workloads import groups, mixture, searching, vision
-from dataplane.workloads.quantiles import scattered, tokens
-from dataplane.workloads.tables import Task, task
-from dataplane.workloads.trace import ARRAYS, Ints, Step, Trace
+from bench.workloads import groups, mixture, searching, vision
+from bench.workloads.quantiles import scattered, tokens
+from bench.workloads.tables import Task, task
+from bench.workloads.trace import ARRAYS, Ints, Step, Trace
 
 #: Responses of a trace, which is made at once: some 120 bytes for each turn.
 MOST_RESPONSES = 1 << 24

@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 from dataplane.errors import SchemaMismatch
-from dataplane.workloads import stepfiles
-from dataplane.workloads.located import Malformed, line_of, parse
-from dataplane.workloads.stepfiles import Unpaired
-from dataplane.workloads.steplogs import Log
-from dataplane.workloads.trace import Step, Trace
+from bench.workloads import stepfiles
+from bench.workloads.located import Malformed, line_of, parse
+from bench.workloads.stepfiles import Unpaired
+from bench.workloads.steplogs import Log
+from bench.workloads.trace import Step, Trace
 
 #: The names of step logs in a directory of PolyTrace's.
 LOGS = ("packed_lengths_step_*.jsonl", "multiturn_workload_step_*.jsonl")

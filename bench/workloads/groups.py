@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.quantiles import spread
+from bench.workloads.quantiles import spread
 
 Floats = npt.NDArray[np.float64]
 

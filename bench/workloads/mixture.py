@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.quantiles import Quantiles, scattered, spread, tokens
+from bench.workloads.quantiles import Quantiles, scattered, spread, tokens
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

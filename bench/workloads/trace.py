@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import SchemaMismatch
-from dataplane.workloads.vision import PATCH_BYTES
+from bench.workloads.vision import PATCH_BYTES
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
