@@ -20,6 +20,7 @@ import dataplane as dp
 from bench import workload
 from bench.measure import Row, row, table, timed, write_json
 from bench.peers import inside as peers
+from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.stream.admission import Entry
@@ -30,7 +31,6 @@ from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
-from bench.workloads import generate
 
 RUNS = 7
 BLOCK = 1024

@@ -320,17 +320,19 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment says: the address to attach to (or None), the directories to use, and whether events are
-    recorded for traces and histograms."""
+    """What the environment says: the address to attach to (or None), the directories to use (of spilled rows, of
+    sockets, and of what this user's nodes keep), and whether events are recorded for traces and histograms."""
 
     address: str | None
     spill_dir: str
     runtime_dir: str
+    state_dir: str
     observe: bool = True
 
 
 def environment() -> Environment:
-    """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $DATAPLANE_OBSERVE, $XDG_RUNTIME_DIR, $TMPDIR."""
+    """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $DATAPLANE_OBSERVE, $XDG_RUNTIME_DIR, $TMPDIR,
+    $XDG_STATE_HOME, $HOME."""
     temporary = tempfile.gettempdir()
     durable = "/var/tmp" if os.access("/var/tmp", os.W_OK) else temporary  # /tmp may be memory
     runtime = (os.environ.get("XDG_RUNTIME_DIR", ""), temporary, "/tmp")
@@ -338,8 +340,17 @@ def environment() -> Environment:
         address=os.environ.get("DATAPLANE_ADDRESS") or None,
         spill_dir=os.environ.get("DATAPLANE_SPILL_DIR") or durable,
         runtime_dir=next((each for each in runtime if _for_sockets(each)), temporary),
+        state_dir=_state_dir(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), durable),
         observe=os.environ.get("DATAPLANE_OBSERVE", "") != "0",
     )
+
+
+def _state_dir(home: str, durable: str) -> str:
+    """A directory of this user's own, in `home` if that can be had (XDG Base Directory Specification)."""
+    there = next((each for each in (Path(home), *Path(home).parents) if each.is_dir()), None)
+    if os.path.isabs(home) and there is not None and os.access(there, os.W_OK):
+        return f"{home}/dataplane"
+    return f"{durable}/dataplane-{os.getuid()}"
 
 
 def _for_sockets(directory: str) -> bool:

@@ -22,6 +22,10 @@ from hypothesis import settings
 if len(tempfile.gettempdir()) > 40:  # sockets of multiprocessing's servers would have too long a path (unix(7))
     tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
+if "XDG_STATE_HOME" not in os.environ:  # where nodes without a key have this user's
+    _state = tempfile.TemporaryDirectory(prefix="dataplane-state-")
+    os.environ["XDG_STATE_HOME"] = _state.name
+
 settings.register_profile("any pace", deadline=None)
 settings.load_profile("any pace")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.workloads import generate
 from dataplane.history.drafter import COST
 from dataplane.history.lengths import Floats, Lengths, Past, predict
 from dataplane.history.scheduling import BASE, Schedule, plan
 from dataplane.history.timeline import Rollouts
-from bench.workloads import generate
 
 TASKS = ("video_understanding_7b", "math_dapo_32b", "code_14b", "search_7b")
 WORKERS = (8, 16, 32, 64)

@@ -21,6 +21,7 @@ import numpy as np
 import dataplane as dp
 from bench.pipelines import demo, waits
 from bench.pipelines.running import by_turns
+from bench.workloads import generate
 from dataplane.pipeline import (
     Cluster,
     Cost,
@@ -36,7 +37,6 @@ from dataplane.pipeline import (
     measure_cluster,
     plan,
 )
-from bench.workloads import generate
 
 ROUNDS = 5
 MODEL_ERROR = 0.1  # that the performance model is held to: less than that is not sure to be a gain

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import LimitExceeded
 from bench.workloads import groups, mixture, searching, vision
 from bench.workloads.quantiles import scattered, tokens
 from bench.workloads.tables import Task, task
 from bench.workloads.trace import ARRAYS, Ints, Step, Trace
+from dataplane.errors import LimitExceeded
 
 #: Responses of a trace, which is made at once: some 120 bytes for each turn.
 MOST_RESPONSES = 1 << 24

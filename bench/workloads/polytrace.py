@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dataplane.errors import SchemaMismatch
 from bench.workloads import stepfiles
 from bench.workloads.located import Malformed, line_of, parse
 from bench.workloads.stepfiles import Unpaired
 from bench.workloads.steplogs import Log
 from bench.workloads.trace import Step, Trace
+from dataplane.errors import SchemaMismatch
 
 #: The names of step logs in a directory of PolyTrace's.
 LOGS = ("packed_lengths_step_*.jsonl", "multiturn_workload_step_*.jsonl")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dataplane.config import format_size
 from bench.workloads.trace import Floats, Trace
+from dataplane.config import format_size
 
 _PERCENTILES = (1, 10, 50, 90, 99)
 

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import SchemaMismatch
 from bench.workloads.vision import PATCH_BYTES
+from dataplane.errors import SchemaMismatch
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

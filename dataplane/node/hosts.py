@@ -18,7 +18,7 @@ from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
 from dataplane.cluster.joining import Cluster
 from dataplane.cluster.membership import Member, Membership
-from dataplane.config import ClusterConfig
+from dataplane.config import ClusterConfig, environment
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.machines import machine
@@ -107,7 +107,8 @@ class Hosts:
         self._node = node
         self._store = store
         self._key = None if config.key is None else auth.load(Path(config.key))
-        self._peers = Peers(config.listen, self._key, self._answer, freed=freed)
+        key = self._key or auth.own(Path(environment().state_dir))
+        self._peers = Peers(config.listen, key, self._answer, freed=freed)
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0

@@ -2,13 +2,15 @@
 
 It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to those that it connects
 to, and is served by those alone that have the same. Who has the file is a member, so it is readable by its owner alone,
-as an SSH key is.
+as an SSH key is. Nodes that are given no key listen on loopback alone, and have one of their user's (`own`).
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +41,28 @@ def generate(path: Path) -> Key:
         file.write(content)
     _, public, secret, _ = content.split(b"\n")
     return Key(public, secret)
+
+
+def own(directory: Path) -> Key:
+    """The key of this user's nodes on this host, in a directory of the user's; made by the first. Raises OSError, and
+    ValueError where the directory is another user's or open to others, or as `load`."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ValueError(
+            f"{directory} is another user's, or open to others, and the key of this user's nodes is not safe there: set"
+            " XDG_STATE_HOME to a directory of yours, or give the nodes a key (dataplane keygen FILE)"
+        )
+    path = directory / "key"
+    if not path.exists():
+        made = directory / f"key-{secrets.token_hex(4)}"
+        generate(made)
+        try:
+            with suppress(FileExistsError):  # another node was first
+                os.link(made, path)
+        finally:
+            made.unlink()
+    return load(path)
 
 
 def load(path: Path) -> Key:

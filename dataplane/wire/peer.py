@@ -2,11 +2,10 @@
 
 A node answers on one ROUTER socket, and asks each other node over a DEALER of its own. No payload crosses here.
 
-What always holds: nothing is decoded of who has not the cluster's key or, where there is none, is another user
-(`wire.loopback`); every request has a
-deadline, after which it raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a
-time than is answered, or keeps more bytes here than may wait, hears Backpressure, to ask again, and what does not even
-fit into ZeroMQ's queues is dropped; a request whose number can be read gets one answer, whatever decoding it, doing it
+What always holds: nothing is decoded of who has not the cluster's key; every request has a deadline, after which it
+raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a time than is answered, or
+keeps more bytes here than may wait, hears Backpressure, to ask again, and what does not even fit into ZeroMQ's queues
+is dropped; a request whose number can be read gets one answer, whatever decoding it, doing it
 or encoding its reply raises (`wire.boundary`), and what has none is dropped and counted, with a line in the log that
 names its sender; nothing is connected to but tcp://HOST:PORT.
 """
@@ -14,9 +13,9 @@ names its sender; nothing is connected to but tcp://HOST:PORT.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import logging
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
@@ -33,7 +32,6 @@ from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, Prot
 from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
 from dataplane.wire.complaints import Complaints
-from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer_messages import PeerReply, PeerRequest
@@ -77,7 +75,7 @@ class Peers:
     """One node's end of all control channels. `start` it in the loop that it is used from."""
 
     def __init__(
-        self, listen: str, key: Key | None, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
+        self, listen: str, key: Key, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
         """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` gives the reply, at once or to be awaited, or
         raises a DataplaneError. `freed` is called with the bytes of a large message that has come."""
@@ -89,7 +87,6 @@ class Peers:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
         self._router: _Socket | None = None
-        self._relay: Relay | None = None
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,39 +107,20 @@ class Peers:
         try:
             _limit(router, self._listen)
             router.set(zmq.ROUTER_MANDATORY, 1)
-            if self._key is not None:
-                router.zap_domain = _DOMAIN.encode()
-                router.curve_server = True
-                router.curve_publickey, router.curve_secretkey = self._key.public, self._key.secret
-                self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(zmq.asyncio.Context(self._context))
-                self._authenticator.start()
-                self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
-                router.bind(self._listen)
-                self.address = router.get_string(zmq.LAST_ENDPOINT)
-            else:
-                self._listen_to_own_user(router)
+            router.zap_domain = _DOMAIN.encode()
+            router.curve_server = True
+            router.curve_publickey, router.curve_secretkey = self._key.public, self._key.secret
+            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(zmq.asyncio.Context(self._context))
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
+            router.bind(self._listen)
+            self.address = router.get_string(zmq.LAST_ENDPOINT)
             self._router = _Socket(router, self._asked)
         except BaseException as error:
             router.close(linger=0)
             if isinstance(error, zmq.ZMQError):
                 raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
             raise
-
-    def _listen_to_own_user(self, router: zmq.Socket[bytes]) -> None:
-        """See `wire.loopback`."""
-        try:
-            listener = listening(self._listen)
-        except OSError as error:
-            raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror or error}") from None
-        try:
-            name = private_name()
-            router.set(zmq.IPC_FILTER_PID, os.getpid())
-            router.bind(f"ipc://@{name}")
-            self._relay = heard_at(listener, name)
-        except BaseException:
-            listener.close()
-            raise
-        self.address = address_of(listener)
 
     def next_id(self) -> int:
         """A number for a request."""
@@ -303,9 +281,6 @@ class Peers:
             await asyncio.sleep(0)  # its task ends, and lets go of a descriptor whose number others may get
         if router is not None:
             router.close()
-        if self._relay is not None:
-            self._relay.close()
-            await asyncio.sleep(0)  # what it ends lets go of its sockets
         self._context.term()
 
 
@@ -374,15 +349,22 @@ def check_address(address: str) -> None:
     check_host_port(address.removeprefix("tcp://"))
 
 
+def _on_loopback(address: str) -> bool:
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class _Link:
     """The way to one other node. Raises PeerUnavailable for what is no address, and where there are no more sockets."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None, closed: Callable[[str], None]
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key, closed: Callable[[str], None]
     ) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
-        self._relay: Relay | None = None
         try:
             check_address(address)
         except ValueError as error:
@@ -395,21 +377,17 @@ class _Link:
             with ExitStack() as undo:
                 undo.callback(dealer.close, linger=0)
                 _limit(dealer, address)
-                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor).
-                monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor); on this machine
+                # also when none could be had, since who refuses there has ended.
+                events = zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if _on_loopback(address) else 0)
+                monitor = dealer.get_monitor_socket(events)
                 undo.callback(monitor.close, linger=0)
                 undo.callback(dealer.disable_monitor)
                 self._monitor = _Socket(monitor, lambda parts: closed(address))
                 undo.callback(self._monitor.close)
-                if key is not None:
-                    dealer.curve_serverkey = dealer.curve_publickey = key.public
-                    dealer.curve_secretkey = key.secret
-                    dealer.connect(address)
-                else:
-                    name = private_name()
-                    self._relay = reached_by(name, address)
-                    undo.callback(self._relay.close)
-                    dealer.connect(f"ipc://@{name}")
+                dealer.curve_serverkey = dealer.curve_publickey = key.public
+                dealer.curve_secretkey = key.secret
+                dealer.connect(address)
                 self._dealer = dealer
                 self.socket = _Socket(dealer, self._heard)
                 undo.pop_all()
@@ -439,8 +417,6 @@ class _Link:
             if not future.cancelled():
                 future.exception()  # its waiter may have gone
         self.socket.close()
-        if self._relay is not None:
-            self._relay.close()
 
 
 class _Members:

@@ -14,7 +14,7 @@ import zmq
 
 import dataplane as dp
 from dataplane.wire import peer_messages as pm
-from tests import etcd
+from tests import etcd, keys
 from tests.attack.neighbour import Neighbour, Node, Unharmed
 from tests.chaos.frames import Frames
 
@@ -72,5 +72,6 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
 def _connected(context: zmq.Context[Any], node: Node) -> zmq.Socket[Any]:
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
+    keys.speak(socket, keys.of_this_user())
     socket.connect(node.listens)
     return socket

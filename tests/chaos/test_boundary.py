@@ -21,6 +21,7 @@ import zmq
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from tests import keys
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
 from tests.etcd import cluster
@@ -128,6 +129,7 @@ def test_every_request_of_another_node_is_answered(node: Node, tokens: list[byte
     socket = context.socket(zmq.DEALER)
     try:
         socket.linger = 0
+        keys.speak(socket, keys.of_this_user())
         socket.connect(node.listens)
         missing = set()
         for kind in frames.kinds * ROUNDS:
@@ -150,6 +152,7 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     socket = context.socket(zmq.DEALER)
     try:
         socket.linger = 0
+        keys.speak(socket, keys.of_this_user())
         socket.connect(node.listens)
         consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
         no_rows = msgspec.msgpack.encode(consume)  # which no node asks

@@ -26,6 +26,7 @@ from dataplane.cluster.membership import Member
 from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
+from tests import keys
 from tests.integration.test_hosts import Host, members, together
 from tests.processes import MIB, WAIT_S, eventually, pattern
 
@@ -69,17 +70,22 @@ def still_well(nodes: Nodes) -> None:
 
 
 class Voice:
-    """A ZeroMQ socket that speaks to a node: with the cluster's key, another, or none."""
+    """A ZeroMQ socket that speaks to a node: with the cluster's key, another, or none. `key`: the cluster's; None for
+    that of nodes that are given none."""
 
     def __init__(
-        self, context: zmq.Context[Any], address: str, key: auth.Key | None, own: auth.Key | None = None
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        key: auth.Key | None,
+        own: auth.Key | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
-        if key is not None:
-            self._socket.curve_serverkey = key.public
-            own = own or key
-            self._socket.curve_publickey, self._socket.curve_secretkey = own.public, own.secret
+        if not plain:
+            keys.speak(self._socket, key or keys.of_this_user(), own)
         self._socket.connect(address)
 
     def say(self, what: bytes, *, wait_s: float = 0.0) -> None:
@@ -149,16 +155,14 @@ def port_of_bytes(nodes: Nodes) -> str:
 
 
 def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | None) -> None:
-    right = loaded(key)
-    if right is None:
-        pytest.skip("everybody on this host may ask, without a key")
+    right = loaded(key) or keys.of_this_user()
     other = auth.Key(*zmq.curve_keypair())
     ref = nodes[1][0].put({"x": pattern(1, SIZE)})
     (_, shard) = ref.shards()[0]
     with voices() as voice:
         address = nodes[0][0].listens
         strangers = [
-            voice(address, None),
+            voice(address, None, plain=True),
             voice(address, other),
             voice(address, right, own=other),
         ]
@@ -347,6 +351,8 @@ class Liar:
 
     def _lie(self) -> None:
         router = self._context.socket(zmq.ROUTER)
+        router.curve_server, key = True, keys.of_this_user()
+        router.curve_publickey, router.curve_secretkey = key.public, key.secret
         try:
             address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
             asyncio.run(register(self._host.joins, self.node, address))

@@ -26,6 +26,7 @@ from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import Tables, Tabling
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
+from dataplane.wire.auth import Key
 from dataplane.wire.messages import Message
 from dataplane.wire.peer import Peers
 
@@ -42,7 +43,7 @@ class Durable:
         self._homes = homes
         keeping, retained = Keeping(store), Retained(homes)
         self._columns = DurableColumns(keeping, store, homes, retained)
-        peers = Peers("", None, _unasked)  # never started: nobody is reached
+        peers = Peers("", Key(b"", b""), _unasked)  # never started: nobody is reached
         self.partitions = AlonePartitions(keeping, peers, machine, opening, self._columns.settled)
         self._columns.partitions = self.partitions
         self.service = ClusteredStreams(node, self.partitions, retained, peers, life, keep=self._columns.keep)

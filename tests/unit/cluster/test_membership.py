@@ -25,6 +25,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
 from tests.etcd import EtcdServer, needs_etcd
+from tests.keys import KEY
 from tests.unit.cluster.line import Line
 
 LEASE_S = 2.0
@@ -46,7 +47,7 @@ class Node:
     """A membership with its detector and channel, and a line of its own to the coordinator."""
 
     def __init__(self, name: str, coordinator: Coordinator, life: int, key: Key | None, lease_s: float, **more: Any):
-        self.peers = Peers("tcp://127.0.0.1:0", None, lambda request: Done(request.id))
+        self.peers = Peers("tcp://127.0.0.1:0", KEY, lambda request: Done(request.id))
         self.peers.start()
         self.me = Member(life, self.peers.address, transports={"tcp": f"transport of {name}"}, **more)
         self.line = Line(coordinator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,32 @@ NONE = {
 def test_what_is_no_key_is_refused(tmp_path: Path, what: str) -> None:
     with pytest.raises(ValueError, match=r"is no key; `dataplane keygen FILE`"):
         auth.load(write(tmp_path / "key", NONE[what]))
+
+
+def test_nodes_that_are_given_no_key_have_one_of_their_user(tmp_path: Path) -> None:
+    """Also those that start at once."""
+    directory = tmp_path / "state" / "dataplane"
+    with ThreadPoolExecutor(8) as threads:
+        keys = set(threads.map(auth.own, [directory] * 16))
+    assert len(keys) == 1
+    assert [each.name for each in directory.iterdir()] == ["key"]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert auth.own(directory) in keys
+
+
+@each_case("mode", [0o720, 0o702, 0o777])
+def test_no_key_is_taken_from_a_directory_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(ValueError, match="XDG_STATE_HOME"):
+        auth.own(tmp_path / "open")
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_no_key_is_taken_from_a_directory_of_another_user(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 65534, 65534)
+    with pytest.raises(ValueError, match="another user's"):
+        auth.own(theirs)

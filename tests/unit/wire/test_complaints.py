@@ -35,11 +35,13 @@ async def test_the_count_is_told_also_if_nothing_more_comes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(complaints, "EACH_S", 0.01)
-    complain = Complaints(LOG)
+    now = 100.0
+    complain = Complaints(LOG, clock=lambda: now)
     for _ in range(MOST + 3):
         complain.log(logging.WARNING, "a", "nonsense")
+    now += 1.0
     said(caplog)
     async with asyncio.timeout(30):
         while not caplog.records:
             await asyncio.sleep(0.01)
-    assert said(caplog) == ["a: 3 more of this kind in 0 s"]
+    assert said(caplog) == ["a: 3 more of this kind in 1 s"]

@@ -1,4 +1,4 @@
-"""The control channel between nodes: over real sockets, with and without a key, and against who speaks nonsense."""
+"""The control channel between nodes: over real sockets, with keys, and against who speaks nonsense."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from dataplane.wire.messages import MAX_FRAME, Done, Message
 from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pack
 from dataplane.wire.peer import Peers
 from tests.cases import each_case
+from tests.keys import KEY, speak
 
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
@@ -47,7 +48,7 @@ async def start() -> AsyncIterator[Start]:
 
     def one(
         answer: Callable[[Any], Message | Awaitable[Message]] = done,
-        key: Key | None = None,
+        key: Key = KEY,
         listen: str = ANY,
         freed: Callable[[int], object] = lambda nbytes: None,
     ) -> Peers:
@@ -74,16 +75,6 @@ def strays(peers: Peers) -> list[zmq.Socket[bytes]]:
     return [each for each in made if id(each) not in known]
 
 
-@pytest.fixture(scope="module")
-def key() -> Key:
-    return Key(*zmq.curve_keypair())
-
-
-@pytest.fixture(scope="module")
-def other_key() -> Key:
-    return Key(*zmq.curve_keypair())
-
-
 def withdraw(peers: Peers, ticket: bytes = b"ticket") -> pm.Withdraw:
     return pm.Withdraw(peers.next_id(), b"node", ticket)
 
@@ -99,12 +90,6 @@ def watches_no(monkeypatch: pytest.MonkeyPatch, callback: str) -> None:
         add_reader(fd, call, *args)
 
     monkeypatch.setattr(loop, "add_reader", watch)
-
-
-def listeners() -> list[str]:
-    """The sockets without a place in a directory at which this process listens."""
-    with open("/proc/net/unix") as table:
-        return sorted(line.split()[-1] for line in table if f"@dataplane-{os.getpid()}-" in line)
 
 
 async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
@@ -123,7 +108,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     two = start()
-    monkeypatch.setattr(peer, "MAX_SOCKETS", 1)
+    monkeypatch.setattr(peer, "MAX_SOCKETS", 2)  # to answer on, and to be asked who may ask
     one = start()
     with pytest.raises(PeerUnavailable, match="no way to"):
         await one.request(two.address, withdraw(one), Done, 5.0)
@@ -272,25 +257,24 @@ async def test_what_is_no_address_raises_as_everything_does(start: Start, addres
 # Keys
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [("other_key", "key"), (None, "key"), ("key", None)], ids=["wrong", "none", "needless"]
-)
-async def test_who_has_another_key_or_none_is_not_heard(
-    start: Start, request: pytest.FixtureRequest, ours: str | None, theirs: str | None
-) -> None:
+@each_case("keyed", [True, False])
+async def test_who_has_another_key_or_none_is_not_heard(start: Start, keyed: bool) -> None:
     heard: list[Any] = []
 
     async def answer(message: Any) -> Message:
         heard.append(message)
         return Done(message.id)
 
-    theirs_key = request.getfixturevalue(theirs) if theirs else None
-    one = start(key=request.getfixturevalue(ours) if ours else None)
-    other = start(answer, key=theirs_key)
-    with pytest.raises(PeerUnavailable):
-        await asks(one, other, SOON_S)
+    other = start(answer)
+    if keyed:
+        with pytest.raises(PeerUnavailable):
+            await asks(start(key=Key(*zmq.curve_keypair())), other, SOON_S)
+    else:
+        with Raw(other.address, None) as raw:
+            raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
+            assert not raw.socket.poll(int(SOON_S * 1000))
     assert heard == []
-    await asks(start(key=theirs_key), other)
+    await asks(start(), other)
     assert len(heard) == 1
 
 
@@ -300,15 +284,13 @@ async def test_who_has_another_key_or_none_is_not_heard(
 class Raw:
     """A DEALER that says what it likes."""
 
-    def __init__(self, address: str, server: Key | None = None, own: Key | None = None) -> None:
+    def __init__(self, address: str, key: Key | None = KEY) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.rcvtimeo = 5000
-        if server is not None:
-            own = own or server
-            self.socket.curve_serverkey = server.public
-            self.socket.curve_publickey, self.socket.curve_secretkey = own.public, own.secret
+        if key is not None:
+            speak(self.socket, key)
         self.socket.connect(address)
 
     def __enter__(self) -> Raw:
@@ -350,19 +332,12 @@ NUMBERS = {
 """Of those whose number can be read."""
 
 
-@pytest.fixture(params=["without a key", "with the key"])
-def shared(request: pytest.FixtureRequest, key: Key) -> Key | None:
-    return key if request.param == "with the key" else None
-
-
 @each_case("what", GARBAGE)
-async def test_what_is_no_message_is_passed_over(
-    start: Start, shared: Key | None, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_is_no_message_is_passed_over(start: Start, what: str, caplog: pytest.LogCaptureFixture) -> None:
     """Also for who sent it: the next is answered. Where it has a number that can be read, it is answered under that;
     else it is counted. The log has one line of it, which names its sender."""
-    other = start(key=shared)
-    with Raw(other.address, shared) as raw:
+    other = start()
+    with Raw(other.address) as raw:
         raw.socket.send_multipart(GARBAGE[what])
         raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
         answers = []
@@ -376,21 +351,21 @@ async def test_what_is_no_message_is_passed_over(
     assert caplog.text.count("no message") == len(caplog.records) == 1
     assert "peer " in caplog.text
     assert "Traceback" not in caplog.text
-    await asks(start(key=shared), other)
+    await asks(start(), other)
 
 
 @each_case("length", [MAX_FRAME + 1, 4 * MAX_FRAME])
-async def test_a_message_that_is_too_large_is_not_taken(start: Start, shared: Key | None, length: int) -> None:
+async def test_a_message_that_is_too_large_is_not_taken(start: Start, length: int) -> None:
     heard: list[Any] = []
 
     async def answer(message: Any) -> Message:
         heard.append(message)
         return Done(message.id)
 
-    other = start(answer, key=shared)
-    with Raw(other.address, shared) as raw:
+    other = start(answer)
+    with Raw(other.address) as raw:
         raw.socket.send(encode(pm.Withdraw(1, b"", bytes(length))))
-        await asks(start(key=shared), other)
+        await asks(start(), other)
     assert [len(message.ticket) for message in heard] == [6]
 
 
@@ -414,6 +389,8 @@ async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixt
         router = context.socket(zmq.ROUTER)
         router.linger = 0
         router.rcvtimeo = 5000
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = KEY.public, KEY.secret
         port = router.bind_to_random_port("tcp://127.0.0.1")
         one = start()
         address = f"tcp://127.0.0.1:{port}"
@@ -475,35 +452,29 @@ async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
     await one.aclose()
     with pytest.raises(PeerUnavailable, match="stopped"):
         await asks(one, other)
-    never = Peers(ANY, None, done)
+    never = Peers(ANY, KEY, done)
     await never.aclose()
     await never.aclose()
 
 
-WATCHED = [("_accept", False), ("_take", False), ("_take", True)]
-
-
-@each_case(("callback", "keyed"), WATCHED)
 async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
-    start: Start, key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is opened once it can be."""
-    one, other = (start(key=key if keyed else None) for _ in range(2))
-    there = listeners()
+    one, other = start(), start()
     with monkeypatch.context() as patch:
-        watches_no(patch, callback)
+        watches_no(patch, "_take")
         for _ in range(3):
             with pytest.raises(PeerUnavailable, match=os.strerror(errno.ENOSPC)):
                 await asks(one, other)
-    assert (listeners(), strays(one)) == (there, [])
+    assert strays(one) == []
     await asks(one, other)
 
 
 # Frames of partitions
 
 
-@each_case("keyed", [True, False])
-async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start, key: Key, keyed: bool) -> None:
+async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start) -> None:
     heard: list[Frame] = []
     come = asyncio.Event()
 
@@ -512,8 +483,7 @@ async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start, k
         come.set()
         return Done(0)  # which nobody is told
 
-    there = start(answer, key if keyed else None)
-    here = start(key=key if keyed else None)
+    there, here = start(answer), start()
     closed = asyncio.Event()
     told: list[str] = []
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.workloads.distance import distance, figures
 from bench.workloads import TASKS, Trace, generate
+from bench.workloads.distance import distance, figures
 from bench.workloads.tables import task
 from bench.workloads.trace import ARRAYS
 from tests.cases import each_case
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 each_task = each_case("name", TASKS)
 
@@ -53,7 +53,7 @@ def test_the_distance_tells_other_distributions_apart() -> None:
 
 def test_a_process_makes_what_another_made() -> None:
     script = (
-        "from tests.unit.workloads.test_generator import TASKS, digest, generate\n"
+        "from tests.unit.bench.workloads.test_generator import TASKS, digest, generate\n"
         "print(*[digest(generate(name, prompts=24, samples=3, steps=3, seed=7)) for name in TASKS])"
     )
     environment = os.environ | {"PYTHONHASHSEED": "1234", "PYTHONPATH": str(ROOT)}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataplane.errors import SchemaMismatch
 from bench.workloads import TASKS, generate, read, write
 from bench.workloads.trace import ARRAYS
+from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 
 # Lines as PolyTrace's logs of a video task and of its search task have them.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import bench.workloads
-import bench.workloads
 from bench.workloads.tables import TASKS, percentiles, task
 from tests.cases import each_case
 

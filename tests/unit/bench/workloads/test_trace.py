@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.errors import SchemaMismatch
 from bench.workloads import Step
+from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 
 

@@ -25,6 +25,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
+from tests.keys import KEY
 from tests.processes import WAIT_S
 from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
 from tests.unit.node.partitions.machine import Machine, opening
@@ -48,7 +49,7 @@ class Bench(Partitions):
         logs: Logs = in_memory,
         host: str = "",
         keeps: bool = False,
-        key: Key | None = None,
+        key: Key = KEY,
         listen: str = "tcp://127.0.0.1:0",
         lease_s: float = 1.0,
         lost_s: float = 60.0,

@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-import zmq
 
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.storage import MemoryStorage, Operation, Storage
-from dataplane.wire.auth import Key
-from tests.cases import each_case
 from tests.unit.node.partitions.bench import SETTINGS, benches, until
 
 P = "streams/rollouts/1"
@@ -34,10 +31,8 @@ async def test_a_new_partition_answers_at_once_and_has_a_follower_soon() -> None
         await until(lambda: follower.machine.state.rows == ["x", "y", "z"])  # type: ignore[attr-defined]
 
 
-@each_case("keyed", [True, False])
-async def test_a_follower_leads_at_once_when_the_leaders_process_has_ended(keyed: bool) -> None:
-    key = Key(*zmq.curve_keypair()) if keyed else None
-    async with benches(3, key=key, settings=PATIENT) as (a, b, c):
+async def test_a_follower_leads_at_once_when_the_leaders_process_has_ended() -> None:
+    async with benches(3, settings=PATIENT) as (a, b, c):
         await a.replicas.create(P, "n0")
         await a.append(P, "x")
         await until(lambda: a.led(P))

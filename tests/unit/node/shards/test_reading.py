@@ -21,6 +21,7 @@ from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
+from tests.keys import KEY
 from tests.unit.node.shards.members import Members
 
 ANY, OWNER, ME = "tcp://127.0.0.1:0", b"owner", b"me"
@@ -40,7 +41,7 @@ class Owner:
             os.pwrite(fd, CONTENT, 0)
         parts = [CONTENT[start : start + CHUNK] for start in range(0, SIZE, CHUNK)]
         self.sums = b"".join(xxhash.xxh3_64_digest(part)[::-1] for part in parts)
-        self.peers = Peers(ANY, None, self._answer)
+        self.peers = Peers(ANY, KEY, self._answer)
 
     def damage(self, offset: int) -> None:
         os.pwrite(self.fds[0], bytes([CONTENT[offset] ^ 1]), offset)
@@ -72,7 +73,7 @@ async def reading(owner: Owner) -> AsyncIterator[Reading]:
     there = Member(1, owner.peers.address, transports={"tcp": owner.tcp.address})
     tcp, peers, members = (
         Tcp("127.0.0.1"),
-        Peers(ANY, None, lambda request: Done(request.id)),
+        Peers(ANY, KEY, lambda request: Done(request.id)),
         Members(of={OWNER: there}),
     )
     await tcp.start()
