@@ -1,7 +1,7 @@
 """Appends of this node's clients to one partition that come together: one request, one command, one block of rows.
 
 A leader spends its time on requests, not on rows. What the clients of a node append in one turn of its loop, or while
-requests before it are under way, goes together (group commit), as Kafka's producers batch records.
+the request before it is under way, goes together (group commit), as Kafka's producers batch records.
 
 What always holds: each append has the sequence of its client, so it is done once, with others or by itself. Where the
 partition does not take them together each is asked for by itself, and is told its own error.
@@ -24,7 +24,6 @@ from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.router import Router
 from dataplane.stream import requests as r
 
-_UNDER_WAY = 2  # requests of one partition at a time
 _MOST = 256  # appends of one request
 _ROWS = 16  # of an append that goes with others: more is worth a request of its own
 _ASK_S = 10.0
@@ -44,8 +43,8 @@ class _Queue:
     """The appends to one partition."""
 
     waiting: list[_Waiting] = field(default_factory=list)
-    scheduled: bool = False
-    under_way: int = 0
+    busy: bool = False
+    """Whether it is looked at soon, or a request is under way."""
 
 
 class Together:
@@ -75,29 +74,24 @@ class Together:
         return None if first is None else r.Appended(first, len(asked.ref), True)
 
     def _schedule(self, partition: str, queue: _Queue) -> None:
-        if not queue.scheduled and queue.under_way < _UNDER_WAY:
-            queue.scheduled = True
+        if not queue.busy:
+            queue.busy = True
             asyncio.get_running_loop().call_soon(self._flush, partition, queue)
 
     def _flush(self, partition: str, queue: _Queue) -> None:
-        queue.scheduled = False
+        """Ask for the first appends of one kind that wait."""
         waiting = [each for each in queue.waiting if not each.future.done()]  # others were cancelled
-        queue.waiting = waiting[_MOST:]
-        alike: dict[Any, dict[tuple[ShardKey, ...], _Waiting]] = {}
-        for each in waiting[:_MOST]:
-            some = alike.setdefault(_kind(each.asked), {})
-            if some.setdefault(each.asked.ref.shards(), each) is not each:  # rows of a shard come by themselves
-                each.future.set_result(None)
-        for some in alike.values():
-            if len(some) == 1:
-                next(iter(some.values())).future.set_result(None)
-            else:
-                queue.under_way += 1
-                self._background.spawn(self._ask(partition, queue, [*some.values()]))
-        if queue.waiting:
-            self._schedule(partition, queue)
-        elif not queue.under_way:
-            self._queues.pop(partition, None)
+        kind = _kind(waiting[0].asked) if waiting else None
+        some: dict[tuple[ShardKey, ...], _Waiting] = {}
+        queue.waiting = []
+        for each in waiting:
+            alike = len(some) < _MOST and _kind(each.asked) == kind
+            if not alike or some.setdefault(each.asked.ref.shards(), each) is not each:  # or another row of the shard
+                queue.waiting.append(each)
+        if some:
+            self._background.spawn(self._ask(partition, queue, [*some.values()]))
+        else:
+            del self._queues[partition]
 
     async def _ask(self, partition: str, queue: _Queue, some: Sequence[_Waiting]) -> None:
         first: int | None = None
@@ -106,30 +100,31 @@ class Together:
             first = await self._first(partition, some)
         except (OutcomeUnknown, PeerUnavailable) as unknown:
             error = unknown
-        finally:
-            queue.under_way -= 1
-            for each in some:
-                if not each.future.done() and error is not None:
-                    each.future.set_exception(error)
-                elif not each.future.done():
-                    each.future.set_result(first)
-                first = None if first is None else first + len(each.asked.ref)
-            if queue.waiting:
-                self._schedule(partition, queue)
-            elif not queue.under_way and not queue.scheduled:
-                self._queues.pop(partition, None)
+        except asyncio.CancelledError:  # the node ends
+            for each in (*some, *queue.waiting):
+                each.future.cancel()
+            raise
+        for each in some:
+            if not each.future.done() and error is not None:
+                each.future.set_exception(error)
+            elif not each.future.done():
+                each.future.set_result(first)
+            first = None if first is None else first + len(each.asked.ref)
+        for each in queue.waiting if error is not None else ():  # each has a deadline of its own
+            if not each.future.done():
+                each.future.set_result(None)
+        self._flush(partition, queue)
 
     async def _first(self, partition: str, some: Sequence[_Waiting]) -> int | None:
         """The number of the first row; None where the partition does not take them together."""
         try:
             body = r.encode_request(_joined(some))
-            answer = await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False)
+            found = r.decode_result(await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False))
+            return found.first if isinstance(found, r.Appended) else None
         except (OutcomeUnknown, PeerUnavailable):
             raise
         except DataplaneError:
             return None
-        found = r.decode_result(answer)
-        return found.first if isinstance(found, r.Appended) else None
 
 
 def _kind(asked: r.Append) -> Any:
