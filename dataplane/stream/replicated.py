@@ -111,10 +111,10 @@ class Replicated:
         try:
             found = [self.sessions.result(client, sequence) for client, sequence, _ in parts]
         except Settled:
-            found = [b""]
-        if not any(each is not None for each in found):
+            raise Rejected("one of these appends was answered long ago; make each by itself") from None
+        if all(each is None for each in found):
             return None
-        results = [r.decode_result(each) for each in found if each]
+        results = [r.decode_result(each) for each in found if each is not None]
         first = results[0].first if results and isinstance(results[0], r.Appended) else -1
         firsts = list(accumulate((rows for _, _, rows in parts), initial=first))
         if results != [r.Appended(at, rows, True) for at, (_, _, rows) in zip(firsts, parts, strict=False)]:

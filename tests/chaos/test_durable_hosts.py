@@ -100,11 +100,7 @@ def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
         with hosts(tmp_path, etcd) as planes:
             stream = opened(planes[0])
             stream.close()
-            with suppress(dp.Closed):
-                while True:
-                    taken = take(stream, 64)
-                    assert not acked.keys() & taken.keys(), "a row came again after its ack"
-                    acked |= taken
+            drain(stream, acked)
             assert acked == put
             assert stream.lost() == []
 
@@ -127,11 +123,7 @@ def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> No
                 eventually(lambda: len(planes[0].members()["members"]) == NODES, "it is back", SLOW_S)
                 streams[0].close()
                 found: dict[str, bytes] = {}
-                with suppress(dp.Closed):
-                    while True:
-                        taken = take(streams[0], 64)
-                        assert not found.keys() & taken.keys()
-                        found |= taken
+                drain(streams[0], found)
                 assert found == {**put, "meanwhile": b"meanwhile"}
                 assert streams[0].lost() == []
             finally:
@@ -154,11 +146,7 @@ def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(t
             stream = planes[1].stream("rows")
             found = acked
             stream.close()
-            with suppress(dp.Closed):
-                while True:
-                    taken = take(stream, 64)
-                    assert not found.keys() & taken.keys()
-                    found |= taken
+            drain(stream, found)
             assert found == put
             assert stream.lost() == []
             stream.drop()
@@ -221,13 +209,18 @@ def test_nodes_refuse_to_run_on_a_coordinator_that_was_emptied_and_go_on_with_th
         with hosts(tmp_path, etcd) as planes:
             stream = planes[2].stream("rows")
             stream.close()
-            with suppress(dp.Closed):
-                while True:
-                    taken = take(stream, 64)
-                    assert not acked.keys() & taken.keys(), "a row came again after its ack"
-                    acked |= taken
+            drain(stream, acked)
             assert acked == rows
             assert stream.lost() == []
+
+
+def drain(stream: Any, acked: dict[str, bytes]) -> None:
+    """Take and ack what is left of a stream that is closed."""
+    with suppress(dp.Closed):
+        while True:
+            taken = take(stream, 64)
+            assert not acked.keys() & taken.keys(), "a row came again after its ack"
+            acked |= taken
 
 
 def followed(planes: list[dp.Plane]) -> bool:

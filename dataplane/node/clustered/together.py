@@ -10,6 +10,7 @@ partition does not take them together each is asked for by itself, and is told i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.router import Router
 from dataplane.stream import requests as r
+
+log = logging.getLogger(__name__)
 
 _MOST = 256  # appends of one request
 _ROWS = 16  # of an append that goes with others: more is worth a request of its own
@@ -124,6 +127,9 @@ class Together:
         except (OutcomeUnknown, PeerUnavailable):
             raise
         except DataplaneError:
+            return None
+        except Exception:  # the boundary: whatever is wrong with one of them, none waits for ever
+            log.exception("appends to %s could not be made together", partition)
             return None
 
 

@@ -129,22 +129,9 @@ class Producer(Client):
         self.world.after(0.005 + 0.07 * self.world.rng.random(), self.run)
 
 
-class Gatherer(Client):
+class Gatherer(Producer):
     """Appends rows of two clients as one request, as a node does; now and then one of them is asked for by itself
     meanwhile, as that of a client that has given up."""
-
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        nodes: int,
-        ask: Callable[[int, Call], None],
-        stored: Columns,
-        partition: int,
-    ) -> None:
-        super().__init__(world, name, nodes, ask)
-        self._stored = stored
-        self._partition = partition
 
     def run(self) -> None:
         if self.ending:
