@@ -294,6 +294,13 @@ class _DataplaneKeeper:
         """Wait until all run. Why some do not in time, and whether that is for the settings."""
         deadline = Deadline.after(timeout_s)
         await self._look()
+        seed = self._cluster.seeds.rpartition(":")[0]
+        if seed not in {_host(place.ip) for place in self._places.values()}:
+            why = (
+                f"the data_dir is of a job whose etcd ran at {seed}, where no Ray node is now: run the driver and a"
+                " Ray node there, or give the nodes another data_dir"
+            )
+            return "", why, True
         await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
         late = [place for place in self._places.values() if not place.address]
         if not late:

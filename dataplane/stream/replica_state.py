@@ -27,7 +27,7 @@ from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.settings import Settings
 from dataplane.stream.unfinished import UnfinishedState
 
-_MAGIC = b"dpstream\x04"  # the last is the version
+_MAGIC = b"dpstream\x05"  # the last is the version
 _SUM = 8
 _COUNTED = (ACKED, EXPIRED, DEAD)
 _LOST = tuple[int, str, str | int | None, int, int]

@@ -149,9 +149,9 @@ def test_another_version_is_left_alone(tmp_path: Path) -> None:
     database(tmp_path).close()
     path = tmp_path / "node.sqlite"
     content = bytearray(path.read_bytes())
-    content[60:64] = struct.pack(">I", 2)
+    content[60:64] = struct.pack(">I", 1)
     path.write_bytes(content)
-    with pytest.raises(DirectoryUnusable, match="format 2") as refused:
+    with pytest.raises(DirectoryUnusable, match="format 1") as refused:
         database(tmp_path)
     assert refused.value.reason == "another version's"
     assert path.read_bytes() == bytes(content)

@@ -35,7 +35,7 @@ Work = Callable[[sqlite3.Connection], None]
 
 APPLICATION = 0x64706C6E
 """SQLite's `application_id`: dpln."""
-FORMAT = 1
+FORMAT = 2
 """SQLite's `user_version`: what the tables are and mean."""
 
 _SCHEMA = """

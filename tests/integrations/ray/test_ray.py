@@ -3,6 +3,7 @@ whatever dies, and gone with the job."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -308,6 +309,17 @@ def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:
     all_know_each_other(2)
     (cluster,) = [argument for argument in psutil.Process(look()[1]).cmdline() if "listen" in argument]
     assert '"transports": ["tcp"]' in cluster
+
+
+def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Path) -> None:
+    from dataplane.client.hosted import new_key
+
+    (tmp_path / "key").write_bytes(new_key())
+    seed = tmp_path / "data" / "dataplane-seed-7"
+    seed.mkdir(parents=True)
+    (seed / "seeds.json").write_text(json.dumps({"seeds": ["192.0.2.1:12000"]}))
+    with pytest.raises(dp.Rejected, match=r"192\.0\.2\.1, where no Ray node is"):
+        door.up(dp.NodeConfig(**SMALL, data_dir=str(tmp_path / "data")), key=tmp_path / "key")
 
 
 DURABLE = """
