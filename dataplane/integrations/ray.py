@@ -81,6 +81,7 @@ def up(
         )
     first = keeper is None
     if keeper is None:
+        _check_seed(config)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
         here = ray.get_runtime_context().get_node_id()
         made = ray.remote(_DataplaneKeeper).options(
@@ -212,6 +213,19 @@ def _seed_before(kept: Path) -> str:
     return ""
 
 
+def _check_seed(config: NodeConfig | None) -> None:
+    """Raises Rejected where the etcd of the job before ran on a host that has no Ray node now."""
+    import ray
+
+    seed = "" if config is None or config.data_path is None else _seed_before(config.data_path)
+    host = seed.rpartition(":")[0]
+    if host and host not in {_host(each["NodeManagerAddress"]) for each in ray.nodes() if each["Alive"]}:
+        raise Rejected(
+            f"the data_dir is of a job whose etcd ran at {host}, where no Ray node is now: run the driver and a Ray"
+            " node there, or give the nodes another data_dir"
+        )
+
+
 def _family(ip: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in ip else socket.AF_INET
 
@@ -294,13 +308,6 @@ class _DataplaneKeeper:
         """Wait until all run. Why some do not in time, and whether that is for the settings."""
         deadline = Deadline.after(timeout_s)
         await self._look()
-        seed = self._cluster.seeds.rpartition(":")[0]
-        if seed not in {_host(place.ip) for place in self._places.values()}:
-            why = (
-                f"the data_dir is of a job whose etcd ran at {seed}, where no Ray node is now: run the driver and a"
-                " Ray node there, or give the nodes another data_dir"
-            )
-            return "", why, True
         await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
         late = [place for place in self._places.values() if not place.address]
         if not late:

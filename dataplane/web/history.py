@@ -18,6 +18,10 @@ MAX_SERIES = 16_384
 Key = tuple[Hashable, ...]
 
 
+_LATEST = frozenset(("version",))
+"""Series of which a bucket holds the last value: a mean would be none."""
+
+
 class History:
     """`buckets` of `bucket_s` seconds."""
 
@@ -55,7 +59,7 @@ class History:
                 continue
             self._seen[key] = self._now
             count = self._counts[row]
-            before = self._values[row, column] if count else 0.0
+            before = self._values[row, column] if count and key[-1] not in _LATEST else value
             self._values[row, column] = before + (value - before) / (count + 1)
             self._counts[row] = count + 1
 
