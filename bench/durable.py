@@ -24,11 +24,12 @@ from bench.measure import Row, row, table, timed, write_json
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
-from dataplane.clock import Deadline, monotonic
+from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.node.clustered.alone import Durable
-from dataplane.node.streams.homes import Homes
-from dataplane.node.streams.streaming import Streaming
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.client import StreamClient
+from dataplane.node.streams.staged import Staged
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend
 from dataplane.store.durable.database import Database
@@ -75,9 +76,9 @@ class Appender:
         assert self.store.persistence is not None
         identity = self.store.persistence.durable.directory.identity
         self._node = identity.node
-        homes = Homes(self._node, self.store, monotonic)
-        self.durable = Durable(self._node, self.store, homes, identity.starts)
-        self._client = self.durable.client(Streaming(self, homes))
+        needed = NeededShards(self._node, self.store)
+        self.durable = Durable(self._node, self.store, needed, identity.starts)
+        self._client = StreamClient(self.durable.service, Staged(needed))
         self._numbers = itertools.count(1)
         self._token = b""
 

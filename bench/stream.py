@@ -23,13 +23,9 @@ from bench.peers import inside as peers
 from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.stream.admission import Entry
+from dataplane.node.streams.alone import Alone
+from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
-from dataplane.stream.choosing import Demand
-from dataplane.stream.facts import Arrival
-from dataplane.stream.home import Home
-from dataplane.stream.lease import Grant, Who
-from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
 RUNS = 7
@@ -39,11 +35,16 @@ _BLOCKS = 60
 
 
 class _Books:
-    """A home that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
+    """A stream that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
 
     def __init__(self) -> None:
-        self.home = Home(Settings(("reward", "actor")))
+        self._stream = Alone("s", Settings(("reward", "actor")), "", self, 0.0)
         self.shards = 0
+
+    def free(self, patches: Any) -> None:
+        """Nothing is stored."""
+
+    read = unread = free
 
     def _ref(self, names: tuple[str, ...]) -> BatchRef:
         self.shards += 1
@@ -51,34 +52,24 @@ class _Books:
         return BatchRef.of(b"n" * 8, BLOCK, [(n, field, 4 * BLOCK, self.shards, i) for i, n in enumerate(names)])
 
     def append(self) -> None:
-        tickets: list[int] = []
-        self.home.admit(Entry("p", BLOCK, 8 * BLOCK, 0, tickets.append, _fail))
         groups = np.repeat(np.arange(self.shards * BLOCK, self.shards * BLOCK + BLOCK // 8), 8).tolist()
-        arrival = Arrival(groups, np.zeros(BLOCK, np.int64), {}, {})
-        self.home.append(tickets[0], BatchRef.decode(self._ref(("prompt", "response")).encode()), [], b"", arrival, 0.0)
+        ref = BatchRef.decode(self._ref(("prompt", "response")).encode())
+        self._stream.run(r.Append(client="p", ref=ref, versions=np.zeros(BLOCK, np.int64), groups=groups), 0.0)
 
-    def grant(self, task: str, columns: tuple[str, ...]) -> Grant:
-        granted: list[Grant] = []
-        number, who = self.home.settings.task(task), Who("c")
-        self.home.consume(Demand(number, BLOCK, 1, columns, Fifo(), who, 60.0, granted.append, _fail), 0.0)
-        grant = granted[0]
-        self.home.books.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows, self.home.hold(grant)).encode()
-        self.home.books.told(grant.rows)
-        return grant
+    def grant(self, task: str, columns: tuple[str, ...]) -> r.Delivered:
+        given: r.Delivered = self._stream.run(r.Consume(client="c", task=task, columns=columns, rows=BLOCK), 0.0)
+        given.ref.with_origin(b"s" * 8, given.rows, given.holds).encode()
+        return given
 
     def step(self) -> None:
         """A block: appended, delivered to a first task, made ready by it for the second, delivered, acked by both."""
         self.append()
         first = self.grant("reward", ("response",))
-        reward, holds = BatchRef.decode(self._ref(("reward",)).encode()), np.full(BLOCK, self.home.hold(first))
-        self.home.extend(first.rows, reward, {}, 0.0, holds=holds)
-        self.home.ack(first.number, "c", None, 0.0)
+        reward, holds = BatchRef.decode(self._ref(("reward",)).encode()), np.full(BLOCK, first.holds)
+        self._stream.run(r.Extend(rows=first.rows, ref=reward, holds=holds), 0.0)
+        self._stream.run(r.Ack(client="c", grant=first.grant), 0.0)
         second = self.grant("actor", ("prompt", "response", "reward"))
-        self.home.ack(second.number, "c", None, 0.0)
-
-
-def _fail(error: Exception) -> None:
-    raise error
+        self._stream.run(r.Ack(client="c", grant=second.grant), 0.0)
 
 
 def bookkeeping(scratch: Path) -> list[Row]:

@@ -28,11 +28,14 @@ from dataplane.node.grants import Grants
 from dataplane.node.handing import Handing
 from dataplane.node.observing import Observing
 from dataplane.node.performance import graphs_of
+from dataplane.node.shards.needed import NeededShards
 from dataplane.node.shards.remote import wanted_of
 from dataplane.node.shards.retaining import links_of
-from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.client import StreamClient, StreamRequest
 from dataplane.node.streams.inline import Carrying, Inlining
-from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.streams.local import LocalStreams
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged import Staged
 from dataplane.node.tables.asking import TableRequest
 from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import Tables, Tabling
@@ -51,7 +54,7 @@ from dataplane.wire.halves import Halves
 from dataplane.wire.local import Channel, peer
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.alone import Durable
+    from dataplane.node.clustered.alone import Durable, EitherStreams
     from dataplane.node.clustered.either_tables import EitherTables
     from dataplane.node.clustered.tables import TableClient
     from dataplane.node.hosts import Hosts
@@ -77,7 +80,8 @@ class Client:
         self,
         connected: socket.socket,
         store: Store,
-        homes: Homes,
+        needed: NeededShards,
+        local: LocalStreams,
         tables: Tables,
         hosts: Hosts | None,
         durable: Durable | None,
@@ -96,22 +100,22 @@ class Client:
         self.graph = b""
         """What the client reported last of its performance."""
         self._store = store
-        self._homes = homes
-        streams = Streaming(self, homes, self._room)
-        self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
-        self._either = None if durable is None else durable.client(streams)
-        clustered = None if hosts is None else hosts.streams
+        self._needed = needed
+        staged = self._staged = Staged(needed)
+        self._handing = Handing(lambda shards: needed.free_unhanded(shards, self.label))
         shared = None if hosts is None else hosts.tables
-        theirs = streams if clustered is None else clustered.client(streams)
-        self._streams = self._either or theirs
-        here = Tabling(tables, streams)
-        self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(streams)
-        if durable is not None and self._either is not None:
-            self._tables = durable.table_client(self._either, tables, here)
-        self._inlining = Inlining(self, node, store, theirs)
-        if self._either is not None:
-            self._inlining_durable = Inlining(self, node, store, self._either.clustered)
-        self._writing = WritingInline(self, node, store, self._streams, self._tables)
+        service = local if hosts is None or hosts.streams is None else hosts.streams
+        streams = StreamClient(service, staged, self._room, owner=self)
+        here = Tabling(tables, staged)
+        self._inlining = Inlining(self, node, store, streams, staged)
+        self._streams: StreamClient | EitherStreams = streams
+        self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(staged)
+        self._either: EitherStreams | None = None
+        if durable is not None:
+            self._streams = self._either = durable.client(streams, local, staged, self._room)
+            self._tables = durable.table_client(staged, tables, here)
+            self._inlining_durable = Inlining(self, node, store, self._either.clustered, staged)
+        self._writing = WritingInline(self, node, store, staged, self._tables)
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -180,6 +184,7 @@ class Client:
         """What the client holds of streams goes to others."""
         self._streams.leave()
         self._tables.leave()
+        self._staged.leave()
 
     def _go(self) -> None:
         """Give back all that the client had: its process has ended, or has let go of it."""
@@ -281,7 +286,7 @@ class Client:
             case m.Seal():
                 self._bound("layout", m.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
                 self._bound("scope", m.MAX_SCOPE, len(request.scope))
-                self._streams.staged(request.scope)
+                self._staged.begin(request.scope)
                 self._store.seal(self, request.shards, scope=request.scope, holder=self.label, hold=request.hold)
                 self._channel.send(m.Done(request.id))
             case m.Keep():
@@ -450,7 +455,7 @@ class Client:
             self._bound("handle", m.MAX_HANDLE, len(handle))
             if size < 0:
                 raise ProtocolMismatch(f"a shard of {size} bytes")
-        self._streams.staged(request.scope)
+        self._staged.begin(request.scope)
         numbers: list[int] = []
         try:
             for size, layout, handle in request.shards:
@@ -486,10 +491,10 @@ class Client:
         freeings.cause = Cause("scope" if request.scope else "free", self.label)
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
-            self._homes.free_parts(parts)
+            self._needed.free_parts(parts)
             self._store.free(request.shards)
             if request.scope:
-                self._streams.free_scope(request.scope)
+                self._staged.free(request.scope)
         except (ValueError, IndexError) as error:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
         finally:

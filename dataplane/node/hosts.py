@@ -32,10 +32,10 @@ from dataplane.node.partitions.keeping import Keeping
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.fetch import Fetcher
+from dataplane.node.shards.needed import NeededShards
 from dataplane.node.shards.offers import Offers
 from dataplane.node.shards.replicas import Part
 from dataplane.node.shards.retaining import links_of
-from dataplane.node.streams.homes import Homes
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
@@ -94,14 +94,14 @@ class Hosts:
         config: ClusterConfig,
         node: bytes,
         store: Store,
-        homes: Homes,
+        needed: NeededShards,
         freed: Callable[[int], object],
         *,
         keeps: bool = False,
     ) -> None:
         """`freed` is called with the bytes of a large message of another node. `keeps`: as `Member` has it. Raises
         OSError or ValueError for a key that can not be used."""
-        self._homes = homes
+        self._needed = needed
         self._config = config
         self._keeps = keeps
         self._node = node
@@ -118,12 +118,12 @@ class Hosts:
         """What the clients of this node reported of their performance."""
         self.partitions: Partitions | None = None
         """The partitions of streams and tables here, once it has started."""
-        self._retained = Retained(homes)
+        self._retained = Retained(needed)
         self._keeping = None if store.persistence is None else Keeping(store)
         self._era: Era | None = None
         self._columns = None
         if self._keeping is not None:
-            self._columns = DurableColumns(self._keeping, store, homes, self._retained)
+            self._columns = DurableColumns(self._keeping, store, needed, self._retained)
         self.streams: ClusteredStreams | None = None
         """The streams of the cluster, once it has started."""
         self.tables: ClusteredTables | None = None
@@ -165,8 +165,8 @@ class Hosts:
         self._cluster = Cluster(self._config, self._peers, self._node.hex(), me, self._key)
         self.membership = membership = self._cluster.membership
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
-        self._homes.replica = self.fetcher.replicas.here
-        self.fetcher.replicas.freeing = self._homes.free_replica
+        self._needed.replica = self.fetcher.replicas.here
+        self.fetcher.replicas.freeing = self._needed.free_replica
         self._known = dict(membership.members)
         membership.watch(self._changed)
         membership.watch_ended(self._ended)
@@ -349,7 +349,7 @@ class Hosts:
         for shard, columns, rows in parts:
             try:
                 if columns:
-                    self._homes.free_parts([(shard, columns, Rows.decode(rows))])
+                    self._needed.free_parts([(shard, columns, Rows.decode(rows))])
                 else:
                     self._store.free([shard])
             except (ValueError, IndexError) as error:

@@ -32,7 +32,8 @@ from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.observing import Observing
 from dataplane.node.performance import graphs_of
-from dataplane.node.streams.homes import Homes
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.local import LocalStreams
 from dataplane.node.tables.tables import Tables
 from dataplane.node.trimming import Trimming
 from dataplane.node.waits import Waits
@@ -100,11 +101,12 @@ class Node:
             self._trimming = Trimming(self._store.cool)
             self._waits = Waits(freed=self._trimming.freed)
             self._halves = Halves(freed=self._trimming.freed)
-            self._homes = Homes(self.id, self._store, clock)
-            self._homes.dropped = self._trimming.due
-            self._tables = Tables(self.id, self._homes)
+            self._needed = NeededShards(self.id, self._store)
+            self._streams = LocalStreams(self._needed, clock)
+            self._streams.freed = self._trimming.due
+            self._tables = Tables(self.id, self._needed)
             self._observing = Observing(
-                self._homes,
+                self._streams,
                 self._own_figures,
                 records=environment().observe,
                 memory=self._store.statistics().budget.capacity,
@@ -114,7 +116,7 @@ class Node:
             if directory is not None and cluster is None:
                 from dataplane.node.clustered.alone import Durable  # with ZeroMQ, as below
 
-                self._durable = Durable(self.id, self._store, self._homes, directory.identity.starts)
+                self._durable = Durable(self.id, self._store, self._needed, directory.identity.starts)
             if cluster is not None:
                 from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
@@ -122,7 +124,7 @@ class Node:
                     cluster,
                     self.id,
                     self._store,
-                    self._homes,
+                    self._needed,
                     self._trimming.freed,
                     keeps=directory is not None,
                 )
@@ -208,7 +210,8 @@ class Node:
             Client(
                 connected,
                 self._store,
-                self._homes,
+                self._needed,
+                self._streams,
                 self._tables,
                 self.hosts,
                 self._durable,
@@ -255,7 +258,7 @@ class Node:
     def figures(self) -> dict[str, Any]:
         """The node's statistics, as plain values."""
         clustered = None if self.hosts is None else self.hosts.streams
-        streams = self._homes if clustered is None else clustered
+        streams = self._streams if clustered is None else clustered
         shared = None if self.hosts is None else self.hosts.tables
         tables = self._tables if shared is None else shared
         return {
@@ -317,7 +320,7 @@ class Node:
         for client in list(self._clients):
             client.end(gone)
         await self._observing.aclose()
-        self._homes.close()
+        self._streams.close()
         self._trimming.close()
         self._tables.close()
         if self.hosts is not None:

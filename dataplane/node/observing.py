@@ -28,6 +28,7 @@ from dataplane.observe.ledger import Ledger, StreamCounts, TaskCounts
 from dataplane.observe.metrics import Exporter
 from dataplane.observe.ring import Past, Reader, Recorder
 from dataplane.observe.snapshot import Snapshot
+from dataplane.stream.figures import Waiting
 from dataplane.stream.home import Home
 from dataplane.stream.progress import ACKED, EXPIRED, LEASED, REDELIVERED
 from dataplane.wire import messages as m
@@ -35,13 +36,16 @@ from dataplane.wire import messages as m
 if TYPE_CHECKING:
     from dataplane.node.clustered.alone import Durable
     from dataplane.node.hosts import Hosts
-    from dataplane.node.streams.homes import Homes, Stream
+    from dataplane.node.streams.local import LocalStream, LocalStreams
 
 log = logging.getLogger(__name__)
 
 _Seen = tuple[StreamCounts, list[list[int]], list[int], float | None]
 """What the last look saw of a home: what it counted, by task as `Progress` has it and what is left; when the oldest of
 its rows came, by its clock."""
+
+_Seeing = tuple[Hashable, str, Home, Waiting, bool, float]
+"""A stream to look at: what it is known by, its name and home, who waits, whether it began here, and the time."""
 
 _COUNTED = itemgetter(LEASED, REDELIVERED, ACKED, EXPIRED)
 _tuple = tuple.__new__  # half a microsecond less than a named tuple's own, some thousand times a look
@@ -85,13 +89,18 @@ class Observing:
     """The figures and events of one node. `serve` keeps them up to date."""
 
     def __init__(
-        self, homes: Homes, figures: Callable[[], dict[str, Any]], *, records: bool = True, memory: int = 1 << 40
+        self,
+        streams: LocalStreams,
+        figures: Callable[[], dict[str, Any]],
+        *,
+        records: bool = True,
+        memory: int = 1 << 40,
     ) -> None:
         """`figures`: those of the node, without streams and tables. `records`: whether this node and its clients record
         events; without, there are neither traces nor histograms. `memory`: the node's budget, of which the rings of
         clients take a `_PART` more at most, but for the first `_LEAST_RINGS`."""
         self._most_rings = max(_LEAST_RINGS, memory // _PART // ring.RING_BYTES)
-        self._homes = homes
+        self._local = streams
         self._figures = figures
         self.records = records
         self.recorder: Recorder | None = Recorder() if records else None
@@ -110,7 +119,7 @@ class Observing:
         self._hosts: Hosts | None = None
         self._exporter: Exporter | None = None
         self._durable: Durable | None = None
-        homes.ending = self._ending
+        streams.ending = self._ending
 
     # rings
 
@@ -232,7 +241,7 @@ class Observing:
             each.close()
         self._rings.clear()
         self._gone.clear()
-        self._homes.ending = lambda _: None
+        self._local.ending = lambda _: None
 
     # partitions
 
@@ -294,27 +303,30 @@ class Observing:
             }
         return values
 
-    def _streams(self) -> list[tuple[Hashable, str, Home, bool, float]]:
-        now = self._homes.now()
-        found: list[tuple[Hashable, str, Home, bool, float]] = []
-        found += [(each.token, each.name, each.home, True, now) for each in self._homes.all()]
+    def _streams(self) -> list[_Seeing]:
+        now = self._local.now()
+        found: list[_Seeing] = []
+        found += [(each.token, each.name, each.home, each.waiting, True, now) for each in self._local.all()]
         shared = None if self._hosts is None else self._hosts.streams
         if self._durable is not None:
             shared = self._durable.service
         return found if shared is None else [*found, *shared.led(now)]
 
-    def _ending(self, stream: Stream) -> None:
+    def _ending(self, stream: LocalStream) -> None:
         """A stream of this node alone is dropped."""
         with suppress(IndexError):  # of one that was never opened
-            self._ledger.close(_look(stream.token, stream.name, stream.home, True, self._homes.now(), None)[0])
+            seen = _look(stream.token, stream.name, stream.home, [], True, self._local.now(), None)
+            self._ledger.close(seen[0])
 
 
-def _look(identity: Hashable, name: str, home: Home, begun: bool, now: float, before: _Seen | None) -> _Seen:
+def _look(
+    identity: Hashable, name: str, home: Home, waiting: Waiting, begun: bool, now: float, before: _Seen | None
+) -> _Seen:
     """What a home has counted. What is as it was `before` is not made anew: of a thousand streams few change between
     two looks, and what is made is looked through by the collector of garbage."""
     books, progress = home.books, home.books.progress
-    rows, appended, appends = books.rows.count, books.appended, len(home.admission)
-    waits = bool(home.demands)
+    rows, appended, appends = books.rows.count, books.appended, sum(task is None for task, _ in waiting)
+    waits = len(waiting) > appends
     if before is not None and (before[0].rows != rows or before[0].appended != appended):
         before = None  # rows came or went
     oldest = before[3] if before is not None else books.facts.oldest() if rows else None
@@ -322,7 +334,7 @@ def _look(identity: Hashable, name: str, home: Home, begun: bool, now: float, be
         tasks, counts, lefts = before[0].tasks, before[1], before[2]  # what came, went and is counted: what is left
     else:
         lefts = [sum(left.values()) for left in progress.left]
-        tasks, counts = _tasks(home, lefts), [list(each) for each in progress.counts]
+        tasks, counts = _tasks(home, lefts, waiting), [list(each) for each in progress.counts]
     age_s = now - oldest if oldest is not None and oldest < now else 0.0
     began = books.unfinished.oldest() if len(books.unfinished) else None
     unfinished = len(books.unfinished), 0.0 if began is None else max(0.0, now - began)
@@ -330,8 +342,8 @@ def _look(identity: Hashable, name: str, home: Home, begun: bool, now: float, be
     return _tuple(StreamCounts, found), counts, lefts, oldest
 
 
-def _tasks(home: Home, lefts: list[int]) -> dict[str, TaskCounts]:
-    waits = [demand.task for demand in home.demands] if home.demands else ()
+def _tasks(home: Home, lefts: list[int], waiting: Waiting) -> dict[str, TaskCounts]:
+    waits = [task for task, _ in waiting] if waiting else ()
     every = zip(home.settings.tasks, lefts, home.books.progress.counts, strict=True)
     return {
         task: _tuple(TaskCounts, (left, waits.count(number) if waits else 0, _COUNTED(counts)))

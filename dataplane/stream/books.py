@@ -38,9 +38,8 @@ class Books:
         self.nbytes = 0
         self.appended = 0
         """Rows that ever were."""
-        self.loose: Callable[[Index], None] | None = None
-        """Called with dropped rows that perhaps nobody holds, which go when they are `remove`d; None: they go at
-        once."""
+        self.loose: Callable[[Index], None] = lambda _: None
+        """Called with dropped rows that perhaps nobody holds, which go when they are `remove`d."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -185,10 +184,8 @@ class Books:
 
     def let_go(self, rows: Index) -> None:
         """Those of these dropped rows that nobody holds go."""
-        if len(rows) and self.loose is not None:
+        if len(rows):
             self.loose(rows)
-        elif len(rows):
-            self.remove(self.free(rows))
 
     def dropped(self) -> Index:
         """The rows that are dropped and there."""

@@ -9,9 +9,8 @@ from typing import Any
 from dataplane.batch.field import MEASURED
 from dataplane.errors import Misuse
 from dataplane.stream.books import Books
-from dataplane.stream.lease import Grant, Who
+from dataplane.stream.lease import Who
 from dataplane.stream.page import PAGE, Index
-from dataplane.stream.progress import EXPIRED
 from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
@@ -25,10 +24,9 @@ class Wants:
     tags_read: tuple[str, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Demand:
-    """Somebody who waits for rows. `serve(grant)` is called once when there are some, `fail(error)` when there will
-    be none."""
+    """What somebody asks for."""
 
     task: int
     rows: int
@@ -38,8 +36,6 @@ class Demand:
     """None: it has chosen itself, see `Home.take`."""
     who: Who
     lease_s: float
-    serve: Callable[[Grant], None]
-    fail: Callable[[Exception], None]
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -52,11 +48,9 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
     return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
 
 
-def choose(
-    books: Books, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None] | None = None
-) -> Index:
+def choose(books: Books, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]) -> Index:
     """The rows that the demand is to have, at least `min_rows` of them unless no more fit, or none. What its sampler
-    lets expire is settled, or handed to `expire(task, rows)`. Raises Misuse, and what the sampler raises."""
+    lets expire is handed to `expire(task, rows)`. Raises Misuse, and what the sampler raises."""
     ready_rows, enough = books.progress.ready, least(books, demand, closed=closed)
     if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
         first = ready_rows(demand.task, demand.columns, demand.rows)
@@ -70,10 +64,7 @@ def choose(
         whole = whole or len(ready) < window
         shown = candidates(books, demand.task, ready, demand.sampler, now, closed=closed, whole=whole)
         choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
-        if expire is None:
-            books.settle(demand.task, ready[choice.expired], EXPIRED)
-        else:
-            expire(demand.task, ready[choice.expired])
+        expire(demand.task, ready[choice.expired])
         if choice.full or whole or len(choice.rows) >= demand.rows:
             chosen: Index = ready[choice.rows]
             enough = least(books, demand, closed=closed)  # fewer are left where some have expired

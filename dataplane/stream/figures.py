@@ -19,11 +19,8 @@ Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
 """Who waits: consumers by the number of their task, and the columns they ask for; None for a producer."""
 
 
-def figures(home: Home, now: float, waiting: Waiting | None = None) -> dict[str, Any]:
-    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock; `waiting` is
-    said of those that do not wait at the home itself."""
-    if waiting is None:
-        waiting = [(demand.task, demand.columns) for demand in home.demands] + [(None, ())] * len(home.admission)
+def figures(home: Home, now: float, waiting: Waiting) -> dict[str, Any]:
+    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock."""
     oldest = home.books.facts.oldest()
     return {
         **msgspec.structs.asdict(home.settings),

@@ -1,28 +1,28 @@
-"""A stream at its home: producers that wait to append, consumers that wait for rows, and who holds which.
+"""The rows of a stream, their leases and limits, as the state machine of its partition keeps them (`machine`).
 
 The home puts `admission`, the `books` and the `leases` together. It decides and remembers; it does no I/O, reads no
-clock, and knows clients only as keys.
+clock, and knows clients as names.
 
-What becomes of rows is decided as a command (`commands`). Alone, a home applies it at once. As part of a replica
-(`machine`) it gathers commands in `commands` until they are committed; rows that one is about stay leased meanwhile,
-so that nobody else is given them. It serves nobody, and removes no dropped row, before the replica says so by `tick`.
+What becomes of rows is decided as a command (`commands`), and applied by `do` once that is committed; rows that one is
+about stay leased meanwhile, so that nobody else is given them. It removes no dropped row before `tick`.
 
 What always holds: each row is delivered to each task at least once, and acknowledged once; rows are offered in the
-order of their numbers; what waits is served in the order in which it began to wait; a limit is never passed by what is
-appended.
+order of their numbers; a limit is never passed by what is appended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, LeaseExpired, Misuse
+from dataplane.errors import Backpressure, Closed, LeaseExpired, Misuse
 from dataplane.stream.admission import Admission, Entry, Held
 from dataplane.stream.blocked import blocked
 from dataplane.stream.books import Books
@@ -39,12 +39,10 @@ Index = npt.NDArray[np.int64]
 
 LostRow = tuple[str, str | int | None, int, int]
 """The key, group and policy version of a lost row, and which tasks had acked it: bit t for task t."""
+_HOLDERS = 64  # clients that an error names
+
 MAX_LOST = 1 << 16
 """Lost rows of a stream that are remembered, the last ones."""
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -64,35 +62,27 @@ class Home:
         self,
         settings: Settings,
         released: Callable[[list[Patch]], None] = lambda _: None,
-        changed: Callable[[], None] = lambda: None,
         mark: str = "",
     ) -> None:
-        """`released(patches)` is told whose bytes nobody needs any more, `changed()` when rows may be ready. `mark` is
-        what the keys of rows that have none begin with."""
+        """`released(patches)` is told whose bytes nobody needs any more. `mark` is what the keys of rows that have none
+        begin with."""
         self.settings: Settings = settings
         self.changes = 0
         self.closed = False
         self.books: Books = Books(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
-        self.demands: list[Demand] = []
-        self.commands: list[Command] | None = None
-        """What is decided and not committed, of a replica's home; None: what is decided is done."""
+        self.commands: list[Command] = []
+        """What is decided and not committed."""
         self.loose: list[Index] = []
-        """Of a replica's home that leads: dropped rows that somebody held, and perhaps nobody does now."""
+        """Of a home that leads: dropped rows that somebody held, and perhaps nobody does now."""
         self._leading = False
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
         self.lost: dict[int, LostRow] = {}
         """The lost rows that nobody was told of, by number."""
-        self._changed = changed
         self._replaced: list[_Replaced] = []
-
-    def replicate(self) -> None:
-        """From now on this is a replica's: gather commands instead of doing them."""
-        self.commands = []
         self.books.loose = self._note_loose
-        self.forget_leases(1, leading=False)
 
     def _note_loose(self, rows: Index) -> None:
         if self._leading:
@@ -109,12 +99,10 @@ class Home:
         books.progress.unlease(books.rows.places(books.rows.all()))
         books.unfinished.forget_leases()
         self._replaced = [_Replaced(each.patches) for each in self._replaced]
-        self.demands.clear()
         self.group_sizes.clear()
         self.leases = Leases(first)
         self.admission = Admission(self.settings, self._held)
-        if self.commands is not None:
-            self.commands.clear()
+        self.commands.clear()
         self.loose.clear()
         self._leading = leading
         if leading:
@@ -123,7 +111,7 @@ class Home:
 
     @property
     def kept(self) -> list[Index]:
-        """Of a replica's home: the patches, by number, that were replaced and may be read."""
+        """The patches, by number, that were replaced and may be read."""
         return [each.patches for each in self._replaced]
 
     def keep(self, patches: Index) -> None:
@@ -150,10 +138,7 @@ class Home:
         return any(self.leases.live(number) is not None for number in replaced.readers)
 
     def _decide(self, command: Settle | Drop | Remove | Unkeep) -> None:
-        if self.commands is None:
-            self.do(command)
-        else:
-            self.commands.append(command)
+        self.commands.append(command)
 
     def do(self, command: Settle | Drop | Remove | Unkeep) -> None:
         """Apply a command about rows that are there."""
@@ -170,9 +155,8 @@ class Home:
 
     def expire(self, task: int, rows: Index) -> None:
         """A sampler gives these rows, which are ready, to nobody."""
-        if len(rows) and self.commands is not None:
-            self.books.progress.reserve(task, self.books.rows.places(rows))
         if len(rows):
+            self.books.progress.reserve(task, self.books.rows.places(rows))
             self._decide(Settle(task=task, rows=rows, state=EXPIRED))
 
     def _sweep(self) -> None:
@@ -191,20 +175,21 @@ class Home:
 
     # arriving
 
-    def admit(self, entry: Entry) -> None:
-        """Let the entry in as soon as the limits allow it, in turn. Raises Closed, LimitExceeded."""
+    def admit(self, entry: Entry) -> int:
+        """A ticket for an append. Raises Backpressure where a limit is in the way now, Closed, LimitExceeded."""
         self.check_open()
-        self.admission.enter(entry)
+        ticket = self.admission.admit(entry)
+        if ticket is None:
+            raise self.refusal(entry)
+        return ticket
 
-    def fits(self, entry: Entry) -> bool:
-        """Whether rows that come in the same moment are let in without a ticket. Raises Closed, LimitExceeded."""
-        self.check_open()
-        return self.admission.fits(entry)
+    def refusal(self, entry: Entry) -> Backpressure:
+        """What is said to who is not let in: the limit that is in the way, and the tasks that the stream waits for."""
+        why, holders = self._why(entry), tuple(self._holders())
+        return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
 
-    def withdraw(self, entry: Entry) -> str:
-        """The entry no longer waits. Why it did: the limit, and the tasks that the stream waits for."""
+    def _why(self, entry: Entry) -> str:
         why = self.admission.full(entry) or "others before it"
-        self.admission.withdraw(entry)
         if stuck := blocked(self.books, self.group_sizes):
             return f"{why}; {stuck}"
         behind = self.books.behind()
@@ -212,78 +197,53 @@ class Home:
             return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
         return f"{why}; it waits for {', '.join(behind)}" if behind else why
 
+    def _holders(self) -> Iterator[dict[str, Any]]:
+        """Who holds what is in the stream, or is coming."""
+        behind = [(name, "not consumed") for name in self.books.behind()]
+        for name, how in behind or [(name, "dead letters") for name in self.books.dead_letters()]:
+            yield {"holder": f"task {name!r}", "bytes": self.books.nbytes, "how": how}
+        for client, nbytes in islice(self.admission.coming().items(), _HOLDERS):
+            yield {"holder": client, "bytes": nbytes, "how": "admitted"}
+
     def append(
-        self, ticket: int, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
+        self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
     ) -> tuple[int, bool]:
         """Rows that were admitted come. The number of the first, and whether they are new: the very same append, made
         again with the same digest, is answered as it was, and its columns are not wanted.
 
         Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded, Closed.
         """
-        admitted = self.admission.ticket(ticket)
-        if admitted is None:
-            raise Misuse("this append was not admitted")
-        try:
-            if not 1 <= len(ref) <= admitted.rows:
-                raise Misuse(f"an append of {len(ref)} rows, where {admitted.rows} were admitted")
-            return self.appended(ref, keys, digest, arrival, now)
-        finally:  # after the rows are counted, or others would be let in on what they take
-            self.admission.give_back(ticket)
-
-    def appended(
-        self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
-    ) -> tuple[int, bool]:
-        """Rows come that were let in, as for `append`."""
         self.check_open()
         said = self.books.keys.retried(keys, digest) if keys else None
         if said is not None:
             return said, False
         first = self.books.append(ref, keys, digest, arrival, now)
-        self._tell(now)
+        self.changes += 1
         return first, True
+
+    def replaces(self, rows: Index, ref: BatchRef, holds: Index | None) -> bool:
+        """Whether these columns take the place of what a holder before brought, who has not acked. `holds`: under which
+        numbers the rows were delivered to who brings them. Raises LeaseExpired for rows that were delivered to who
+        brings them, and have gone to others since, or are gone; Misuse for other rows that are not there, or one named
+        twice."""
+        self._require(rows, ref, holds)
+        under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
+        again = [hold > 0 and self._extends_again(rows[holds == hold], int(hold), ref.columns) for hold in under]
+        return len(again) > 0 and all(again)
 
     def extend(
         self,
         rows: Index,
         ref: BatchRef,
         lengths: Mapping[str, Index],
-        now: float,
-        *,
-        replace: bool = False,
-        holds: Index | None = None,
-        spares: Sequence[bytes] = (),
-    ) -> None:
-        """More columns for these rows, which the nodes `spares` have too. `holds`: under which numbers the rows were
-        delivered to who brings them.
-
-        What a holder before brought, who has not acked, is replaced by what the holder now brings. Raises LeaseExpired
-        for rows that were delivered to who brings it, and have gone to others since, or are gone; Misuse for other rows
-        that are not there, one named twice, or a column that is there; SchemaMismatch, LimitExceeded.
-        """
-        replace = self.replaces(rows, ref, holds) or replace
-        self.extended(rows, ref, lengths, now, replace=replace, holds=holds, spares=spares)
-
-    def replaces(self, rows: Index, ref: BatchRef, holds: Index | None) -> bool:
-        """Whether these columns take the place of what a holder before brought. Raises as `extend`."""
-        self._require(rows, ref, holds)
-        under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
-        again = [hold > 0 and self._extends_again(rows[holds == hold], int(hold), ref.columns) for hold in under]
-        return len(again) > 0 and all(again)
-
-    def extended(
-        self,
-        rows: Index,
-        ref: BatchRef,
-        lengths: Mapping[str, Index],
-        now: float,
         *,
         replace: bool,
         holds: Index | None,
         spares: Sequence[bytes],
     ) -> None:
-        """Columns come of which it was decided whether they replace others, as for `extend`."""
-        if self.commands is not None:  # what was true when it was decided may be so no more
-            self._require(rows, ref, holds)
+        """More columns for these rows, which the nodes `spares` have too; it was decided whether they `replace` others.
+        Raises as `replaces`, Misuse for a column that is there, SchemaMismatch, LimitExceeded."""
+        self._require(rows, ref, holds)  # what was true when it was decided may be so no more
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         readers = self.leases.holding(rows) if replace else set()
         hold: Hold = -1
@@ -291,11 +251,11 @@ class Home:
             hold = np.where(holds > 0, holds, -1)
         elif len(under) and under[0] > 0:
             hold = int(under[0])
-        keep = bool(readers) or (replace and self.commands is not None)  # a replica can't tell who reads at its leader
-        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=keep, spares=spares)
+        # A follower can't tell who reads what is replaced, so that is kept until the leader says otherwise.
+        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=replace, spares=spares)
         if len(kept):
             self._replaced.append(_Replaced(kept, readers))
-        self._tell(now)
+        self.changes += 1
 
     def _require(self, rows: Index, ref: BatchRef, holds: Index | None) -> None:
         """Raises LeaseExpired where rows are gone that were delivered to who names them, Misuse for others that are not
@@ -345,20 +305,21 @@ class Home:
 
     # delivering
 
-    def consume(self, demand: Demand, now: float) -> None:
-        """Serve the demand now, or as soon as it can be."""
+    def consume(self, demand: Demand, now: float) -> Grant | None:
+        """A grant for the demand; None where there are too few rows for it now. Raises Misuse, what its sampler raises;
+        Closed where nothing will ever come for its task again."""
         size = getattr(demand.sampler, "group_size", None)
         if size is not None:
             self.group_sizes[demand.task] = size
-        self.demands.append(demand)
-        self._serve(now)
-        if self.closed:  # its sampler may have let the last rows expire that others look for
-            self._changed()
-
-    def forget(self, demand: Demand) -> None:
-        """The demand no longer waits."""
-        if demand in self.demands:
-            self.demands.remove(demand)
+        grant = self.waiting(demand)
+        if grant is None:
+            rows = choose(self.books, demand, now, closed=self.closed, expire=self.expire)
+            grant = self._lease(demand, rows, now) if len(rows) else None
+        if grant is None:
+            self.check_drained(demand.task)
+        else:
+            self.leases.hand(grant, demand.who, now)
+        return grant
 
     def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> Grant | None:
         """A grant of the rows that the demand has chosen itself, as far as they are ready still; None where too few
@@ -371,8 +332,7 @@ class Home:
             grant = self._lease(demand, rows, now) if len(rows) >= enough else None
         if grant is not None:
             self.leases.hand(grant, demand.who, now)
-        if grant is not None or len(expired):  # other replicas may wait for it, and at the end others for the last rows
-            self._tell(now)
+            self.changes += 1  # other replicas may wait for it
         return grant
 
     def waiting(self, demand: Demand) -> Grant | None:
@@ -386,8 +346,8 @@ class Home:
             )
         return grant
 
-    def lose_rows(self, rows: Index, now: float) -> None:
-        """Something of these rows is gone, as for `lose`."""
+    def lose_rows(self, rows: Index) -> None:
+        """Something of these rows is gone: they go, and are told of as lost."""
         if len(rows):
             for number in self.leases.holding(rows):
                 grant = self.leases.live(number)
@@ -398,7 +358,7 @@ class Home:
             self.books.progress.unlease(self.books.rows.places(rows))  # what was decided of them and is not done, too
             self._note_lost(rows[~self.books.progress.dropped(self.books.rows.places(rows), len(rows))])
             self.books.lose(rows)
-            self._tell(now)
+            self.changes += 1
 
     def _note_lost(self, rows: Index) -> None:
         keys, told = self.books.keys.names(rows), self.books.told(rows)
@@ -412,55 +372,10 @@ class Home:
         """Rows that were lost, each told once."""
         return [self.lost.pop(row) for row in list(self.lost)[:most]]
 
-    def _tell(self, now: float) -> None:
-        """Something has changed: see what goes, who is let in, and who can be served."""
-        self.changes += 1
-        if self.commands is not None:
-            return
-        if self._replaced:
-            self._unkeep()
-        self.admission.let_in()
-        self._serve(now)
-        self._changed()
-
     def _unkeep(self) -> None:
         for each in [each for each in self._replaced if not each.over and not self._read(each)]:
             each.over = True
             self._decide(Unkeep(patches=each.patches))
-
-    def _serve(self, now: float) -> None:
-        progress = bool(self.demands)
-        while progress:
-            progress = False
-            expired = self._expired()
-            for demand in list(self.demands):
-                try:
-                    grant = self._grant(demand, now)
-                except Exception as error:  # the boundary: a sampler that fails is the end of who brought it, no more
-                    self.forget(demand)
-                    demand.fail(error)
-                    continue
-                if grant is not None:
-                    self.forget(demand)
-                    self.leases.hand(grant, demand.who, now)
-                    demand.serve(grant)
-                    progress = bool(self.demands)
-            if expired != self._expired():
-                self.admission.let_in()
-                progress = self.closed and bool(self.demands)  # of fewer rows that are left, fewer are waited for
-        for demand in [demand for demand in self.demands if self.drained(demand.task)]:
-            self.forget(demand)
-            demand.fail(self._done_with(demand.task))
-
-    def _expired(self) -> list[int]:
-        return [counts[EXPIRED] for counts in self.books.progress.counts]
-
-    def _grant(self, demand: Demand, now: float) -> Grant | None:
-        waiting = self.waiting(demand)
-        if waiting is not None:
-            return waiting
-        rows = choose(self.books, demand, now, closed=self.closed, expire=self.expire)
-        return self._lease(demand, rows, now) if len(rows) else None
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> Grant:
         self.books.lease(demand.task, rows)
@@ -472,14 +387,14 @@ class Home:
         """The number under which the rows of a grant are delivered."""
         return grant.number * MAX_TASKS + grant.task
 
-    def ack(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
+    def ack(self, number: int, client: Hashable, replica: int | None) -> None:
         """The holder is done with the rows of a grant. Raises LeaseExpired."""
         grant = self.leases.ack(number, client, replica)
         if grant is not None:
             self._decide(Settle(task=grant.task, rows=grant.rows, state=ACKED))
-        self._tell(now)
+        self.changes += 1
 
-    def nack(self, number: int, client: Hashable, replica: int | None, now: float, *, seen: bool = True) -> None:
+    def nack(self, number: int, client: Hashable, replica: int | None, *, seen: bool = True) -> None:
         """The holder gives the rows of a grant back; if nobody has `seen` them, that was no delivery. Raises
         LeaseExpired."""
         grant = self.leases.find(number, client, replica)
@@ -488,39 +403,27 @@ class Home:
             self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
         elif self.leases.let_go(grant, replica):
             self.books.give_back(grant.task, grant.rows, seen=False)
-        self._tell(now)
+        self.changes += 1
 
     def tick(self, now: float) -> None:
-        """Time has passed: end the leases that are over, and look again at what samplers judge by age. A replica's home
-        sees to all that has changed."""
+        """Time has passed, or something has changed: end the leases that are over, and see what may go."""
         for grant in self.leases.ended(now):
             state = ACKED if grant.done_as_far_as_known else PENDING
             self._decide(Settle(task=grant.task, rows=grant.rows, state=state))
-        if self.commands is None:
-            self._tell(now)
-            return
         self._sweep()
         self._unkeep()
-        self.admission.let_in()
-        self._serve(now)
 
     def next_tick(self) -> float | None:
         """When `tick` is due by the leases; None while there is none."""
         return self.leases.next_end()
 
-    @property
-    def watches_age(self) -> bool:
-        """Whether somebody waits whose sampler judges rows by their age."""
-        return any(getattr(demand.sampler, "judges_age", False) for demand in self.demands)
-
-    def leave(self, client: Hashable, now: float) -> None:
-        """The client has gone: what it held goes to others, what it waited for goes to nobody."""
-        self.demands = [demand for demand in self.demands if demand.who.client != client]
+    def leave(self, client: str) -> None:
+        """The client has gone: what it held goes to others."""
         self.admission.leave(client)
         self.books.unfinished.leave(client)
         for grant in self.leases.left(client):
             self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
-        self._tell(now)
+        self.changes += 1
 
     # in progress: see `unfinished`
 
@@ -535,7 +438,7 @@ class Home:
     ) -> bool:
         """A piece of a row in progress, as for `Books.grow`."""
         new = self.books.grow(row, piece, ref, lengths, spares, now)
-        self._tell(now)
+        self.changes += 1
         return new
 
     def take_up(self, row: int, token: int, client: str, lease_s: float, now: float) -> Listed:
@@ -544,50 +447,26 @@ class Home:
         listed = self.books.listed(np.array([row]), now)[0]
         return msgspec.structs.replace(listed, columns=self.books.unfinished.columns(row).encode())
 
-    def give_up(self, row: int, token: int, now: float) -> None:
+    def give_up(self, row: int, token: int) -> None:
         """Who brings the row drops it. Raises LeaseExpired."""
         if token not in self.books.unfinished.ended:
             self.books.unfinished.require(row, token)
             self.books.unfinished.end(row)
             self.do(Drop(rows=np.array([row])))
-            self._tell(now)
+            self.changes += 1
 
     def unfinished(self, most: int, now: float) -> list[Listed]:
         """The rows in progress that began first."""
         rows = sorted(self.books.unfinished.begun)[: max(0, most)]
         return self.books.listed(np.array(rows, np.int64), now)
 
-    def drop_rows(self, rows: Index, now: float) -> None:
-        """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
-        self.books.require(rows)
-        self._decide(Drop(rows=rows))
-        self._tell(now)
-
     # the end
 
-    def close(self, now: float) -> None:
-        """Nothing is appended from now on. Who waits to append is told so; consumers go on until all is done."""
+    def close(self) -> None:
+        """Nothing is appended from now on; consumers go on until all is done."""
         self.closed = True
-        self.admission.refuse(Closed("the stream was closed"))
         self.books.look_again()
-        self._tell(now)
-
-    def drop(self) -> None:
-        """Everything goes; who waits is told so."""
-        self.closed = True
-        gone = Closed("the stream was dropped")
-        self.admission.refuse(gone)
-        for demand in self.demands:
-            demand.fail(gone)
-        self.demands.clear()
-        for grant in self.leases:
-            self.leases.end(grant)
-        self._replaced.clear()
-        self.books.clear()
-        self._changed()
-        # Nothing here refers to itself any more: all of it goes at once, and not when garbage is looked for.
-        self.admission.forget_held()
-        self._changed = _nothing
+        self.changes += 1
 
     def drained(self, task: int) -> bool:
         """Whether nothing will ever come for this task again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.errors import Backpressure, DataplaneError, Misuse, NotReady, Rejected
+from dataplane.errors import DataplaneError, Misuse, NotReady, Rejected
 from dataplane.replication.sessions import Settled
 from dataplane.stream import commands as c
 from dataplane.stream import reads
@@ -38,8 +38,8 @@ _NONE: Index = np.empty(0, np.int64)
 class Leader(Replicated):
     """See the module."""
 
-    waits: Callable[[], Iterable[bytes]]
-    """The requests that wait at the driver."""
+    waits: Callable[[], Iterable[Any]]
+    """The requests that wait at the driver, encoded or not."""
 
     def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
         self._forget()
@@ -118,16 +118,17 @@ class Leader(Replicated):
             return [result], _DONE  # type: ignore[list-item]
         if type(asked) is not r.Tick:
             return [], result
-        commands: list[Any] = self.home.commands or []
+        commands: list[Any] = self.home.commands
         self.home.commands = []
         return commands, result
 
     def _append(self, asked: r.Append, now: float) -> c.Command:
         home = self.home
         home.check_open()
-        admitted = home.admission.ticket(asked.ticket)
+        admitted = home.admission.ticket(asked.ticket) if asked.ticket else None
         if admitted is None or admitted.client != asked.client:
-            self._ticket = self._admitted(self._entry_of(asked))
+            if home.settings.limited:
+                self._ticket = home.admit(self.entry_of(asked))
         elif not 1 <= len(asked.ref) <= admitted.rows:
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
         else:
@@ -146,24 +147,15 @@ class Leader(Replicated):
             parts=asked.parts,
         )
 
-    def _entry_of(self, asked: r.Append | r.Admit) -> Entry:
+    def entry_of(self, asked: r.Append | r.Admit) -> Entry:
+        """What a request asks leave for."""
         if isinstance(asked, r.Admit):
-            return Entry(asked.client, asked.rows, asked.nbytes, asked.version, _ignore, _ignore)
+            return Entry(asked.client, asked.rows, asked.nbytes, asked.version)
         version = int(asked.versions.max(initial=0))
-        return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version, _ignore, _ignore)
-
-    def _admitted(self, entry: Entry) -> int:
-        """A ticket. Raises Backpressure where a limit is in the way, Closed, LimitExceeded."""
-        tickets: list[int] = []
-        entry.admit = tickets.append
-        self.home.admit(entry)
-        if not tickets:
-            why = self.home.withdraw(entry)
-            raise Backpressure(f"the stream {self.name!r} is full ({why})", needed=entry.nbytes)
-        return tickets[0]
+        return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
     def _admit(self, asked: r.Admit, now: float) -> r.AnyResult:
-        return r.Admitted(self._admitted(self._entry_of(asked)))
+        return r.Admitted(self.home.admit(self.entry_of(asked)))
 
     def _give_back(self, asked: r.GiveBack, now: float) -> r.AnyResult:
         entry = self.home.admission.ticket(asked.ticket)
@@ -209,7 +201,6 @@ class Leader(Replicated):
 
     def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
         home = self.home
-        found: list[Any] = []
         if not 1 <= asked.min_rows <= asked.rows or not asked.lease_s > 0:
             raise Misuse(f"no delivery is of {asked.min_rows} to {asked.rows} rows for {asked.lease_s} s")
         demand = Demand(
@@ -220,22 +211,19 @@ class Leader(Replicated):
             sampler=asked.sampler,
             who=asked.who,
             lease_s=asked.lease_s,
-            serve=found.append,
-            fail=found.append,
         )
-        if asked.sampler is None:
-            grant = home.take(demand, asked.chosen, asked.expired, now)
-            found = [grant] if grant is not None else []
-        else:
-            home.consume(demand, now)
-            home.forget(demand)
-        if not found:
+        try:
+            if asked.sampler is None:
+                grant = home.take(demand, asked.chosen, asked.expired, now)
+            else:
+                grant = home.consume(demand, now)
+        except DataplaneError:
+            raise
+        except Exception as error:  # the boundary: a sampler that fails is the end of who brought it, no more
+            raise Misuse(f"{type(error).__name__}: {error}") from error
+        if grant is None:
             raise NotReady("no rows are ready", stream=self.name, task=asked.task)
-        if isinstance(found[0], Grant):
-            return self._delivered(found[0], asked.sampler)
-        if isinstance(found[0], DataplaneError):
-            raise found[0]
-        raise Misuse(f"{type(found[0]).__name__}: {found[0]}") from found[0]
+        return self._delivered(grant, asked.sampler)
 
     def _delivered(self, grant: Grant, sampler: Any) -> r.Delivered:
         home, rows = self.home, grant.rows
@@ -265,10 +253,10 @@ class Leader(Replicated):
         return made[0] if made else c.Settle(task=0, rows=_NONE, state=ACKED)
 
     def _ack(self, asked: r.Ack, now: float) -> c.Command:
-        return self._settled(lambda: self.home.ack(asked.grant, asked.client, asked.replica, now))
+        return self._settled(lambda: self.home.ack(asked.grant, asked.client, asked.replica))
 
     def _nack(self, asked: r.Nack, now: float) -> c.Command:
-        return self._settled(lambda: self.home.nack(asked.grant, asked.client, asked.replica, now, seen=asked.seen))
+        return self._settled(lambda: self.home.nack(asked.grant, asked.client, asked.replica, seen=asked.seen))
 
     def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
         self.home.leases.renew(asked.grant, asked.client, asked.replica, now)
@@ -282,27 +270,23 @@ class Leader(Replicated):
         return c.Drop(rows=rows)
 
     def _waiting(self) -> Iterator[r.AnyRequest]:
-        return map(r.decode_request, self.waits())
+        return (r.decode_request(asked) if isinstance(asked, bytes) else asked for asked in self.waits())
 
     def _leave(self, asked: r.Leave, now: float) -> r.AnyResult | c.Command:
-        self.snapshots.leave(asked.client)
-        self.home.leave(asked.client, now)
+        self.snapshots.leave(self, asked.client)
+        self.home.leave(asked.client)
         return c.End(clients=[asked.client]) if asked.ended else _DONE
 
     def _leave_all(self, asked: r.LeaveAll, now: float) -> r.AnyResult | c.Command:
         for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
-            self.snapshots.leave(client)
-            self.home.leave(client, now)
+            self.snapshots.leave(self, client)
+            self.home.leave(client)
         ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
         return c.End(clients=ended) if ended else _DONE
 
     def _tick(self, asked: r.Tick, now: float) -> r.AnyResult:
         self.home.tick(now)
         return _DONE
-
-
-def _ignore(_: object) -> None:
-    return
 
 
 def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:

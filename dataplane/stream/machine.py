@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dataplane.errors import Backpressure, NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
@@ -12,6 +13,7 @@ from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.choosing import needed
 from dataplane.stream.leader import Leader
+from dataplane.stream.replicated import Columns
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
@@ -45,12 +47,15 @@ class StreamMachine(Leader, StateMachine):
         return _TICK_REQUEST
 
     def serves(self, request: bytes, now: float) -> bool:
-        asked = r.decode_request(request)
+        return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
+
+    def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
+        """As `serves`, for who has the request decoded. `in_vain`: at which change there was nothing for it."""
         home = self.home
         if isinstance(asked, r.Append | r.Admit):
-            return home.closed or not home.admission.full(self._entry_of(asked))
+            return home.closed or not home.admission.full(self.entry_of(asked))
         if not isinstance(asked, r.Consume):
-            return self._in_vain.get(request) != home.changes
+            return in_vain != home.changes
         task = home.settings.task(asked.task)
         if home.drained(task) or home.leases.waiting(task, asked.who) is not None:
             return True
@@ -60,7 +65,27 @@ class StreamMachine(Leader, StateMachine):
         if len(home.books.progress.ready(task, needed(asked.columns, asked.sampler), least)) < least:
             return False
         timely = isinstance(asked.sampler, Fifo) or getattr(asked.sampler, "judges_age", False)
-        return timely or self._in_vain.get(request) != home.changes
+        return timely or in_vain != home.changes
+
+    # Of one node alone
+
+    def alone(self, now: float, columns: Columns) -> None:
+        """There is one replica, without a log: `run` decides and applies. Time is by its clock, `now` at first."""
+        self.columns, self.clock_s = columns, now
+        self._lead(0, now)
+
+    def run(self, asked: r.AnyRequest, now: float) -> Any:
+        """Decide a request and apply what is decided, at once; the result. Raises what refuses it."""
+        commands, result = self._decided(asked, 0, now)
+        ticket = self._ticket
+        try:
+            for command in commands:
+                result = self.act(command)
+                self.home.changes += 1
+        finally:
+            if ticket:  # after the rows are counted
+                self.home.admission.give_back(ticket)
+        return result
 
     # Deciding
 

@@ -58,6 +58,8 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
 def find(leader: Leader, asked: r.Find, now: float) -> r.Found:
     """Never refused."""
     books = leader.home.books
+    if asked.token in books.unfinished.ended:
+        return r.Found(np.full(len(asked.keys), -2, np.int64))
     rows = books.keys.known_rows(asked.keys)
     if asked.digest and (not asked.keys or books.keys.known(asked.keys[0], asked.digest) is None):
         rows[:] = -1
@@ -117,6 +119,8 @@ class Snapshots:
             raise LimitExceeded(f"{count} {what}", what=what, asked=count, limit=MAX_SNAPSHOTS)
         snapshot, number = Snapshot(leader.home, now), next(self._numbers)
         self._taken[asked.client, number] = snapshot, {each.node: each.last for each in leader.outboxes.state()}
+        if leader.columns is not None:
+            leader.columns.read(snapshot.refs)
         return r.SnapshotTaken(number, snapshot.head)
 
     def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
@@ -130,10 +134,15 @@ class Snapshots:
 
     def release(self, leader: Leader, asked: r.ReleaseSnapshot, now: float) -> r.Done:
         """Never refused."""
-        self._taken.pop((asked.client, asked.snapshot), None)
+        self._release(leader, (asked.client, asked.snapshot))
         return r.Done()
 
-    def leave(self, client: str) -> None:
-        """The client has gone."""
-        for key in [key for key in self._taken if key[0] == client]:
-            del self._taken[key]
+    def _release(self, leader: Leader, key: tuple[str, int]) -> None:
+        snapshot, _ = self._taken.pop(key, (None, None))
+        if snapshot is not None and leader.columns is not None:
+            leader.columns.unread(snapshot.refs)
+
+    def leave(self, leader: Leader, client: str | None = None) -> None:
+        """The client has gone; without one: all."""
+        for key in [key for key in self._taken if client in (None, key[0])]:
+            self._release(leader, key)

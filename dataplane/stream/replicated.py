@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -43,12 +43,27 @@ _DONE = r.Done()
 _UNOPENED = Settings(("unopened",))
 
 
+class Columns(Protocol):
+    """Who has the columns of a stream of one node."""
+
+    def free(self, patches: list[Patch]) -> None:
+        """No row needs these any more."""
+
+    def read(self, refs: Sequence[BatchRef]) -> None:
+        """These are read whether or not rows need them."""
+
+    def unread(self, refs: Sequence[BatchRef]) -> None:
+        """They are not, any more."""
+
+
 class Replicated:
     """See the module. Who leads has more, and is told by the methods at the end."""
 
     def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
         """Without settings: those come with the first command, `Open`."""
         self.name = name
+        self.columns: Columns | None = None
+        """Of a stream of one node: who is told what no row needs any more, in place of the outboxes of nodes."""
         self._first = settings, mark
         self._begin(settings, mark)
 
@@ -56,15 +71,22 @@ class Replicated:
         self.opened = settings is not None
         settings = settings or _UNOPENED
         self.home = Home(settings, self._released, mark=mark)
-        self.home.replicate()
         self.outboxes = Outboxes()
         self.sessions = Sessions()
         self.clock_s = 0.0
         self.lost_nodes = LostNodes()
 
     def _released(self, patches: list[Patch]) -> None:
+        if self.columns is not None:
+            self.columns.free(patches)
+            return
         for patch in patches:
             self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares), self.lost_nodes)
+
+    def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
+        """Rows need what this reference means."""
+        if self.columns is None:
+            self.outboxes.hold((*(node for node, _ in ref.shards()), *nodes))
 
     @property
     def settings(self) -> Settings:
@@ -123,9 +145,13 @@ class Replicated:
 
     def _done(self, command: c.AnyCommand) -> r.AnyResult:
         try:
-            return _APPLY[type(command)](self, command)
+            return self.act(command)
         except DataplaneError as error:
             return r.Refused.of(error)
+
+    def act(self, command: c.AnyCommand) -> r.AnyResult:
+        """Do a command, whatever was done before; the result. Raises what refuses it, and changes nothing then."""
+        return _APPLY[type(command)](self, command)
 
     def _do_append(self, command: c.Append) -> r.AnyResult:
         self.clock_s = max(self.clock_s, command.time_s)
@@ -140,9 +166,9 @@ class Replicated:
         if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
             raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")
         self._require_there(command.ref, command.nodes)
-        first, new = self.home.appended(command.ref, command.keys, command.digest, arrival, command.time_s)
+        first, new = self.home.append(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
-            self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+            self._holds(command.ref, command.nodes)
         return r.Appended(first, count, new)
 
     def _there(self, node: bytes, shard: int) -> bool:
@@ -158,16 +184,15 @@ class Replicated:
     def _do_extend(self, command: c.Extend) -> r.AnyResult:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        self.home.extended(
+        self.home.extend(
             command.rows,
             command.ref,
             command.lengths,
-            self.clock_s,
             replace=command.replace,
             holds=command.holds,
             spares=command.nodes,
         )
-        self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        self._holds(command.ref, command.nodes)
         return _DONE
 
     def _do_grow(self, command: c.Grow) -> r.AnyResult:
@@ -176,7 +201,7 @@ class Replicated:
         self._require_there(command.ref, command.nodes)
         new = self.home.grow(command.row, command.piece, command.ref, command.lengths, self.clock_s, command.nodes)
         if new:
-            self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+            self._holds(command.ref, command.nodes)
         return r.Appended(command.row, 1, new)
 
     def _do_take_up(self, command: c.TakeUp) -> r.AnyResult:
@@ -187,13 +212,16 @@ class Replicated:
         )
 
     def _do_give_up(self, command: r.GiveUp) -> r.AnyResult:
-        self.home.give_up(command.row, command.token, self.clock_s)
+        self.home.give_up(command.row, command.token)
         return _DONE
 
     def _do_settle(self, command: c.Settle) -> r.AnyResult:
         """Of rows that are open to the task. Of a client's, if some have been lost meanwhile, of none."""
         books, rows = self.home.books, command.rows
         if not len(rows):
+            return _DONE
+        if self.columns is not None:  # nothing has come between what was decided and this
+            self.home.do(command)
             return _DONE
         there = books.rows.there(rows)
         if not there.all():
@@ -233,7 +261,7 @@ class Replicated:
     def _lose(self, dead: Index) -> None:
         """These rows have a column that is nowhere any more. Who holds a dropped one goes on."""
         books = self.home.books
-        self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))], self.clock_s)
+        self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))])
 
     def _do_return(self, command: r.Return) -> r.AnyResult:
         self.lost_nodes.come_back(command.node, command.first)
@@ -249,7 +277,7 @@ class Replicated:
         return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
     def _do_close(self, command: r.Close) -> r.AnyResult:
-        self.home.close(self.clock_s)
+        self.home.close()
         return _DONE
 
     def _do_clear(self, command: r.Clear) -> r.AnyResult:
@@ -258,7 +286,7 @@ class Replicated:
             self.home.leases.end(grant)
         self.home.forget_kept()
         self.home.books.clear()
-        self.home.close(self.clock_s)
+        self.home.close()
         return _DONE
 
     def _do_configure(self, command: r.Configure) -> r.AnyResult:
@@ -305,7 +333,7 @@ class Replicated:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         put_columns(self.home, command.rows, command.task, command.ref, command.lengths, command.nodes)
-        self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        self._holds(command.ref, command.nodes)
         return _DONE
 
     def _do_finish_restore(self, command: r.FinishRestore) -> r.AnyResult:
@@ -364,7 +392,6 @@ class Replicated:
         books.facts.know_tags(found.tag_names)
         books.facts.latest, books.appended, home.closed = found.latest, found.appended, found.closed
         home.lost.update({row: (key, group, version, acked) for row, key, group, version, acked in found.lost})
-        home.replicate()
         self._begin(found.settings, found.mark)
         self.opened = found.opened
         self.home, self.sessions, self.clock_s = home, sessions, found.clock_s

@@ -242,11 +242,12 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
 
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
-    """Which rows have these keys; with a digest, if the first is the first key of an append of this digest. Answered by
-    `Found`."""
+    """Which rows have these keys; with a digest, if the first is the first key of an append of this digest. `token`:
+    who has it may have finished a row in progress, or given it up (-2). Answered by `Found`."""
 
     keys: list[str]
     digest: bytes = b""
+    token: int = 0
 
 
 class DeadLetters(Request, frozen=True, tag=29, kw_only=True):

@@ -40,7 +40,7 @@ FLOORS = [
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
 #: Those of the node's wing; what lies in none of its packages is above them.
-NODE_FLOORS = [{"shards", "streams", "partitions"}, {"tables"}, {"clustered"}, {"node"}]
+NODE_FLOORS = [{"shards", "partitions"}, {"streams"}, {"tables"}, {"clustered"}, {"node"}]
 NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
 
 #: Doors into other systems stand on the client alone.
@@ -275,7 +275,7 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
         ("dataplane.node.node", "import dataplane.observe.metrics, os"),
         (
             "dataplane.node.clustered.streams",
-            "from dataplane.node.streams.homes import Homes\nfrom ..tables import tables",
+            "from dataplane.node.streams.local import LocalStreams\nfrom ..tables import tables",
         ),
         ("dataplane.integrations.verl", "from dataplane import connect"),
         ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),

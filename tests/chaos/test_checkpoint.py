@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.page import PAGE
+from dataplane.stream.reads import MAX_SNAPSHOTS
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
@@ -515,14 +515,16 @@ def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:
         for _ in range(MAX_SNAPSHOTS):
             assert isinstance(raw.ask(m.TakeSnapshot(raw.next(), token)), m.SnapshotTaken)
         assert raw.ask(m.TakeSnapshot(raw.next(), token)).name == "LimitExceeded"
-        stream.drop()
-        assert plane.stats().shards == 2
         for number in (1, 1, 2, 77, -1):
             raw.send(m.ReleaseSnapshot(number))
         assert isinstance(raw.ask(m.ReadSnapshot(raw.next(), 3, 0, PAGE)), m.SnapshotRows)
         assert raw.ask(m.ReadSnapshot(raw.next(), 1, 0, PAGE)).name == "Misuse"
-        raw.send(m.ReleaseSnapshot(3))
-        assert plane.stats().shards == 2
+        for task in ("a", "b"):
+            take(stream, task)
+        assert plane.stats().shards == 2, "they are read still"
+        stream.drop()
+        assert plane.stats().shards == 0
+        assert raw.ask(m.ReadSnapshot(raw.next(), 3, 0, PAGE)).name == "Closed"
     with dp.connect(node.address) as plane:
         eventually(lambda: held(plane) == (0, 0, 0, 1), "they go with who took them")
 

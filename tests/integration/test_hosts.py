@@ -120,7 +120,7 @@ def held(node: Node) -> dict[str, int]:
         "tickets": sum(len(home.admission.coming()) for home in homes),
         "untold": sum(len(list(machine.waiting())) for machine in machines),
         "retained": len(node.hosts._retained.holders),
-        "needed": sum(node._homes._needed.values()),
+        "needed": sum(node._needed._needed.values()),
     }
 
 

@@ -8,11 +8,15 @@ before.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, OutcomeUnknown
-from dataplane.node.clustered.session import ASK_S, Outcome, Session
 from dataplane.node.clustered.streams import Partition
+from dataplane.node.streams.sessions import ASK_S, Outcome
 from dataplane.stream import requests as r
+
+if TYPE_CHECKING:
+    from dataplane.node.clustered.session import Session
 
 _REMEMBERED = 4096
 

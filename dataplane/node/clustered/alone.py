@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from dataplane.clock import Deadline
 from dataplane.errors import Misuse
-from dataplane.node.clustered.client import ClusteredClient
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.either_tables import EitherTables, TableNames
 from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.clustered.service import ClusteredStreams
-from dataplane.node.clustered.snapshots import FIRST
 from dataplane.node.clustered.streams import opening
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.alone import AlonePartitions
 from dataplane.node.partitions.departed import HasClients
 from dataplane.node.partitions.keeping import Keeping
 from dataplane.node.partitions.record import TABLES, kind_of, name_of
-from dataplane.node.streams.homes import Homes
-from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.client import Room, StreamClient, StreamRequest
+from dataplane.node.streams.local import LocalStreams
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged import Staged
 from dataplane.node.tables.tables import Tables, Tabling
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
@@ -32,17 +33,17 @@ from dataplane.wire.peer import Peers
 
 _LEAD_S = 10.0  # that a partition may take to be led here
 _STREAMS = 50  # whose figures one message has
+_FIRST = 1 << 32  # the number of the first snapshot of a durable stream
 
 
 class Durable:
     """See the module. `life`: how often the directory was opened."""
 
-    def __init__(self, node: bytes, store: Store, homes: Homes, life: int) -> None:
+    def __init__(self, node: bytes, store: Store, needed: NeededShards, life: int) -> None:
         """Raises Corrupt where what was kept is not as it was written."""
         self._me = node.hex()
-        self._homes = homes
-        keeping, retained = Keeping(store), Retained(homes)
-        self._columns = DurableColumns(keeping, store, homes, retained)
+        keeping, retained = Keeping(store), Retained(needed)
+        self._columns = DurableColumns(keeping, store, needed, retained)
         peers = Peers("", Key(b"", b""), _unasked)  # never started: nobody is reached
         self.partitions = AlonePartitions(keeping, peers, machine, opening, self._columns.settled)
         self._columns.partitions = self.partitions
@@ -71,13 +72,13 @@ class Durable:
         record = await (self.tables.directory if is_table else self.partitions.directory).read(name)
         return record is not None and record.key == partition
 
-    def client(self, here: Streaming) -> EitherStreams:
+    def client(self, here: StreamClient, local: LocalStreams, staged: Staged, room: Room) -> EitherStreams:
         """The streams of a client, given those that are not durable."""
-        return EitherStreams(self, self.service.client(here), here, self._homes)
+        return EitherStreams(self, StreamClient(self.service, staged, room, first_snapshot=_FIRST), here, local)
 
-    def table_client(self, client: EitherStreams, local: Tables, here: Tabling) -> EitherTables:
-        """The tables of a client, given its streams and the tables that are not durable."""
-        return EitherTables(self._table_names, self.tables.client(client.here), local, here)
+    def table_client(self, staged: Staged, local: Tables, here: Tabling) -> EitherTables:
+        """The tables of a client, given the tables that are not durable."""
+        return EitherTables(self._table_names, self.tables.client(staged), local, here)
 
     def find(self, name: str) -> bool:
         """Whether there is a durable stream of this name."""
@@ -98,61 +99,55 @@ def _unasked(request: object) -> Message:
 class EitherStreams:
     """The streams of one client: durable ones, and those that are `here` for as long as the process."""
 
-    def __init__(self, durable: Durable, clustered: ClusteredClient, here: Streaming, homes: Homes) -> None:
+    def __init__(self, durable: Durable, clustered: StreamClient, here: StreamClient, local: LocalStreams) -> None:
         self._durable = durable
         self.clustered = clustered
         self.here = here
-        self._homes = homes
+        self._local = local
 
-    def of(self, token: bytes) -> ClusteredClient | Streaming:
+    def of(self, token: bytes) -> StreamClient:
         """Those that the stream of this token is of."""
-        return self.here if self._homes.has(token) or self.here.restoring(token) else self.clustered
-
-    def staged(self, scope: str) -> None:
-        """As `Streaming.staged`."""
-        self.here.staged(scope)
-
-    def free_scope(self, scope: str) -> None:
-        """As `Streaming.free_scope`."""
-        self.here.free_scope(scope)
+        return self.here if self._local.has(token) or self.here.restoring(token) else self.clustered
 
     @property
     def expected(self) -> bool:
         """Whether something was admitted that has not come."""
-        return self.clustered.expected
+        return self.clustered.expected or self.here.expected
 
     def revoke(self) -> None:
-        """As `Streaming.revoke`."""
+        """As `StreamClient.revoke`."""
         self.clustered.revoke()
+        self.here.revoke()
 
     def leave(self) -> None:
         """The client has gone."""
         self.clustered.leave()
+        self.here.leave()
 
     def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
-        """As `Streaming.untold`."""
+        """As `StreamClient.untold`."""
         self.of(request.stream).untold(request, reply)
 
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """As `Streaming.answer`."""
+        """As `StreamClient.answer`."""
         match request:
             case m.Open():
                 return self._open(request, deadline)
             case m.Restore():
                 name = request.name
-                if self._homes.has_named(name) or self._durable.find(name):
+                if self._local.has_named(name) or self._durable.find(name):
                     raise Misuse(f"there is a stream {name!r} already")
                 return (self.clustered if request.head.settings.durable else self.here).answer(request, deadline)
             case m.Streams():
                 return self._figures(request)
             case m.ReadSnapshot() | m.ReleaseSnapshot():
-                of = self.clustered if request.snapshot >= FIRST else self.here
+                of = self.clustered if request.snapshot >= _FIRST else self.here
                 return of.answer(request, deadline)
         return self.of(request.stream).answer(request, deadline)
 
     def _open(self, request: m.Open, deadline: Deadline) -> m.Reply | Waiting | None:
         wanted = request.settings is not None and request.settings.durable
-        if self._homes.has_named(request.name):
+        if self._local.has_named(request.name):
             if wanted:
                 raise Misuse(f"the stream {request.name!r} was made not to be durable; open it so")
             return self.here.answer(request, deadline)
@@ -162,5 +157,5 @@ class EitherStreams:
 
     def _figures(self, request: m.Streams) -> m.Figures:
         """Of the first streams by name, of both kinds."""
-        found = self._homes.figures(request.after, _STREAMS) | self._durable.service.figures(request.after, _STREAMS)
+        found = self._local.figures(request.after, _STREAMS) | self._durable.service.figures(request.after, _STREAMS)
         return m.Figures(request.id, {name: found[name] for name in sorted(found)[:_STREAMS]})

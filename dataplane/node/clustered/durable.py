@@ -25,7 +25,7 @@ from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.keeping import Keeping
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.streams.homes import Homes
+from dataplane.node.shards.needed import NeededShards
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 
@@ -56,11 +56,11 @@ class DurableColumns:
 
     partitions: Partitions
 
-    def __init__(self, keeping: Keeping, store: Store, homes: Homes, retained: Retained) -> None:
+    def __init__(self, keeping: Keeping, store: Store, needed: NeededShards, retained: Retained) -> None:
         """Raises Corrupt where what was kept is not as it was written."""
         self._me = bytes.fromhex(keeping.me)
         self._store = store
-        self._homes = homes
+        self._needed = needed
         self._retained = retained
         self._notes = keeping.notes("columns")
         self._named = set(self._notes.load())  # partitions that have columns here
@@ -93,7 +93,7 @@ class DurableColumns:
         await (asyncio.gather(persisted, self._copies.write(copies)) if copies else persisted)
 
     def _number(self, key: ShardKey) -> int:
-        number = self._homes.number(key)
+        number = self._needed.number(key)
         if number is None:
             raise Freed(f"the copy of shard {key[1]} of node {key[0].hex()} was freed", shard=key[1])
         return number
@@ -141,7 +141,7 @@ class DurableColumns:
         if ready is not None:
             await ready.wait()
         await asyncio.gather(*(self._ask(partition) for partition in self._pending))
-        self._homes.recovered(shards)
+        self._needed.recovered(shards)
 
     async def _ask(self, partition: str) -> None:
         """Retain what a partition needs."""

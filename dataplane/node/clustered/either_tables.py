@@ -14,7 +14,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import Misuse
 from dataplane.node.clustered.tables import ClusteredTables, TableClient
-from dataplane.node.streams.streaming import Waiting
+from dataplane.node.streams.sessions import Waiting
 from dataplane.node.tables.asking import TableRequest
 from dataplane.node.tables.tables import TABLES, Tables, Tabling
 from dataplane.wire import messages as m

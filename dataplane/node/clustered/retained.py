@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.errors import DataplaneError
-from dataplane.node.streams.homes import Homes
+from dataplane.node.shards.needed import NeededShards
 from dataplane.table import freeing
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ class Need:
 class Retained:
     """All of one node. A holder is a partition, by its key, or anybody else who lets go by itself."""
 
-    def __init__(self, homes: Homes) -> None:
-        self._homes = homes
+    def __init__(self, needed: NeededShards) -> None:
+        self._needed = needed
         self._needs: dict[str, dict[frozenset[ShardKey], list[Need]]] = {}
         self._told: dict[str, int] = {}  # by partition, the last entry
 
     def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
         """Keep what is here of `ref`, which brings so many rows, for this holder. Raises Freed, Corrupt,
         LimitExceeded."""
-        need = Need(holder, ref, self._homes.need(ref), rows)
+        need = Need(holder, ref, self._needed.need(ref), rows)
         if need.shards:
             self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
         return need
@@ -50,7 +50,7 @@ class Retained:
     def release(self, need: Need) -> None:
         """The holder does not need it, after all; who else has columns there has them still. Idempotent."""
         if self._take(need):
-            self._homes.unneed(need.shards)
+            self._needed.unneed(need.shards)
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
         """A leader tells that no row of its partition needs these references any more, or cells of them
@@ -61,14 +61,14 @@ class Retained:
         for entry in entries[max(0, len(entries) - (last - known)) :]:
             ref, whole = freeing.decode(entry)
             if not whole:
-                self._homes.thin(ref)
+                self._needed.thin(ref)
                 continue
             needs = self._find(partition, ref)
             if not needs:
                 log.debug("%s says that it does not need what it has nothing of here", partition)
             for need in needs:
                 if self._take(need):
-                    self._homes.done(need.ref, need.shards)
+                    self._needed.done(need.ref, need.shards)
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
@@ -77,7 +77,7 @@ class Retained:
         for encoded in refs:
             try:
                 ref = BatchRef.decode(encoded)
-                self._homes.relink(ref)
+                self._needed.relink(ref)
                 self.retain(partition, ref)
             except DataplaneError as error:
                 log.error("%s needs what is not here any more: %s", partition, error)
@@ -88,7 +88,7 @@ class Retained:
         self._told.pop(holder, None)
         for needs in self._needs.pop(holder, {}).values():
             for need in needs:
-                self._homes.done(need.ref, need.shards)
+                self._needed.done(need.ref, need.shards)
 
     @property
     def holders(self) -> list[str]:

@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import DataplaneError, Lost, OutcomeUnknown
+from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.clustered.asking import all_of, patiently
-from dataplane.node.clustered.client import ClusteredClient
-from dataplane.node.clustered.holders import Holders, Keep
+from dataplane.node.clustered.holders import Claim, Holders, Keep
 from dataplane.node.clustered.retained import Retained
-from dataplane.node.clustered.session import ASK_S, Session
-from dataplane.node.clustered.streams import MAX_STREAMS, Partition, Stream, Streams
+from dataplane.node.clustered.session import Session
+from dataplane.node.clustered.streams import MAX_STREAMS, Partition, Stream, Streams, encode_settings, token_of
 from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.record import EPOCHS, Record
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.streams.streaming import Streaming
+from dataplane.node.streams.sessions import ASK_S
 from dataplane.stream import requests as r
+from dataplane.stream.figures import Waiting
 from dataplane.stream.home import Home
 from dataplane.stream.machine import StreamMachine
+from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -40,6 +42,16 @@ T = TypeVar("T")
 _LOST = 4096  # lost rows that one message tells of
 _TELL_S = 2.0
 _PAUSE_S = 0.02  # until the record of a stream says what has become of its partition
+
+
+class Restoring:
+    """A stream that is being restored, and has no name yet."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.generation = record.generation
+        self.token = token_of(f"{record.name}/{record.generation}")
+        self.partition = Partition.of(record)
 
 
 class ClusteredStreams:
@@ -72,16 +84,63 @@ class ClusteredStreams:
         partitions.members.watch(self._members_changed)
         self._known = frozenset(partitions.members.current)
 
-    def session(self) -> Session:
-        """The session of a client that has connected."""
+    def session(self, owner: object) -> Session:
+        """See `sessions.Service`."""
         client = f"{self._me}/{next(self._numbers)}"
         return Session(client, self.partitions, self._background, together=self._together)
 
-    def client(self, here: Streaming) -> ClusteredClient:
-        """The streams as one client uses them, given those that are here alone."""
-        return ClusteredClient(self, here)
+    def label(self, client: str) -> str:
+        """See `sessions.Service`."""
+        return client
+
+    def forget(self, client: str) -> None:
+        """See `sessions.Service`."""
+
+    async def claim(
+        self,
+        partition: Partition,
+        ref: BatchRef,
+        copies: Iterable[bytes] = (),
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
+    ) -> Claim:
+        """See `sessions.Service`."""
+        return await self.holders.claim(partition.key, [ref], copies, until, rows=rows)
 
     # streams as a whole
+
+    async def open(self, name: str, settings: Settings | None) -> Stream:
+        """See `sessions.Service`."""
+        return await patiently(lambda: self.streams.open(name, settings))
+
+    def find(self, token: bytes) -> Stream:
+        """See `sessions.Service`."""
+        return self.streams.find(token)
+
+    def named(self, token: bytes) -> Stream | None:
+        """See `sessions.Service`."""
+        return self.streams.named(token)
+
+    async def prepare(self, name: str, settings: Settings, mark: str) -> Restoring:
+        """See `sessions.Service`."""
+        followers, encoded = max(1, settings.replicas - 1), encode_settings(settings)
+        try:
+            record = await self.partitions.directory.prepare(
+                name, encoded, followers=followers, durable=settings.durable
+            )
+        except Unavailable as error:
+            raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
+        return Restoring(record)
+
+    async def publish(self, restored: Restoring) -> None:
+        """See `sessions.Service`."""
+        await patiently(lambda: self.partitions.directory.publish(restored.record))
+
+    async def discard(self, restored: Restoring) -> None:
+        """See `sessions.Service`."""
+        await patiently(lambda: self.partitions.directory.discard(restored.record))
+        self._retained.drop(restored.partition.key)
 
     async def on(self, stream: Stream, work: Callable[[Partition], Awaitable[T]]) -> T:
         """Do this with the stream's partition. Where every replica of that has died, with the next, which is made.
@@ -155,15 +214,16 @@ class ClusteredStreams:
         measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
         return {name: values for name, values in measured.items() if values is not None}
 
-    def led(self, now: float) -> list[tuple[str, str, Home, bool, float]]:
-        """Of each partition that this node leads its key, the stream's name, its home, whether no other node led it
-        before, and `now`, which is of this node's clock, by the home's."""
+    def led(self, now: float) -> list[tuple[str, str, Home, Waiting, bool, float]]:
+        """Of each partition that this node leads its key, the stream's name, its home, who waits, whether no other node
+        led it before, and `now`, which is of this node's clock, by the home's."""
         found = []
         for hosted in self.partitions.replicas:
             machine = hosted.machine
             if isinstance(machine, StreamMachine) and hosted.replica.leads:
                 first = hosted.configuration.epoch % EPOCHS <= 1
-                found.append((hosted.partition, machine.name, machine.home, first, machine.by_its_clock(now)))
+                waiting, by_its_clock = machine.pending(), machine.by_its_clock(now)
+                found.append((hosted.partition, machine.name, machine.home, waiting, first, by_its_clock))
         return found
 
     def __len__(self) -> int:

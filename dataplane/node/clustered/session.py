@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -31,22 +31,18 @@ from dataplane.errors import (
     ProtocolMismatch,
     Rejected,
 )
+from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.streams import Partition
 from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.partitions.waiters import NOTHING
+from dataplane.node.streams.sessions import ASK_S, NOT_ASKED, Outcome, R
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R", bound=r.Result)
-Outcome = r.Result | DataplaneError
-
-ASK_S = 10.0
-"""For which a request is asked that has no deadline of its own: longer than a failover takes."""
 
 _BEYOND_S = 1.0  # that the answer of one that waits may take, after its time is over
 _AGAIN_S = (0.5, 5.0)  # between tries of what has to be answered: at first, at most
@@ -55,11 +51,6 @@ _ADMITS = (r.Admit, r.Append)
 _ACKS = (r.Ack, r.Nack)
 _UNFINISHED = (r.Grow, r.TakeUp, r.GiveUp)
 _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
-
-
-def asked_until(deadline: Deadline) -> Deadline:
-    """For how long to ask what has to be answered, whose caller waits until a deadline for something else too."""
-    return Deadline.after(max(deadline.remaining_s, ASK_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +70,7 @@ STREAMS = Calls(
 )
 
 
-_NOT_ASKED = Rejected("it was given up before it was asked")
+_NOT_ASKED = Rejected(NOT_ASKED)
 
 
 class _Sequences:
@@ -137,6 +128,7 @@ class Session:
         self._partitions = partitions
         self._background = background
         self._asked: dict[str, _Sequences] = {}
+        self._acks = Acks(self)
 
     async def ask(
         self,
@@ -145,18 +137,18 @@ class Session:
         kind: type[R],
         deadline: Deadline | None = None,
         *,
-        waits: str = "",
+        waits: Callable[[], str] | None = None,
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """What the leader of the partition answers. `waits`: the queue of a request that may wait there until its
+        """What the leader of the partition answers. `waits` gives the queue of a request that may wait there until its
         deadline. `settled`, of a request that changes rows, is called once with the outcome: before this returns or
         raises or, where it raises OutcomeUnknown or is cancelled, when that is known. `late`, of one that does not, is
         called with each answer that came too late to be returned.
 
         Raises what the partition refuses with; NotReady, or Backpressure for an append, where there is nothing before
         the deadline; Lost, PeerUnavailable, OutcomeUnknown."""
-        call = _Call(partition, request, deadline, waits, settled, self._calls.decode)
+        call = _Call(partition, request, deadline, "" if waits is None else waits(), settled, self._calls.decode)
         if type(request) in self._calls.numbered:
             outcome = await self._once(call)
         else:
@@ -167,6 +159,10 @@ class Session:
             what, found = type(request).__name__, type(outcome).__name__
             raise ProtocolMismatch(f"a partition answers a {what} by a {found}")
         return outcome
+
+    async def ack(self, partition: Partition, grant: int, replica: int | None) -> None:
+        """See `acks`."""
+        await self._acks.ack(partition, grant, replica)
 
     async def _once(self, call: _Call) -> Outcome:
         """Of a request that changes rows."""
@@ -268,6 +264,7 @@ class Session:
 
     def leave(self) -> None:
         """The client has gone: what it holds goes to others."""
+        self._acks.leave()
         for key, sequences in self._asked.items():  # which stay: what is known late is under the next
             self._background.spawn(self._leave(key, sequences))
 

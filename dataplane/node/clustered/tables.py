@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import logging
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,15 +25,16 @@ from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.asking import patiently
-from dataplane.node.clustered.holders import Claim, Holders
-from dataplane.node.clustered.session import ASK_S, Calls, Outcome, Session
+from dataplane.node.clustered.holders import Holders
+from dataplane.node.clustered.session import Calls, Session
 from dataplane.node.clustered.streams import Partition
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.partitions import record as kinds
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.streams.streaming import Waiting
+from dataplane.node.streams.sessions import ASK_S, Waiting, happened
+from dataplane.node.streams.staged import Staged
 from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
 from dataplane.node.tables.tables import TABLES, figures_of, not_ready
 from dataplane.stream.requests import Done, Result
@@ -57,13 +58,6 @@ CALLS = Calls(
     r.decode_result,
     lambda client, ended: r.End(clients=[client]) if ended else None,
 )
-
-
-class Kept(Protocol):
-    """Who knows what a client has staged."""
-
-    def kept(self, staged: str, ref: BatchRef) -> None:
-        """What was staged under this scope is somebody's."""
 
 
 class ClusteredTables:
@@ -92,10 +86,10 @@ class ClusteredTables:
         self._background = Background()
         self._unknown: dict[str, float] = {}  # partitions without a record, since when
 
-    def client(self, streams: Kept) -> TableClient:
+    def client(self, staged: Staged) -> TableClient:
         """All tables, as one client uses them."""
         name = f"{self._me}/t{next(self._numbers)}"
-        return TableClient(self, Session(name, self.partitions, self._background, CALLS), streams)
+        return TableClient(self, Session(name, self.partitions, self._background, CALLS), staged)
 
     def start(self) -> None:
         """Take care of tables."""
@@ -173,10 +167,10 @@ class ClusteredTables:
 class TableClient:
     """All tables, as one client uses them."""
 
-    def __init__(self, tables: ClusteredTables, session: Session, streams: Kept) -> None:
+    def __init__(self, tables: ClusteredTables, session: Session, staged: Staged) -> None:
         self._tables = tables
         self._session = session
-        self._streams = streams
+        self._staged = staged
 
     def answer(self, request: TableRequest, deadline: Deadline) -> Waiting:
         """What has to be called and awaited for the reply."""
@@ -240,23 +234,16 @@ class TableClient:
         if ref is None:
             return await self._session.ask(there, what, Result)
         claim = await self._tables.holders.claim(there.key, [ref])
-        result = await self._session.ask(there, what, Result, settled=partial(_settled, claim))
-        self._streams.kept(request.staged, ref)
+        result = await self._session.ask(there, what, Result, settled=partial(happened, (claim,)))
+        self._staged.kept(request.staged, ref)
         return result
 
     async def _ready(self, there: Partition, request: Any, what: r.Ready, deadline: Deadline) -> r.AnyResult:
-        waits = _queue(what) if deadline.remaining_s > 0 else ""
+        waits = partial(_queue, what) if deadline.remaining_s > 0 else None
         try:
             return await self._session.ask(there, what, r.Numbered, deadline if waits else None, waits=waits)
         except NotReady:
             raise not_ready(request, deadline) from None
-
-
-def _settled(claim: Claim, outcome: Outcome) -> None:
-    if isinstance(outcome, DataplaneError):
-        claim.release()
-    else:
-        claim.taken()
 
 
 def _of_none(name: str, what: r.AnyRequest) -> r.AnyResult:

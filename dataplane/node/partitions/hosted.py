@@ -63,7 +63,7 @@ class Hosted:
         self.me, stored = storage.load()
         self.partition = partition
         self.machine = machine
-        self.waiters = Waiters(machine)
+        self.waiters = Waiters(lambda waiting: machine.serves(waiting.request, monotonic()))
         machine.waits = self.waiters.requests
         self.recruited: dict[str, float] = {}  # node -> when it was asked
         self.refused: dict[str, float] = {}  # node -> when it could not
@@ -276,8 +276,7 @@ class Hosted:
             for waiting in self.waiters.drain():
                 self.request(waiting.request, waiting.done)  # it is told who leads
             return
-        now = monotonic()
-        for waiting in self.waiters.served(now):
+        for waiting in self.waiters.served():
             self.wait(waiting, first=True)
 
     def close(self) -> None:

@@ -1,19 +1,23 @@
-"""Requests that wait at the leader of a partition until it has something for them.
+"""Requests that wait for something that there is not yet: at the leader of a partition, or at a stream of one node.
 
-Each waits in a queue (of a task, and of what it asks for), first come first served. The leader decides the request of
-the first again when rows may have become ready, and goes on to the next as long as there is something: so a commit
-costs as many decisions as there are requests that it serves, and wakes nobody else.
+Each waits in a queue (of a task, and of what it asks for), first come first served. The first of each is decided again
+when there may be something for it, and the next as long as there is something: so a commit costs as many decisions as
+there are requests that it serves, and wakes nobody else. Of several queues the one goes first whose first request came
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dataplane.errors import Backpressure, DataplaneError
-from dataplane.replication.machine import StateMachine
 
 Done = Callable[[bytes | DataplaneError], None]
 
@@ -26,41 +30,63 @@ NOTHING = b""
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request of a node, that waits until `until_s` at most. `done` is called once. `withdrawn`: nobody waits."""
+    """A request of a node, that waits until `until_s` at most. `done(outcome)` is called once. `withdrawn`: nobody
+    waits. `in_vain`: at which change there was nothing for it, where that is noted."""
 
     queue: str
-    request: bytes
-    done: Done
-    node: str
-    until_s: float
+    request: Any
+    done: Callable[[Any], None]
+    node: str = ""
+    until_s: float = math.inf
     timer: asyncio.TimerHandle | None = None
     withdrawn: bool = False
+    in_vain: int = -1
+    number: int = 0
 
 
 class Waiters:
-    """Those of one leader."""
+    """Those of one leader. `serves(waiting)`: whether there may be something for this request."""
 
-    def __init__(self, machine: StateMachine) -> None:
-        self._machine = machine
+    def __init__(self, serves: Callable[[Waiting], bool]) -> None:
+        self._serves = serves
         self._queues: dict[str, deque[Waiting]] = {}
         self._count = 0
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         """How many wait."""
         return self._count
 
-    def requests(self) -> list[bytes]:
+    def __iter__(self) -> Iterator[Waiting]:
         """Those that wait."""
-        return [waiting.request for queue in self._queues.values() for waiting in queue]
+        return (waiting for queue in self._queues.values() for waiting in queue)
+
+    def requests(self) -> list[Any]:
+        """Those that wait."""
+        return [waiting.request for waiting in self]
+
+    def heads(self) -> Iterator[Waiting]:
+        """The first of each queue."""
+        return (queue[0] for queue in self._queues.values())
+
+    def has(self, queue: str) -> bool:
+        """Whether any waits in this queue."""
+        return queue in self._queues
 
     def add(self, waiting: Waiting, now: float, *, first: bool = False) -> None:
-        """Wait; in the end it is answered by nothing. Raises Backpressure where too many wait."""
+        """Wait; in the end it is answered by nothing. `first`: again, as it came. Raises Backpressure where too many
+        wait."""
         if self._count >= MAX_WAITING:
             raise Backpressure("too many requests wait at this partition's leader")
         queue = self._queues.setdefault(waiting.queue, deque())
-        (queue.appendleft if first else queue.append)(waiting)
+        if first:
+            queue.appendleft(waiting)
+        else:
+            waiting.number = next(self._numbers)
+            queue.append(waiting)
         self._count += 1
-        waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
+        if waiting.until_s < math.inf:
+            waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
     def withdraw(self, waiting: Waiting) -> None:
         """Wait no more: it is answered by nothing, unless it is decided already."""
@@ -78,26 +104,32 @@ class Waiters:
         if not self._queues.get(waiting.queue, True):
             del self._queues[waiting.queue]
 
-    def served(self, now: float) -> Iterator[Waiting]:
+    def served(self) -> Iterator[Waiting]:
         """The requests that there is something for, one after the other: each has to be decided before the next is
-        asked for. They do not wait any more; where one waits again after all, nobody after it is served."""
-        for queue in [*self._queues.values()]:
-            waiting = None
-            while queue and queue[0] is not waiting:
-                if not self._machine.serves(queue[0].request, now):
-                    break
-                waiting = queue.popleft()
-                self._left(waiting)
-                yield waiting
+        asked for. They do not wait any more; where one waits again after all, nobody after it in its queue is
+        served."""
+        heads = [(queue[0].number, name) for name, queue in self._queues.items()]
+        heapq.heapify(heads)
+        while heads:
+            _, name = heapq.heappop(heads)
+            queue = self._queues.get(name)
+            if queue is None or not self._serves(queue[0]):
+                continue
+            waiting = queue.popleft()
+            self._left(waiting)
+            yield waiting
+            queue = self._queues.get(name)
+            if queue is not None and queue[0] is not waiting:
+                heapq.heappush(heads, (queue[0].number, name))
 
     def gone(self, node: str) -> None:
         """This node has ended."""
-        for waiting in [each for queue in self._queues.values() for each in queue if each.node == node]:
+        for waiting in [each for each in self if each.node == node]:
             self.withdraw(waiting)
 
     def drain(self) -> list[Waiting]:
         """All that wait, who do not any more: another leads."""
-        found = [waiting for queue in self._queues.values() for waiting in queue]
+        found = [*self]
         self._queues.clear()
         for waiting in found:
             self._left(waiting)

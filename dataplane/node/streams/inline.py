@@ -14,51 +14,41 @@ import itertools
 import secrets
 from collections.abc import Hashable
 from functools import partial
-from typing import Any, Protocol
 
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
 from dataplane.node.streams.arrived import stored
-from dataplane.node.streams.streaming import Streaming, Waiting
+from dataplane.node.streams.client import StreamClient
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
+from dataplane.stream.page import Index
 from dataplane.wire import messages as m
 
 Carrying = m.Put | m.AppendInline | m.ExtendInline
 
 
-class Streams(Protocol):
-    """The streams as one client uses them: `Streaming`, or `ClusteredClient` over hosts."""
-
-    def staged(self, scope: str) -> None:
-        """See `Streaming.staged`."""
-
-    def free_scope(self, scope: str) -> None:
-        """See `Streaming.free_scope`."""
-
-    def answer(self, request: Any, deadline: Deadline) -> m.Reply | Waiting | None:
-        """See `Streaming.answer`."""
-
-
 class Inlining:
     """What one client sends so."""
 
-    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams) -> None:
+    def __init__(self, client: Hashable, node: bytes, store: Store, streams: StreamClient, staged: Staged) -> None:
         self._client = client
         self._node = node
         self._store = store
         self._streams = streams
-        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._staged = staged
+        self._scopes = f"{m.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 
     def answer(self, request: Carrying, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or what has to be called and awaited for it. Raises as `Store.put`, `Streaming.append_stored`,
-        `Streaming.extend_stored`; nothing stays of the request then."""
+        """The reply, or what has to be called and awaited for it. Raises as `Store.put`, `StreamClient.append_stored`
+        and `extend_stored`; nothing stays of the request then."""
         match request:
             case m.Put():
                 _check(request.payload, request.layout)
                 packed.bound("scope", m.MAX_SCOPE, len(request.scope))
-                self._streams.staged(request.scope)
+                self._staged.begin(request.scope)
                 shard = self._put_now(request, request.scope)
                 return partial(self._put, request, deadline) if shard is None else m.Stored(request.id, shard)
             case m.AppendInline():
@@ -86,51 +76,44 @@ class Inlining:
 
     def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
         versions = packed.int64("versions", request.versions)
-        if isinstance(self._streams, Streaming):
-            version = int(versions.max()) if len(versions) else 0
-            if self._streams.fits(request, version, len(versions)):
-                shard = self._put_now(request.columns)
-                if shard is not None:
-                    return self._append_new(request, versions, shard, self._streams)
-            ticket = self._streams.ticket_now(request, version, len(versions))
-            if ticket is not None:
-                return self._append_now(request, ticket, self._streams, deadline)
+        if self._streams.fits(request, versions):
+            shard = self._put_now(request.columns)
+            if shard is not None:
+                return self._appended(request, versions, 0, shard)
+        ticket = self._streams.ticket_now(request, versions)
+        if ticket is not None:
+            return self._append_now(request, versions, ticket, deadline)
         admit = m.Admit(
             request.id,
             request.stream,
             len(versions),
             sum(request.columns.nbytes),
-            int(versions.max()) if len(versions) else 0,
+            int(versions.max(initial=0)),
             request.keys[0] if request.keys else "",
             request.digest,
             deadline.remaining_s,
         )
         admitted = self._streams.answer(admit, deadline)
-        return partial(self._append_later, request, admitted, deadline)
-
-    def _append_new(self, request: m.AppendInline, versions: packed.Index, shard: int, streams: Streaming) -> m.Reply:
-        try:
-            return streams.append_new(request, versions, stored(self._node, request.columns, shard), shard)
-        except BaseException:
-            self._store.free([shard])
-            raise
+        return partial(self._append_later, request, versions, admitted, deadline)
 
     def _append_now(
-        self, request: m.AppendInline, ticket: int, streams: Streaming, deadline: Deadline
+        self, request: m.AppendInline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply | Waiting:
         if not ticket:  # it was made before, by the very same call, whose answer was lost
             return m.Appended(request.id, 0, False)
+        if not self._streams.alone:
+            return partial(self._append_staged, request, ticket, deadline)
         try:
             shard = self._put_now(request.columns)
         except BaseException:
             self._give_back(request.stream, ticket)
             raise
         if shard is None:
-            return partial(self._append_stored, request, ticket, streams, deadline)
-        return self._appended(request, ticket, shard, streams)
+            return partial(self._append_stored, request, versions, ticket, deadline)
+        return self._appended(request, versions, ticket, shard)
 
     async def _append_stored(
-        self, request: m.AppendInline, ticket: int, streams: Streaming, deadline: Deadline
+        self, request: m.AppendInline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
         """There is room in the stream, and none in memory."""
         try:
@@ -138,11 +121,12 @@ class Inlining:
         except BaseException:
             self._give_back(request.stream, ticket)
             raise
-        return self._appended(request, ticket, shard, streams)
+        return self._appended(request, versions, ticket, shard)
 
-    def _appended(self, request: m.AppendInline, ticket: int, shard: int, streams: Streaming) -> m.Reply:
+    def _appended(self, request: m.AppendInline, versions: Index, ticket: int, shard: int) -> m.Reply:
         try:
-            reply = streams.append_stored(request, stored(self._node, request.columns, shard), ticket, shard)
+            ref = stored(self._node, request.columns, shard)
+            reply = self._streams.append_stored(request, versions, ref, shard, ticket)
         except BaseException:
             self._give_back(request.stream, ticket)
             self._store.free([shard])
@@ -152,24 +136,24 @@ class Inlining:
         return reply
 
     async def _append_later(
-        self, request: m.AppendInline, admitted: m.Reply | Waiting | None, deadline: Deadline
+        self, request: m.AppendInline, versions: Index, admitted: m.Reply | Waiting | None, deadline: Deadline
     ) -> m.Reply:
         """As three requests, of which each may wait."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
         if not isinstance(reply, m.Admitted):
             raise ProtocolMismatch("nothing that can be appended to")
-        if isinstance(self._streams, Streaming):
-            answer = self._append_now(request, reply.ticket, self._streams, deadline)
-            return answer if isinstance(answer, m.Message) else await answer()
-        if not reply.ticket:
-            return m.Appended(request.id, 0, False)
-        scope = self._staged()
+        answer = self._append_now(request, versions, reply.ticket, deadline)
+        return answer if isinstance(answer, m.Message) else await answer()
+
+    async def _append_staged(self, request: m.AppendInline, ticket: int, deadline: Deadline) -> m.Reply:
+        """The stream's leader may be elsewhere."""
+        scope = self._new_scope()
         try:
             shard = await self._put_soon(request.columns, deadline, scope)
             append = m.Append(
                 request.id,
                 request.stream,
-                reply.ticket,
+                ticket,
                 scope,
                 stored(self._node, request.columns, shard).encode(),
                 request.keys,
@@ -182,8 +166,8 @@ class Inlining:
             )
             return await self._done(append, deadline)
         except BaseException:
-            self._give_back(request.stream, reply.ticket)
-            self._streams.free_scope(scope)
+            self._give_back(request.stream, ticket)
+            self._staged.free(scope)
             raise
 
     def _give_back(self, stream: bytes, ticket: int) -> None:
@@ -192,20 +176,20 @@ class Inlining:
     # extending
 
     def _extend(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply | Waiting:
-        if isinstance(self._streams, Streaming):
-            shard = self._put_now(request.columns)
-            if shard is not None:
-                try:
-                    self._streams.extend_stored(request, stored(self._node, request.columns, shard))
-                except BaseException:
-                    self._store.free([shard])
-                    raise
-                return m.Done(request.id)
-        return partial(self._extend_later, request, deadline)
+        shard = self._put_now(request.columns) if self._streams.alone else None
+        if shard is None:
+            return partial(self._extend_later, request, deadline)
+        new = False
+        try:
+            new = self._streams.extend_stored(request, stored(self._node, request.columns, shard))
+        finally:
+            if not new:
+                self._store.free([shard])
+        return m.Done(request.id)
 
     async def _extend_later(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply:
         """As two requests, of which each may wait."""
-        scope = self._staged()
+        scope = self._new_scope()
         try:
             shard = await self._put_soon(request.columns, deadline, scope)
             extend = m.Extend(
@@ -222,13 +206,13 @@ class Inlining:
             )
             return await self._done(extend, deadline)
         except BaseException:
-            self._streams.free_scope(scope)
+            self._staged.free(scope)
             raise
 
-    def _staged(self) -> str:
+    def _new_scope(self) -> str:
         """A scope that goes with the client, for what waits to be a stream's."""
-        scope = f"{self._staging}-{next(self._numbers)}"
-        self._streams.staged(scope)
+        scope = f"{self._scopes}-{next(self._numbers)}"
+        self._staged.begin(scope)
         return scope
 
     async def _done(self, request: m.Append | m.Extend, deadline: Deadline) -> m.Reply:

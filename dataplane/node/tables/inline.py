@@ -22,8 +22,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.node.streams import packed
 from dataplane.node.streams.arrived import stored
-from dataplane.node.streams.inline import Streams
-from dataplane.node.streams.streaming import Waiting
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
 
@@ -38,13 +38,13 @@ class _Writes(Protocol):
 class WritingInline:
     """What one client sends so."""
 
-    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams, tables: _Writes) -> None:
+    def __init__(self, client: Hashable, node: bytes, store: Store, staged: Staged, tables: _Writes) -> None:
         self._client = client
         self._node = node
         self._store = store
-        self._streams = streams
+        self._staged = staged
         self._tables = tables
-        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._scopes = f"{m.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 
     def answer(self, request: m.WriteInline, deadline: Deadline) -> m.Reply | Waiting:
@@ -53,8 +53,8 @@ class WritingInline:
         columns = request.columns
         packed.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
         packed.bound("layout", m.MAX_LAYOUT, len(columns.layout))
-        scope = f"{self._staging}-{next(self._numbers)}"
-        self._streams.staged(scope)
+        scope = f"{self._scopes}-{next(self._numbers)}"
+        self._staged.begin(scope)
         shard = self._store.put_now(
             self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client)
         )
@@ -63,7 +63,7 @@ class WritingInline:
         try:
             answer = self._write(request, scope, shard, deadline)
         except BaseException:
-            self._streams.free_scope(scope)
+            self._staged.free(scope)
             raise
         return answer if isinstance(answer, m.Message) else partial(self._written, answer, scope)
 
@@ -77,14 +77,14 @@ class WritingInline:
             answer = self._write(request, scope, shard, deadline)
             return answer if isinstance(answer, m.Message) else await answer()
         except BaseException:
-            self._streams.free_scope(scope)
+            self._staged.free(scope)
             raise
 
     async def _written(self, answer: Waiting, scope: str) -> m.Reply:
         try:
             return await answer()
         except BaseException:
-            self._streams.free_scope(scope)
+            self._staged.free(scope)
             raise
 
     def _write(self, request: m.WriteInline, scope: str, shard: int, deadline: Deadline) -> m.Reply | Waiting:

@@ -3,7 +3,7 @@
 A table is made by the first write, and goes when it is dropped: a name that nobody has written to has no rows. Its
 numbers go on where those of the last table of its name ended, so that a number which somebody kept means no other row.
 
-What always holds: what a table's rows need is there, and what none needs is freed (`node.streams.homes`); what a client
+What always holds: what a table's rows need is there, and what none needs is freed (`node.shards.needed`); what a client
 staged and did not write goes with it; who waits is told as soon as there is what it waits for, or that its time is
 over.
 """
@@ -19,8 +19,9 @@ from typing import Any
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded, Misuse, NotReady
-from dataplane.node.streams.homes import Homes
-from dataplane.node.streams.streaming import Streaming, Waiting
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged import Staged
 from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -37,10 +38,10 @@ TABLES = 50
 class Tables:
     """All tables of a node."""
 
-    def __init__(self, node: bytes, homes: Homes) -> None:
+    def __init__(self, node: bytes, needed: NeededShards) -> None:
         self.node = node
-        self.homes = homes
-        self.thinned = homes.thinned
+        self.needed = needed
+        self.thinned = needed.thinned
         self._by_name: dict[str, Table] = {}
         self._change = partial(next, itertools.count(1))
         self._ended: OrderedDict[str, int] = OrderedDict()  # by name, the next number
@@ -112,11 +113,11 @@ def figures_of(table: Table) -> dict[str, Any]:
 
 
 class Tabling:
-    """The tables as one client uses them. `streams` knows what it has staged."""
+    """The tables as one client uses them, with what it has staged."""
 
-    def __init__(self, tables: Tables, streams: Streaming) -> None:
+    def __init__(self, tables: Tables, staged: Staged) -> None:
         self._tables = tables
-        self._streams = streams
+        self._staged = staged
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
         """The reply, or what has to be called and awaited for it."""
@@ -174,15 +175,15 @@ class Tabling:
             answers.there(request.table, self._tables.find(request.table))
         table = self._tables.open(request.table)
         if ref is not None:
-            self._tables.homes.keep(ref)
+            self._tables.needed.keep(ref)
         try:
             numbers, over = answers.write(table, what, ref)
         except BaseException:
             if ref is not None:
-                self._tables.homes.forget(ref)
+                self._tables.needed.forget(ref)
             raise
         if ref is not None:
-            self._streams.kept(request.staged, ref)
+            self._staged.kept(request.staged, ref)
         self._tables.thinned(over)
         self._tables.changed(request.table)
         return self._reply(request, answers.wrote(table, what, numbers))

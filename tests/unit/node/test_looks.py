@@ -15,14 +15,14 @@ def home(**changed: Any) -> Any:
     facts = SimpleNamespace(oldest=lambda: 5.0)
     rows = SimpleNamespace(count=4)
     books = SimpleNamespace(progress=progress, rows=rows, appended=4, nbytes=40, facts=facts, unfinished=(), **changed)
-    return SimpleNamespace(books=books, demands=[], admission=[], settings=SimpleNamespace(tasks=["reward", "actor"]))
+    return SimpleNamespace(books=books, settings=SimpleNamespace(tasks=["reward", "actor"]))
 
 
 def test_what_did_not_change_is_taken_and_grows_older() -> None:
     a = home()
-    first = _look(1, "rows", a, True, 7.0, None)
+    first = _look(1, "rows", a, [], True, 7.0, None)
     a.books.facts.oldest = None  # is not asked again
-    second = _look(1, "rows", a, True, 9.0, first)
+    second = _look(1, "rows", a, [], True, 9.0, first)
     assert (first[0].oldest_s, second[0].oldest_s) == (2.0, 4.0)
     assert second[0].tasks is first[0].tasks
     assert second[0]._replace(oldest_s=2.0) == first[0]
@@ -45,19 +45,20 @@ def test_whatever_changes_is_seen() -> None:
         a.books.rows.count += 1
 
     def wait(a: Any) -> None:
-        a.demands.append(SimpleNamespace(task=1))
+        waiting.append((1, ("x",)))
 
     def stop_waiting(a: Any) -> None:
-        a.demands.clear()
+        waiting.clear()
 
     def admit(a: Any) -> None:
-        a.admission.append(1)
+        waiting.append((None, ()))
 
+    waiting: list[tuple[int | None, tuple[str, ...]]] = []
     a, seen = home(), None
     for change in (lease, ack, append, wait, stop_waiting, admit, drop):
-        seen = _look(1, "rows", a, True, 7.0, seen)
+        seen = _look(1, "rows", a, waiting, True, 7.0, seen)
         before = seen[0]
         change(a)
-        seen = _look(1, "rows", a, True, 7.0, seen)
+        seen = _look(1, "rows", a, waiting, True, 7.0, seen)
         assert seen[0] != before, change
-        assert seen[0] == _look(1, "rows", a, True, 7.0, None)[0], change
+        assert seen[0] == _look(1, "rows", a, waiting, True, 7.0, None)[0], change

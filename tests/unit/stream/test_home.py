@@ -1,4 +1,4 @@
-"""Admission, delivery and the end of rows at the home of a stream."""
+"""Admission, delivery and the end of rows of a stream of one node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse, SchemaMismatch
-from dataplane.stream.admission import Entry
-from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
-from dataplane.stream.figures import figures
-from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
@@ -24,6 +20,7 @@ from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, Settings
 from tests.cases import each_case
+from tests.unit.stream.homes import Demand, Entry, Home
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 
@@ -55,15 +52,11 @@ class Stream:
 
     def __init__(self, *tasks: str, **limits: int) -> None:
         self.released: list[int] = []
-        self.told = 0
-        self.home = Home(Settings(tasks or ("actor",), **limits), self._released, self._changed)
+        self.home = Home(Settings(tasks or ("actor",), **limits), self._released)
         self.shards = 0
 
     def _released(self, patches: list[Patch]) -> None:
         self.released += [patch.ref.shards()[0][1] for patch in patches]
-
-    def _changed(self) -> None:
-        self.told += 1
 
     def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
         asked = Asked()
@@ -162,7 +155,7 @@ class Stream:
         self.home.nack(asked.grant.number, client, None, now)
 
     def figures(self, now: float = 0.0) -> dict[str, Any]:
-        return figures(self.home, now)
+        return self.home.figures(now)
 
 
 class TestAdmission:
@@ -199,14 +192,12 @@ class TestAdmission:
             arrival = Arrival(None, np.zeros(1, np.int64), {}, {})
             ref = stored(9, 1, "x", field=Field("dense", "float32", ()))
             stream.home.append(asked.got[0], ref, [], b"", arrival, 0.0)
-        asked = stream.ask(1, client="gone")
+        stream.ask(1, client="gone")
         waiting = stream.ask(1)
         assert not waiting.got
         stream.home.leave("gone", 0.0)
-        with pytest.raises(Misuse, match="not admitted"):
-            stream.come(asked, 1)
-        stream.home.admission.give_back(waiting.got[0])
-        stream.home.admission.give_back(waiting.got[0])
+        stream.home.give_back(waiting.got[0])
+        stream.home.give_back(waiting.got[0])
         assert stream.ask(1).got
 
     def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
@@ -355,10 +346,9 @@ class TestDelivery:
     def test_what_one_replica_has_chosen_itself_goes_to_those_that_wait(self) -> None:
         stream = Stream()
         stream.append(4)
-        waiting, told = stream.consume(sampler=Bad([]), who=Who("d", "m", 1, 3)), stream.told
+        waiting = stream.consume(sampler=Bad([]), who=Who("d", "m", 1, 3))
         first = stream.take([3, 1], rows=2, who=Who("c", "m", 0, 3))
         assert first.rows == waiting.rows == [3, 1]
-        assert stream.told > told
         later = stream.take([0], who=Who("e", "m", 2, 3))
         assert later.grant is first.grant, "whatever it would have chosen"
 
@@ -419,10 +409,8 @@ class TestSamplers:
         stream.ack(stream.consume(sampler=Freshest(9), rows=1))
         waiting = stream.consume(columns=["y"])
         stream.home.close(0.0)
-        told = stream.told
         last = stream.consume(sampler=Freshest(1))
         assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
-        assert stream.told > told
 
     def test_at_the_end_who_has_chosen_himself_gets_fewer_than_the_least(self) -> None:
         stream = Stream()
@@ -455,7 +443,7 @@ class TestSamplers:
         ):
             stream = Stream()
             stream.consume(sampler=sampler)
-            assert stream.home.watches_age == judges, sampler
+            assert stream.home.alone.watches_age == judges, sampler
 
     def test_a_group_within_a_balanced_delivery_is_given_up_by_age(self) -> None:
         stream = Stream()

@@ -16,16 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse
-from dataplane.stream.admission import Entry
-from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
-from dataplane.stream.figures import figures
-from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
+from tests.unit.stream.homes import Demand, Entry, Home
 
 TASKS = ("reward", "actor")
 LEASE_S = 10.0
@@ -280,7 +277,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     )
     def begin(self, max_rows: int, max_bytes: int, max_lag: int, max_deliveries: int) -> None:
         limits = Settings(TASKS, max_bytes, max_rows, max_lag, max_deliveries)
-        self.home = Home(limits, self.release)
+        self.home = Home(limits, self.release, now=100.0)
         self.model = Model(limits)
         self.now = 100.0
         self.names = 0
@@ -340,11 +337,11 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         entry = Entry(client, rows, nbytes, version, self.admission(entering.name), self.failure(entering.name))
         if self.model.closed:
             with pytest.raises(Closed):
-                self.home.admit(entry)
+                self.home.admit(entry, self.now)
             return
         self.entries[entering.name] = (entering, entry)
         self.model.entering.append(entering)
-        self.home.admit(entry)
+        self.home.admit(entry, self.now)
         self.then()
 
     def admission(self, name: int) -> Callable[[int], None]:
@@ -418,7 +415,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     def give_a_ticket_back(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.model.admitted)))
         del self.model.admitted[name]
-        self.home.admission.give_back(self.tickets[name])
+        self.home.give_back(self.tickets[name], self.now)
         self.then()
 
     @precondition(lambda self: self.model.entering)
@@ -426,7 +423,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject) -> None:
         entering = data.draw(st.sampled_from(self.model.entering))
         self.model.entering.remove(entering)
-        why = self.home.withdraw(self.entries[entering.name][1])
+        why = self.home.withdraw(self.entries[entering.name][1], self.now)
         assert why.startswith(("max_rows", "max_bytes", "max_lag") if self.model.full(entering) else "others before")
         self.then()
 
@@ -606,7 +603,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     def figures_agree(self) -> None:
         if not hasattr(self, "home"):
             return
-        found, model = figures(self.home, self.now), self.model
+        found, model = self.home.figures(self.now), self.model
         assert (found["rows"], found["bytes"], found["appended"]) == (len(model.rows), model.nbytes, model.appended)
         assert (found["closed"], found["latest_version"]) == (model.closed, model.latest)
         assert (found["waiting"], found["behind"]) == (len(model.entering), model.behind())

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import tracemalloc
-import weakref
 
 import numpy as np
-import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed
-from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.home import Home
 from dataplane.stream.page import PAGE, Page
@@ -25,15 +20,9 @@ def stored(shard: int, rows: int) -> BatchRef:
     return BatchRef.of(b"the-node", rows, [("x", INT, 8 * rows, shard, 0)])
 
 
-def fail(error: Exception) -> None:
-    raise error
-
-
 def append(home: Home, rows: int, shard: int = 1) -> None:
-    tickets: list[int] = []
-    home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, fail))
     tags, lengths = {"t": list(range(rows))}, {"x": np.arange(rows)}
-    home.append(tickets[0], stored(shard, rows), [], b"", Arrival(None, np.arange(rows), tags, lengths), 1.5)
+    home.append(stored(shard, rows), [], b"", Arrival(None, np.arange(rows), tags, lengths), 1.5)
 
 
 def test_a_page_that_grows_keeps_what_it_has() -> None:
@@ -63,30 +52,3 @@ def test_a_stream_of_one_row_takes_less_than_16_kib() -> None:
     finally:
         tracemalloc.stop()
     assert used / many < 16 << 10
-
-
-class Told:
-    """Who owns a home and is told of its changes, as a node's stream is."""
-
-    def __init__(self) -> None:
-        self.home: Home | None = None
-
-    def changed(self) -> None:
-        pass
-
-
-def test_a_stream_that_is_dropped_is_no_garbage() -> None:
-    """It goes at once, with all that is known of it: nobody has to look for it."""
-    told = Told()
-    home = told.home = Home(Settings(("a",)), changed=told.changed)
-    append(home, 3)
-    refs = [weakref.ref(each) for each in (home, home.books, home.books.rows, home.admission, home.leases)]
-    gc.disable()
-    try:
-        home.drop()
-        with pytest.raises(Closed):
-            home.admit(Entry("p", 1, 8, 0, fail, fail))  # type: ignore[arg-type]
-        del home, told
-        assert [ref() for ref in refs] == [None] * 5
-    finally:
-        gc.enable()

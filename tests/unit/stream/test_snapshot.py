@@ -14,12 +14,8 @@ from hypothesis import given
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
-from dataplane.stream.admission import Entry
 from dataplane.stream.block import Block, Head
-from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
-from dataplane.stream.figures import figures
-from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.patch import Patch
@@ -28,6 +24,7 @@ from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
 from tests.cases import each_case
+from tests.unit.stream.homes import Demand, Entry, Home
 
 TASKS = ("reward", "actor")
 NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
@@ -43,13 +40,13 @@ class Stream:
     """A home with fewer words. Each append or extend is a shard of its own, counted from 1."""
 
     def __init__(self, home: Home | None = None, **limits: int) -> None:
-        self.home = Home(Settings(TASKS, **limits), mark="m") if home is None else home
+        self.home = Home(Settings(TASKS, **limits), mark="m", now=NOW) if home is None else home
         self.now = NOW if home is None else LATER
         self.shards = 0
 
     def ticket(self, rows: int) -> int:
         tickets: list[int] = []
-        self.home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None))
+        self.home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None), self.now)
         return tickets[0]
 
     def append(
@@ -115,21 +112,21 @@ def told(snapshot: Snapshot, size: int = PAGE) -> Told:
 
 
 def empty(head: Head, released: Callable[[list[Patch]], None] = lambda _: None) -> Home:
-    home = Home(head.settings, released, mark=head.mark)
-    begin(home, head)
+    home = Home(head.settings, released, head.mark, LATER)
+    begin(home.alone.home, head)
     return home
 
 
 def restored(stream: Stream, size: int = PAGE) -> Stream:
     """The stream as it is now, made again from blocks of so many numbers."""
-    snapshot = Snapshot(stream.home, stream.now)
+    snapshot = Snapshot(stream.home.alone.home, stream.now)
     again = Stream(empty(sent(snapshot.head)))
     for block, columns in told(snapshot, size):
-        put_back(again.home, block, again.now)
+        put_back(again.home.alone.home, block, again.now)
         for rows, task, ref in columns:
             lengths = {name: stream.home.books.lengths(rows, name) for name in ref.columns if name == "ids"}
-            put_columns(again.home, rows, task, ref, lengths)
-    finish(again.home)
+            put_columns(again.home.alone.home, rows, task, ref, lengths)
+    finish(again.home.alone.home)
     again.shards = stream.shards + 1000
     return again
 
@@ -162,7 +159,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
 def told_of(stream: Stream) -> dict[str, Any]:
     """The stream's figures, but for bytes, which are counted by other patches, for who waits for groups, and for
     columns that no row has any more, which a copy does not know."""
-    found = figures(stream.home, stream.now)
+    found = stream.home.figures(stream.now)
     for task in found["task"].values():
         del task["incomplete"], task["expired"]
     return {name: value for name, value in found.items() if name not in ("bytes", "columns")} | {
@@ -270,7 +267,7 @@ def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
 
 def test_a_snapshot_is_of_its_moment() -> None:
     stream = filled()
-    snapshot = Snapshot(stream.home, stream.now)
+    snapshot = Snapshot(stream.home.alone.home, stream.now)
 
     def all_of_it() -> list[tuple[bytes, list[tuple[list[int], int, BatchRef]]]]:
         return [
@@ -420,7 +417,7 @@ def of_three(**other: Any) -> tuple[Head, Block]:
     stream.append(3, keys=list("abc"), groups=["g", "g", 1], tags={"t": [1, 2, 3]})
     stream.append(7)
     stream.drop(*range(3, 10))
-    snapshot = Snapshot(stream.home, NOW)
+    snapshot = Snapshot(stream.home.alone.home, NOW)
     return snapshot.head, msgspec.structs.replace(snapshot.block(0, PAGE), **other)
 
 
@@ -463,25 +460,25 @@ def test_a_block_that_no_stream_told(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
     home = empty(head)
     with pytest.raises(Corrupt):
-        put_back(home, block, LATER)
+        put_back(home.alone.home, block, LATER)
     home.drop()
 
 
 def test_blocks_that_do_not_follow_each_other() -> None:
     stream = Stream()
     stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
-    snapshot = Snapshot(stream.home, NOW)
+    snapshot = Snapshot(stream.home.alone.home, NOW)
     first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
     home = empty(snapshot.head)
-    put_back(home, first, LATER)
+    put_back(home.alone.home, first, LATER)
     for again in (first, second):
         with pytest.raises(Corrupt):
-            put_back(home, again, LATER)
-    put_back(home, third, LATER)
+            put_back(home.alone.home, again, LATER)
+    put_back(home.alone.home, third, LATER)
     with pytest.raises(Corrupt):
-        put_back(home, snapshot.block(200, 100), LATER)
+        put_back(home.alone.home, snapshot.block(200, 100), LATER)
     with pytest.raises(Corrupt, match="already"):  # a key of another's
-        put_back(home, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
+        put_back(home.alone.home, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
     assert home.books.rows.count == 200
 
 
@@ -523,11 +520,11 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
 def test_columns_that_no_stream_told(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
     home = empty(head)
-    put_back(home, block, LATER)
+    put_back(home.alone.home, block, LATER)
     with pytest.raises(Corrupt):
-        put_columns(home, np.array(rows), task, stored(1, count, "x"), {})
-    put_columns(home, np.arange(3), -1, stored(1, 3, "x"), {})
+        put_columns(home.alone.home, np.array(rows), task, stored(1, count, "x"), {})
+    put_columns(home.alone.home, np.arange(3), -1, stored(1, 3, "x"), {})
     with pytest.raises(Corrupt, match="already"):
-        put_columns(home, np.arange(1), -1, stored(2, 1, "x"), {})
-    finish(home)
+        put_columns(home.alone.home, np.arange(1), -1, stored(2, 1, "x"), {})
+    finish(home.alone.home)
     assert Stream(home).consume().rows.tolist() == [0, 1, 2]

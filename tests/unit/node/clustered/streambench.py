@@ -14,7 +14,7 @@ import numpy as np
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
-from dataplane.clock import Deadline, monotonic
+from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
 from dataplane.node.clustered.retained import Retained
@@ -22,8 +22,9 @@ from dataplane.node.clustered.service import ClusteredStreams
 from dataplane.node.clustered.session import Session
 from dataplane.node.clustered.streams import Stream, machine, opening
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.streams.homes import Homes
-from dataplane.node.streams.streaming import Streaming
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.client import StreamClient
+from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.sampler import Fifo
@@ -49,8 +50,8 @@ class StreamBench(Bench):
         super().__init__(hexed(name), coordinator, machines=machine, opening=opening, **options)
         me = bytes.fromhex(self.name)
         self.store = Store(NodeConfig(memory="4MiB", spill=0, spill_dir=directory / name, prewarm=0))
-        self.homes = Homes(me, self.store, monotonic)
-        self.retained = Retained(self.homes)
+        self.needed = NeededShards(me, self.store)
+        self.retained = Retained(self.needed)
         self.service = ClusteredStreams(me, self, self.retained, self.peers, life=1)
         self.deaf = False
         """Whether what other nodes send is lost on the way."""
@@ -106,9 +107,10 @@ class Client:
 
     def __init__(self, node: StreamBench) -> None:
         self.node = node
-        self.streams = node.service.client(Streaming(self, node.homes))
+        self.staged = Staged(node.needed)
+        self.streams = StreamClient(node.service, self.staged)
         self.stream: Stream
-        self.session: Session = self.streams._session
+        self.session: Session = self.streams._session  # type: ignore[assignment]
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Any:
         """What the node answers."""
@@ -140,7 +142,7 @@ class Client:
     def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
         """As `put`, for a stream, which is to be told the scope."""
         scope = f"{m.STAGED}{next(_scopes)}"
-        self.streams.staged(scope)
+        self.staged.begin(scope)
         return scope, self.put(rows, *columns, scope=scope)
 
     async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> m.Appended:
@@ -163,7 +165,7 @@ class Client:
             reply: m.Appended = await self.ask(request, timeout_s)
         except BaseException:
             self.streams.answer(m.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
-            self.streams.free_scope(scope)
+            self.staged.free(scope)
             raise
         return reply
 
@@ -224,7 +226,7 @@ class Client:
         try:
             await self.ask(m.Extend(1, token, scope, brought.encode(), numbers, holds, keys, {}, False))
         except BaseException:
-            self.streams.free_scope(scope)
+            self.staged.free(scope)
             raise
 
     async def lost(self) -> m.LostRows:

@@ -13,7 +13,7 @@ import numpy as np
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
-from dataplane.clock import Deadline, monotonic
+from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
@@ -22,8 +22,8 @@ from dataplane.node.clustered.retained import Retained
 from dataplane.node.clustered.table_directory import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.streams.homes import Homes
-from dataplane.node.streams.streaming import Streaming
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
@@ -44,8 +44,8 @@ class TableBench(Bench):
         self.id = name.encode().ljust(8, b".")
         config = NodeConfig(memory="2MiB", spill=0, spill_dir=directory / name, prewarm=0)
         self.store = Store(config)
-        self.homes = Homes(self.id, self.store, monotonic)
-        self.retained = Retained(self.homes)
+        self.needed = NeededShards(self.id, self.store)
+        self.retained = Retained(self.needed)
         super().__init__(self.id.hex(), coordinator, machines=machine, **options)
         self.holders = Holders(self.id, self.retained, self.members, self.peers)
         self.tables = ClusteredTables(
@@ -98,8 +98,8 @@ class User:
     def __init__(self, node: TableBench) -> None:
         self.node = node
         self.home = b""
-        self.streams = Streaming(self, node.homes)
-        self.tables = node.tables.client(self.streams)
+        self.staged = Staged(node.needed)
+        self.tables = node.tables.client(self.staged)
 
     async def ask(self, kind: type[m.Message], timeout_s: float = 0.0, **fields: Any) -> Any:
         """The reply to such a message about the table."""
@@ -123,7 +123,7 @@ class User:
     def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
         """As `put`, for a write, which is to be told the scope."""
         scope = f"{m.STAGED}{next(_staged)}"
-        self.streams.staged(scope)
+        self.staged.begin(scope)
         return scope, self.put(rows, *columns, scope=scope)
 
     async def write(self, keys: Sequence[str], *columns: str, ref: BatchRef | None = None, **more: Any) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.coordinator.base import DELETED
 from dataplane.errors import Corrupt, Misuse
-from dataplane.node.clustered.restores import _fitting
+from dataplane.node.streams.restores import _fitting
 from dataplane.stream.block import Block
 from dataplane.stream.page import PAGE
 from dataplane.stream.sampler import CompleteGroups

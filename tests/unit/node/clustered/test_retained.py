@@ -10,11 +10,10 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
-from dataplane.clock import monotonic
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed
 from dataplane.node.clustered.retained import Retained
-from dataplane.node.streams.homes import Homes
+from dataplane.node.shards.needed import NeededShards
 from dataplane.store.store import Store
 
 ME, OTHER = b"me......", b"other..."
@@ -25,7 +24,7 @@ ROWS = 4
 class Kept:
     def __init__(self, directory: Path) -> None:
         self.store = Store(NodeConfig(memory="1MiB", spill=0, spill_dir=directory, prewarm=0))
-        self.retained = Retained(Homes(ME, self.store, monotonic))
+        self.retained = Retained(NeededShards(ME, self.store))
 
     def put(self) -> BatchRef:
         layout = ShardLayout((("x", ColumnLayout(INT, ROWS, ROWS, ((0, 8 * ROWS),))),)).encode()

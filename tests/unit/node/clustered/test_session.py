@@ -66,7 +66,7 @@ async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
         wanted = r.Admit(rows=8, nbytes=8, version=0)
         first = await asks.ask(at, wanted, r.Admitted)
         waiting = asyncio.create_task(
-            asks.ask(at, wanted, r.Admitted, Deadline.after(WAIT_S), waits="append", late=lambda given: None)
+            asks.ask(at, wanted, r.Admitted, Deadline.after(WAIT_S), waits=lambda: "append", late=lambda given: None)
         )
         await until(lambda: len(node.hosted().waiters))
         waiting.cancel()

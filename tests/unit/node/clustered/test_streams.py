@@ -21,10 +21,10 @@ from dataplane.errors import (
     PeerUnavailable,
 )
 from dataplane.node.clustered import session as sessions
-from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE
+from dataplane.stream.reads import MAX_SNAPSHOTS
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as pt
@@ -414,7 +414,7 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
             )
         await until(lambda: not lost and not third.service.holders._claimed)
         (key,) = kept.shards()
-        third.homes.recovered({key[1]: key})  # which frees what nobody needs
+        third.needed.recovered({key[1]: key})  # which frees what nobody needs
         assert third.kept == before
 
 

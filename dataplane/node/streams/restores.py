@@ -9,21 +9,16 @@ What always holds: a stream that is not named when its client goes, goes too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.coordinator.base import Unavailable
-from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
-from dataplane.node.clustered.asking import patiently
-from dataplane.node.clustered.holders import Holders
-from dataplane.node.clustered.session import Outcome, Session
-from dataplane.node.clustered.streams import Partition, decode_settings, encode_settings, token_of
-from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.record import Record
+from dataplane.errors import Misuse, ProtocolMismatch
 from dataplane.node.streams import packed
+from dataplane.node.streams.sessions import Restored, Service, Session, happened
 from dataplane.stream import requests as r
 from dataplane.stream.block import Block
 from dataplane.wire import messages as m
@@ -33,18 +28,13 @@ T = TypeVar("T")
 _BLOCK_BYTES = 2 << 20  # of a block, so that it fits a command
 
 
-_Restored = tuple[Record, Partition]
-"""A stream that has no name yet, and its partition."""
-
-
 class Restores:
     """The streams that one client restores."""
 
-    def __init__(self, session: Session, directory: Directory, holders: Holders) -> None:
+    def __init__(self, session: Session, service: Service) -> None:
         self._session = session
-        self._directory = directory
-        self._holders = holders
-        self._streams: dict[bytes, _Restored] = {}
+        self._service = service
+        self._streams: dict[bytes, Restored] = {}
 
     def __contains__(self, token: bytes) -> bool:
         """Whether the client restores a stream of this token."""
@@ -53,75 +43,57 @@ class Restores:
     async def begin(self, request: m.Restore) -> m.Opened:
         """A stream to be restored. Raises Misuse where its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
         OutcomeUnknown."""
-        settings = request.head.settings
-        followers = max(1, settings.replicas - 1)
-        durable = settings.durable
+        head = request.head
+        restored = await self._service.prepare(request.name, head.settings, head.mark)
+        token = restored.token
+        self._streams[token] = restored
         try:
-            record = await self._directory.prepare(
-                request.name, encode_settings(settings), followers=followers, durable=durable
-            )
-        except Unavailable as error:
-            raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
-        token, partition = token_of(f"{record.name}/{record.generation}"), Partition.of(record)
-        self._streams[token] = record, partition
-        try:
-            await self._session.ask(partition, r.Restore(head=request.head), r.Done)
+            await self._session.ask(restored.partition, r.Restore(head=head), r.Done)
         except BaseException:
             self.drop(token)
             raise
-        return m.Opened(request.id, token, decode_settings(record.settings), record.generation)
+        return m.Opened(request.id, token, head.settings, restored.generation)
 
     async def put_back(self, request: m.PutBack) -> m.Done:
         """Rows of it. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
-        _, partition = self._find(request.stream)
+        partition = self._find(request.stream).partition
         for block in _fitting(request.block):
             await self._session.ask(partition, r.PutBack(block=block), r.Done)
         return m.Done(request.id)
 
     async def put_columns(self, request: m.PutColumns) -> BatchRef:
         """Columns of such, and what they are. Raises Misuse, SchemaMismatch, LimitExceeded, Lost, OutcomeUnknown."""
-        (_, partition), ref = self._find(request.stream), BatchRef.decode(request.ref)
+        partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
         asked = r.PutColumns(
             rows=packed.int64("rows", request.rows),
             ref=ref,
             task=request.task,
             lengths=packed.lengths(request.lengths, ref),
         )
-        claim = await self._holders.claim(partition.key, [ref])
-
-        def settled(outcome: Outcome) -> None:
-            if isinstance(outcome, DataplaneError):
-                claim.release()
-            else:
-                claim.taken()
-
-        await self._session.ask(partition, asked, r.Done, settled=settled)
+        claim = await self._service.claim(partition, ref)
+        await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
         return ref
 
     async def finish(self, request: m.Restored) -> m.Done:
         """From now on it is a stream like others. Raises Misuse where its name was taken meanwhile, PeerUnavailable,
         OutcomeUnknown."""
-        record, partition = self._find(request.stream)
-        await self._session.ask(partition, r.FinishRestore(), r.Done)
-        await patiently(lambda: self._directory.publish(record))
+        restored = self._find(request.stream)
+        await self._session.ask(restored.partition, r.FinishRestore(), r.Done)
+        await self._service.publish(restored)
         del self._streams[request.stream]
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:
         """It is not to be restored, after all."""
-        record, partition = self._streams.pop(token)
-        self._session.run_soon(lambda: self._discard(record, partition))
-
-    async def _discard(self, record: Record, partition: Partition) -> None:
-        await patiently(lambda: self._directory.discard(record))
-        self._holders.retained.drop(partition.key)
+        restored = self._streams.pop(token)
+        self._session.run_soon(lambda: self._service.discard(restored))
 
     def leave(self) -> None:
         """The client has gone."""
         for token in list(self._streams):
             self.drop(token)
 
-    def _find(self, token: bytes) -> _Restored:
+    def _find(self, token: bytes) -> Restored:
         restored = self._streams.get(token)
         if restored is None:
             raise Misuse("no stream of this token is being restored by this client")

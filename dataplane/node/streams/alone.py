@@ -1,0 +1,125 @@
+"""A stream of one node: the state machine of a partition (`machine`) with no log and no followers.
+
+A request is decided and applied in one step, and nothing is encoded. One for which there is nothing now may wait, as at
+the leader of a partition.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dataplane.errors import Backpressure, Closed, DataplaneError, NotReady
+from dataplane.node.partitions.waiters import Waiters, Waiting
+from dataplane.stream import requests as r
+from dataplane.stream.admission import LAG, Entry
+from dataplane.stream.home import Home
+from dataplane.stream.machine import StreamMachine
+from dataplane.stream.replicated import Columns
+from dataplane.stream.settings import Settings
+
+_TICK = r.Tick()
+
+
+class Alone:
+    """See the module. Its owner calls `settle` at `due_s`."""
+
+    def __init__(self, name: str, settings: Settings, mark: str, columns: Columns, now: float) -> None:
+        """`mark`: what keys begin with that it makes. `now`: by the clock that all times are of."""
+        self.machine = StreamMachine(name, settings, mark)
+        self.machine.alone(now, columns)
+        self.waiters = Waiters(self._serves)
+        self.machine.waits = self.waiters.requests
+        self.due_s = math.inf
+        """When `settle` is due; infinite while nothing is."""
+        self._no_room = False
+
+    @property
+    def home(self) -> Home:
+        """The rows, leases and limits."""
+        return self.machine.home
+
+    def run(self, asked: r.AnyRequest, now: float) -> Any:
+        """The result of a request that does not wait. Raises what refuses it: NotReady, or Backpressure, where there is
+        nothing for it now."""
+        home = self.machine.home
+        while True:
+            changes = home.changes
+            try:
+                if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
+                    raise home.refusal(self.machine.entry_of(asked))
+                return self.machine.run(asked, now)
+            except NotReady:  # what its sampler let expire is settled first
+                self.settle(now)
+                if home.changes == changes:
+                    raise
+            finally:
+                self.settle(now)
+
+    def queue_of(self, version: int) -> str:
+        """The queue of who asks leave to append rows of a policy version: older ones may pass those that `max_lag`
+        holds."""
+        return f"append {version}" if self.home.settings.max_lag >= 0 else "append"
+
+    def wait(self, waiting: Waiting, now: float) -> None:
+        """As `run`, of a request that waits until there is something for it; `waiting.done` is called with the result,
+        with what refuses it, or with nothing. Raises Backpressure where too many wait."""
+        self.waiters.add(waiting, now)
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Do what is due, and serve those who wait."""
+        machine = self.machine
+        while True:
+            while (due := machine.deadline(now)) <= now:
+                machine.run(_TICK, now)
+            if not self.waiters:
+                break
+            changes = self.home.changes
+            self._no_room = False
+            for waiting in self.waiters.served():
+                self._again(waiting, now)
+            if self.home.changes == changes and (due := machine.deadline(now)) > now:
+                break
+        self.due_s = due
+
+    def _serves(self, waiting: Waiting) -> bool:
+        if not isinstance(waiting.request, r.Admit):
+            return self.machine.serves_decoded(waiting.request, waiting.in_vain)
+        if self.home.closed:
+            return True
+        full = self.home.admission.full(self.machine.entry_of(waiting.request))
+        self._no_room = self._no_room or full not in ("", LAG)  # nobody passes who waits for room
+        return not full and not self._no_room
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether what comes in the same moment is within the limits, and passes nobody by."""
+        return not self.home.admission.full(entry) and not (self.waiters and self._passes_others())
+
+    def _passes_others(self) -> bool:
+        """Whether who is admitted now would pass one that waits for room."""
+        waiting = [each.request for each in self.waiters.heads() if isinstance(each.request, r.Admit)]
+        return any(self.home.admission.full(self.machine.entry_of(each)) != LAG for each in waiting)
+
+    def _again(self, waiting: Waiting, now: float) -> None:
+        try:
+            outcome = self.machine.run(waiting.request, now)
+        except (NotReady, Backpressure):
+            waiting.in_vain = self.home.changes
+            self.waiters.add(waiting, now, first=True)
+            return
+        except DataplaneError as error:
+            outcome = error
+        waiting.done(outcome)
+
+    @property
+    def watches_age(self) -> bool:
+        """Whether somebody waits whose sampler judges rows by their age."""
+        return any(getattr(getattr(asked, "sampler", None), "judges_age", False) for asked in self.waiters.requests())
+
+    def end(self, now: float) -> None:
+        """Everything goes; who waits is told so."""
+        for waiting in self.waiters.drain():
+            waiting.done(Closed("the stream was dropped"))
+        self.machine.run(r.Clear(), now)
+        self.machine.snapshots.leave(self.machine)

@@ -1,0 +1,746 @@
+"""What one client asks of streams, each message as a request to the stream's partition: of this node alone, or of the
+cluster.
+
+What always holds: columns are retained before the partition is asked to take them, and until it is known that it has
+not; an append whose outcome is not known is asked on under its sequence, and raises OutcomeUnknown meanwhile. What a
+client staged and did not append, what it was admitted to bring, and what it holds goes with it. What it was granted and
+can not be told is given back, and its lease begins when the client can take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import (
+    Backpressure,
+    DataplaneError,
+    LeaseExpired,
+    Misuse,
+    NotReady,
+    OutcomeUnknown,
+    ProtocolMismatch,
+)
+from dataplane.node.streams import packed
+from dataplane.node.streams.local import LocalStreams
+from dataplane.node.streams.restores import Restores
+from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Waiting, asked_until, happened
+from dataplane.node.streams.snapshots import Snapshots
+from dataplane.node.streams.staged import Staged
+from dataplane.stream import requests as r
+from dataplane.stream.pieces import Piece
+from dataplane.wire import messages as m
+
+T = TypeVar("T")
+
+Room = Callable[[], Awaitable[bool]]
+"""Waits until a client can take a large reply; whether that took time."""
+
+_STREAMS = 50  # whose figures one message has
+_WAIT_S = 30.0  # for which rows that were let in wait to be let in again, where another leads now
+_MEASURE_S = 3.0  # as long as a leader that has just died may be waited for
+_MAX_LEASE_S = 7 * 86400.0
+_MAX_LISTED = 4096  # rows in progress that one message tells of
+_BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
+_ENDED = -2  # in place of a row's number: who has the token has finished the row, or given it up
+
+StreamRequest = (
+    m.Open
+    | m.Admit
+    | m.GiveBack
+    | m.Append
+    | m.Extend
+    | m.TendRow
+    | m.ListUnfinished
+    | m.Consume
+    | m.Look
+    | m.Ack
+    | m.Renew
+    | m.DropRows
+    | m.End
+    | m.Dead
+    | m.TakeLost
+    | m.Measure
+    | m.Streams
+    | m.TakeSnapshot
+    | m.ReadSnapshot
+    | m.ReleaseSnapshot
+    | m.Restore
+    | m.PutBack
+    | m.PutColumns
+    | m.Restored
+)
+
+
+async def no_wait() -> bool:
+    """There is room for whatever is said."""
+    return False
+
+
+class _Ticket(NamedTuple):
+    """Leave to append, by the partition that gave it; none, where no limit holds rows back."""
+
+    stream: Stream
+    partition: Any = None
+    number: int = 0
+
+
+_Member = tuple[bytes, str, str, int | None]
+"""A replica of a member: its stream, task, member and number."""
+
+
+@dataclass(slots=True)
+class _Received:
+    """The last grant that a replica has received, one request at a time: so an answer that is lost is given again."""
+
+    last: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class StreamClient:
+    """The streams of one service as one client uses them."""
+
+    def __init__(
+        self, service: Service, staged: Staged, room: Room = no_wait, *, owner: object = "", first_snapshot: int = 1
+    ) -> None:
+        """`owner` names the client to people. `room()` is awaited before a large reply is made that was waited for; see
+        `wire.local.Channel.room`. `first_snapshot`: the number of the first snapshot."""
+        self._service = service
+        self._local = service if isinstance(service, LocalStreams) else None
+        self._staged = staged
+        self._room = room
+        self._session = service.session(owner)
+        self._snapshots = Snapshots(self._session, service.dropped, first_snapshot)
+        self._restores = Restores(self._session, service)
+        self._members: dict[_Member, _Received] = {}
+        self._tickets: dict[int, _Ticket] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def alone(self) -> bool:
+        """Whether these streams are of this node, and answer at once what does not wait."""
+        return self._local is not None
+
+    @property
+    def expected(self) -> bool:
+        """Whether something was admitted that has not come."""
+        return bool(self._tickets)
+
+    def revoke(self) -> None:
+        """The client gives no sign of life: what it was admitted to bring is given up."""
+        for number in list(self._tickets):
+            self._give_back(number)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self.revoke()
+        self._snapshots.leave()
+        self._restores.leave()
+        self._session.leave()
+        self._service.forget(self._session.client)
+
+    def restoring(self, token: bytes) -> bool:
+        """Whether the client restores a stream of this token."""
+        return token in self._restores
+
+    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+        """The reply can not be told: what it gave is given back."""
+        if isinstance(request, m.Consume) and isinstance(reply, m.Delivered):
+            stream = self._service.named(reply.stream)
+            if request.replica is not None:
+                received = self._received(request)
+                received.last = min(received.last, reply.grant - 1)
+            elif stream is not None and stream.partition is not None:
+                self._session.give_back_soon(stream.partition, reply.grant)
+        elif isinstance(reply, m.Admitted):
+            self._give_back(reply.ticket)
+
+    # requests
+
+    def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """The reply, or what has to be called and awaited for it; None where there is none."""
+        match request:
+            case m.Open():
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                return self._soon(partial(self._open, request))
+            case m.Streams():
+                return m.Figures(request.id, self._service.figures(request.after, _STREAMS))
+            case m.GiveBack():
+                self._give_back(request.ticket)
+                return None
+            case m.ReadSnapshot():
+                return self._soon(partial(self._snapshots.read, request))
+            case m.ReleaseSnapshot():
+                self._snapshots.release(request.snapshot)
+                return None
+            case m.Restore():
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                return self._soon(partial(self._restores.begin, request))
+        if request.stream in self._restores:
+            return self._soon(partial(self._restored, request))
+        stream = self._service.find(request.stream)
+        if isinstance(request, m.Admit):
+            ticket = self._ticket_now(request, stream)
+            if ticket is not None:
+                return m.Admitted(request.id, stream.token, ticket)
+            return partial(self._answer, request, stream, deadline)
+        answer = partial(self._answer, request, stream, deadline)
+        return answer if isinstance(request, m.Consume | m.Look) else self._soon(answer)
+
+    def _soon(self, answer: Waiting) -> m.Reply | Waiting:
+        """The reply of what is asked of streams of this node, where nothing is waited for."""
+        return at_once(answer()) if self._local is not None else answer
+
+    async def _open(self, request: m.Open) -> m.Reply:
+        stream = await self._service.open(request.name, request.settings)
+        return m.Opened(request.id, stream.token, stream.settings, stream.generation)
+
+    async def _answer(self, request: Any, stream: Stream, deadline: Deadline) -> m.Reply:
+        match request:
+            case m.Ack(done=True):
+                await self._on(stream, lambda at: self._session.ack(at, request.grant, request.replica))
+            case m.Ack():
+                await self._ask(stream, r.Nack(grant=request.grant, replica=request.replica, seen=request.seen), r.Done)
+            case m.Consume():
+                return await self._consume(request, stream, deadline)
+            case m.Admit():
+                return m.Admitted(request.id, stream.token, await self._admit(request, stream, deadline))
+            case m.Append():
+                return await self._append(request, stream, deadline)
+            case m.Extend():
+                await self._more(request, stream)
+            case m.TendRow() | m.ListUnfinished():
+                return await self._unfinished(request, stream)
+            case m.Look():
+                return await self._look(request, stream, deadline)
+            case m.Renew():
+                await self._ask(stream, r.Renew(grant=request.grant, replica=request.replica), r.Done)
+            case m.DropRows():
+                rows = packed.int64("rows", request.rows)
+                await self._ask(stream, r.Drop(rows=rows, keys=request.keys, groups=request.groups), r.Done)
+            case m.End(drop=True):
+                await self._service.drop(stream)
+            case m.End():
+                await self._ask(stream, r.Close(), r.Done)
+            case m.Dead():
+                return await self._dead(request, stream)
+            case m.TakeLost():
+                return await self._service.take_lost(request, stream, self._session)
+            case m.Measure():
+                asked = await self._ask(stream, r.Measure(), r.Figures, Deadline.after(_MEASURE_S))
+                return m.Figures(request.id, asked.values)
+            case m.TakeSnapshot():
+                return await self._on(stream, lambda at: self._snapshots.take(request, stream, at))
+            case _:
+                raise Misuse(f"{type(request).__name__} is for a stream that this client restores")
+        return m.Done(request.id)
+
+    def _on(self, stream: Stream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
+        """Do this with the stream's partition or, where that is lost, with the next. Raises Closed."""
+        return work(stream) if self._local is not None else self._service.on(stream, work)
+
+    async def _ask(self, stream: Stream, asked: r.Request, kind: type[T], deadline: Deadline | None = None) -> T:
+        return await self._on(stream, lambda at: self._session.ask(at, asked, kind, deadline))  # type: ignore[type-var]
+
+    async def _restored(self, request: Any) -> m.Reply:
+        """About a stream that the client restores, and nobody else sees."""
+        match request:
+            case m.PutBack():
+                return await self._restores.put_back(request)
+            case m.PutColumns():
+                self._staged.kept(request.staged, await self._restores.put_columns(request))
+            case m.Restored():
+                return await self._restores.finish(request)
+            case m.End(drop=True):
+                self._restores.drop(request.stream)
+            case _:
+                raise Misuse("this stream is being restored: it takes the rows of its checkpoint alone")
+        return m.Done(request.id)
+
+    # being let in
+
+    def fits(self, request: m.AppendInline, versions: packed.Index) -> bool:
+        """Whether the rows of this request come to a stream of this node, have no keys, and need no ticket if they come
+        in the same moment. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        if self._local is None or request.keys:
+            return False
+        stream, rows, nbytes = self._local.find(request.stream), len(versions), sum(request.columns.nbytes)
+        _check_amount(rows, nbytes)
+        return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
+
+    def ticket_now(self, request: m.AppendInline, versions: packed.Index) -> int | None:
+        """Leave to append the rows of this request to a stream; 0 where they came before by the very same call, None
+        where that has to be waited for. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
+        rows, nbytes, timeout_s = len(versions), sum(request.columns.nbytes), request.timeout_s
+        wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
+        return self._ticket_now(wanted, self._service.find(request.stream))
+
+    def _ticket_now(self, request: m.Admit, stream: Stream) -> int | None:
+        _check_amount(request.rows, request.nbytes)
+        if not stream.settings.limited and not (request.key and self._local is not None):
+            return self._keep(_Ticket(stream))
+        if self._local is None:
+            return None
+        local, client = self._local.find(stream.token), self._session.client
+        if request.key and (local.run(r.Find(keys=[request.key], digest=request.digest)).rows >= 0).all():
+            return 0
+        if not stream.settings.limited:
+            return self._keep(_Ticket(stream))
+        wanted = r.Admit(client=client, rows=request.rows, nbytes=request.nbytes, version=request.version)
+        with suppress(Backpressure):
+            return self._keep(_Ticket(stream, local, local.run(wanted).ticket))
+        return None
+
+    async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> int:
+        """A ticket for an append, 0 for one that was made before by the very same call. Raises Backpressure, Closed,
+        LimitExceeded, OutcomeUnknown."""
+        if request.key:
+            found = await self._ask(stream, r.Find(keys=[request.key], digest=request.digest), r.Found)
+            if (found.rows >= 0).all():
+                return 0
+        if not stream.settings.limited:
+            return self._keep(_Ticket(stream))
+        wanted = r.Admit(rows=request.rows, nbytes=request.nbytes, version=request.version)
+        return self._keep(await self._on(stream, lambda at: self._let_in(stream, at, wanted, deadline)))
+
+    async def _let_in(self, stream: Stream, partition: Any, wanted: r.Admit, deadline: Deadline) -> _Ticket:
+        def late(admitted: r.Admitted) -> None:
+            self._session.soon(partition, r.GiveBack(ticket=admitted.ticket))
+
+        def queue() -> str:  # older versions may pass
+            return f"append {wanted.version}" if stream.settings.max_lag >= 0 else "append"
+
+        try:
+            try:
+                admitted = await self._session.ask(partition, wanted, r.Admitted, deadline, waits=queue, late=late)
+            except Backpressure:  # who does not wait is told which limit is in the way
+                admitted = await self._session.ask(partition, wanted, r.Admitted, late=late)
+        except Backpressure as error:
+            holders = tuple(self._holder(stream, each) for each in error.holders)
+            told = {**error.fields, "needed": wanted.nbytes, "waited_s": deadline.waited_s, "holders": holders}
+            raise Backpressure(f"the stream {stream.name!r} {str(error).removeprefix('the stream ')}", **told) from None
+        return _Ticket(stream, partition, admitted.ticket)
+
+    def _holder(self, stream: Stream, holder: dict[str, Any]) -> dict[str, Any]:
+        name = str(holder["holder"])
+        admitted = holder["how"] == "admitted"
+        return {**holder, "holder": self._service.label(name) if admitted else f"{name} of stream {stream.name!r}"}
+
+    def _returned(self, ticket: _Ticket) -> None:
+        if ticket.partition is not None:
+            self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
+
+    def _keep(self, ticket: _Ticket) -> int:
+        number = next(self._numbers)
+        self._tickets[number] = ticket
+        return number
+
+    def _give_back(self, number: int) -> None:
+        """What was admitted does not come. Idempotent."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self._returned(ticket)
+
+    # bringing rows and columns
+
+    async def _append(self, request: m.Append, stream: Stream, deadline: Deadline) -> m.Appended:
+        """Bring rows that were admitted. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
+        PeerUnavailable, OutcomeUnknown."""
+        ticket = self._used(request.ticket, stream)
+        try:
+            ref = BatchRef.decode(request.ref)
+            versions = packed.int64("versions", request.versions)
+            asked = _append_of(request, versions, ref, tuple(request.spares))
+        except BaseException:
+            self._returned(ticket)
+            raise
+        until = asked_until(deadline)
+        reply = await self._on(stream, lambda at: self._append_to(stream, at, asked, ticket, until))
+        self._staged.kept(request.staged, ref, [] if reply.new else [np.arange(len(ref))])
+        return m.Appended(request.id, reply.first, reply.new)
+
+    def append_stored(
+        self, request: m.AppendInline, versions: packed.Index, ref: BatchRef, shard: int, number: int
+    ) -> m.Appended:
+        """Bring the rows of a request to a stream of this node; `ref` means all of this shard, stored just now. Where
+        they do not come, or are not new, no row needs that. `number`: their ticket, 0 where they fit without. Raises as
+        `_append`."""
+        assert self._local is not None, "it is of this node"
+        stream = self._local.find(request.stream)
+        ticket = self._used(number, stream) if number else _Ticket(stream)
+        try:
+            asked = _append_of(request, versions, ref, client=self._session.client, ticket=ticket.number)
+            reply = self._local.append(stream, asked, shard, sum(request.columns.nbytes))
+        except BaseException:
+            self._returned(ticket)
+            raise
+        return m.Appended(request.id, reply.first, reply.new)
+
+    def extend_stored(self, request: m.ExtendInline, ref: BatchRef) -> bool:
+        """As `append_stored`, of more columns for rows; whether they are new. Raises as `_extend` and `_grow`."""
+        stream = self._service.find(request.stream)
+        if request.piece is not None:
+            return at_once(self._grow(request, ref, request.piece, stream))
+        at_once(self._extend(request, ref, stream))
+        return True
+
+    def _used(self, number: int, stream: Stream) -> _Ticket:
+        ticket = self._tickets.pop(number, None)
+        if ticket is None or ticket.stream is not stream:
+            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
+        return ticket
+
+    async def _append_to(
+        self, stream: Stream, partition: Any, asked: r.Append, ticket: _Ticket, until: Deadline
+    ) -> r.Appended:
+        """Ask a partition. What was let in by a leader before this one is let in again."""
+        waiting = Deadline.after(_WAIT_S)
+        while True:
+            number = ticket.number if ticket.partition == partition else 0
+            try:
+                claim = await self._claim(partition, asked.ref, asked.nodes, until, rows=len(asked.ref))
+                settled = partial(happened, (claim,))
+                request = msgspec.structs.replace(asked, ticket=number)
+                return await self._session.ask(partition, request, r.Appended, until, settled=settled)
+            except Backpressure as error:
+                if not waiting.remaining_s or error.spill_error:  # or it is a disk that is full
+                    self._returned(ticket)
+                    raise
+                version = int(asked.versions.max(initial=0))
+                wanted = r.Admit(rows=len(asked.ref), nbytes=asked.ref.stored_nbytes, version=version)
+                ticket = await self._let_in(stream, partition, wanted, waiting)
+            except DataplaneError as error:
+                if not isinstance(error, OutcomeUnknown):  # it is asked on, with the ticket
+                    self._returned(ticket)
+                raise
+
+    async def _claim(
+        self,
+        partition: Any,
+        ref: BatchRef,
+        nodes: tuple[bytes, ...],
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
+    ) -> Claim:
+        return await self._service.claim(partition, ref, nodes, until, rows=rows)
+
+    async def _more(self, request: m.Extend, stream: Stream) -> None:
+        ref, again = BatchRef.decode(request.ref), False
+        if request.piece is None:
+            await self._extend(request, ref, stream)
+        else:
+            again = not await self._grow(request, ref, request.piece, stream)
+        self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
+
+    async def _extend(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream) -> None:
+        """More columns for rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
+        PeerUnavailable, OutcomeUnknown."""
+        rows, holds = packed.int64("rows", request.rows), packed.int64("holds", request.holds)
+        count = len(request.keys) or len(rows)
+        if count != len(ref):
+            raise Misuse(f"{len(ref)} rows of new columns for {count} rows")
+        packed.one_a_row("holds", holds, count)
+        asked = r.Extend(
+            ref=ref,
+            rows=rows,
+            keys=request.keys,
+            lengths=packed.lengths(request.lengths, ref),
+            holds=holds,
+            replace=request.replace,
+            nodes=_nodes(request),
+        )
+
+        async def extend(partition: Any) -> None:
+            claim = await self._claim(partition, ref, asked.nodes)
+            await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
+
+        await self._on(stream, extend)
+
+    async def _grow(self, request: m.Extend | m.ExtendInline, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
+        """The next piece of a row in progress; whether it is new. Raises LeaseExpired, Misuse, SchemaMismatch,
+        LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
+        nodes, lengths = _nodes(request), packed.lengths(request.lengths, ref)
+
+        async def grow(partition: Any) -> bool:
+            row = await self._row(partition, request.keys, piece.token)
+            if row == _ENDED:
+                return False
+            claim = await self._claim(partition, ref, nodes)
+            asked = r.Grow(row=row, piece=piece, ref=ref, lengths=lengths, nodes=nodes)
+            settled = partial(happened, (claim,))
+            return (await self._session.ask(partition, asked, r.Appended, settled=settled)).new
+
+        return await self._on(stream, grow)
+
+    # rows in progress
+
+    async def _unfinished(self, request: m.TendRow | m.ListUnfinished, stream: Stream) -> m.Reply:
+        """Raises LeaseExpired, Misuse, ProtocolMismatch, PeerUnavailable, OutcomeUnknown."""
+        if isinstance(request, m.ListUnfinished):
+            listed = await self._ask(stream, r.ListUnfinished(most=min(request.most, _MAX_LISTED)), r.UnfinishedRows)
+            return m.UnfinishedRows(request.id, listed.rows)
+        return await self._on(stream, lambda at: self._tend(request, at))
+
+    async def _tend(self, request: m.TendRow, partition: Any) -> m.Reply:
+        if request.what == "take":
+            row = await self._row(partition, [request.key]) if request.key else -1
+            return await self._take_up(request, partition, row)
+        if request.what not in ("hear", "release", "give-up"):
+            raise ProtocolMismatch(f"nothing that is asked of a row in progress: {request.what!r}")
+        row = await self._row(partition, [request.key], request.token)
+        if row == _ENDED:
+            pass
+        elif request.what == "give-up":
+            await self._session.ask(partition, r.GiveUp(row=row, token=request.token), r.Done)
+        else:
+            hear = r.Hear(row=row, token=request.token, free=request.what == "release")
+            await self._session.ask(partition, hear, r.Done)
+        return m.Done(request.id)
+
+    async def _take_up(self, request: m.TendRow, partition: Any, row: int) -> m.Reply:
+        """Take up a row, or the first that is free. What the partition gives when nobody waits for it any more is free
+        again."""
+        if not 0 < request.lease_s < float("inf"):
+            raise Misuse(f"a row is held for more than 0 s, not {request.lease_s}")
+        waits = True
+
+        def settled(outcome: Outcome) -> None:
+            if not waits and isinstance(outcome, r.UnfinishedRows) and outcome.rows:
+                self._session.soon(partition, r.Hear(row=outcome.rows[0].row, token=request.token, free=True))
+
+        take = r.TakeUp(row=row, token=request.token, lease_s=request.lease_s)
+        try:
+            taken = await self._session.ask(partition, take, r.UnfinishedRows, settled=settled)
+        finally:
+            waits = False
+        return m.UnfinishedRows(request.id, taken.rows)
+
+    async def _row(self, partition: Any, keys: list[str], token: int = 0) -> int:
+        """The number of a row in progress; `_ENDED` where who has the token has finished it, or given it up. Raises
+        LeaseExpired for one that is gone."""
+        if len(keys) != 1:
+            raise ProtocolMismatch(f"a piece of {len(keys)} rows")
+        found = await self._session.ask(partition, r.Find(keys=keys, token=token), r.Found)
+        row = int(found.rows[0])
+        if row == -1:
+            raise LeaseExpired(
+                f"the row {keys[0]!r} is in progress no more: it was dropped, or lost, or finished by another"
+            )
+        return row
+
+    # taking rows
+
+    async def _consume(self, request: m.Consume, stream: Stream, deadline: Deadline) -> m.Delivered:
+        """Rows of a task, once there are enough. Raises NotReady, Closed, Misuse."""
+        _check_consume(request, stream)
+        if request.replica is None:
+            return await self._take(request, stream, deadline, None)
+        received = self._received(request)
+        try:
+            async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
+                waiting.reschedule(None)
+                reply = await self._take(request, stream, deadline, received.last)
+                received.last = reply.grant
+                return reply
+        except TimeoutError:
+            raise not_ready(stream.name, request.task, deadline) from None
+
+    def _received(self, request: m.Consume | m.Look) -> _Received:
+        key = request.stream, request.task, request.member, request.replica
+        return self._members.setdefault(key, _Received())
+
+    async def _take(self, request: m.Consume, stream: Stream, deadline: Deadline, after: int | None) -> m.Delivered:
+        """`after`: the last grant that the replica has received."""
+        asked = r.Consume(
+            client=self._session.client,
+            task=request.task,
+            columns=tuple(request.columns),
+            rows=request.rows,
+            min_rows=request.min_rows,
+            sampler=request.sampler,
+            chosen=packed.int64("rows", request.chosen),
+            expired=packed.int64("rows", request.expired),
+            lease_s=request.lease_s,
+            member=request.member,
+            replica=request.replica,
+            replicas=request.replicas,
+            after=after,
+        )
+        waits = partial(_queue, asked) if request.sampler is not None else None
+
+        async def consume(partition: Any) -> r.Delivered:
+            def late(given: r.Delivered) -> None:
+                if after is None:  # else the replica asks for it again
+                    self._session.give_back_soon(partition, given.grant)
+
+            until = deadline if waits else None
+            given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
+            try:
+                if await self._room():  # its lease begins as it can be told
+                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=request.replica), r.Done)
+            except BaseException as error:
+                late(given)
+                if isinstance(error, LeaseExpired):  # the client took nothing for as long as that
+                    raise NotReady("", stream=stream.name, task=request.task) from None
+                raise
+            return given
+
+        try:
+            given = await self._on(stream, consume)
+        except NotReady:
+            if not waits:
+                raise NotReady("others have taken these rows", stream=stream.name, task=request.task) from None
+            raise not_ready(stream.name, request.task, deadline) from None
+        ref = given.ref.with_origin(stream.token, given.rows, given.holds).encode()
+        lengths = {name: values.tobytes() for name, values in given.lengths.items()}
+        return m.Delivered(
+            request.id,
+            stream.token,
+            given.grant,
+            request.replica,
+            ref,
+            given.keys,
+            given.groups,
+            given.versions,
+            given.tags,
+            lengths,
+        )
+
+    async def _look(self, request: m.Look, stream: Stream, deadline: Deadline) -> m.Shown:
+        """What there is to choose from, once there is something new. Raises NotReady, Closed, Misuse."""
+        asked = r.Look(
+            task=request.task,
+            columns=tuple(request.columns),
+            lengths=tuple(request.lengths),
+            tags=tuple(request.tags),
+            most=min(request.most, _BYTES // (_ROW + 8 * len(request.lengths) + _TAG * len(request.tags))),
+            seen=request.seen,
+            member=request.member,
+            replica=request.replica,
+            replicas=request.replicas,
+            after=None if request.replica is None else self._received(request).last,
+        )
+
+        def queue() -> str:  # of its own: each waits for other changes
+            return f"{self._session.client} {_queue(asked)}"
+
+        try:
+            shown = await self._on(stream, lambda at: self._session.ask(at, asked, r.Shown, deadline, waits=queue))
+        except NotReady:
+            raise not_ready(stream.name, request.task, deadline) from None
+        return m.Shown(
+            id=request.id,
+            changes=shown.changes,
+            rows=shown.rows.tobytes(),
+            group=shown.group.tobytes(),
+            version=shown.version.tobytes(),
+            age_s=shown.age_s,
+            group_rows=shown.group_rows.tobytes(),
+            group_dropped=shown.group_dropped.tobytes(),
+            lengths={name: values.tobytes() for name, values in shown.lengths.items()},
+            tags=shown.tags,
+            latest=shown.latest,
+            closed=shown.closed,
+            whole=shown.whole,
+            left=shown.left,
+        )
+
+    async def _dead(self, request: m.Dead, stream: Stream) -> m.Delivered:
+        """The first rows that were given back too often, with the columns that all of them have. Raises Misuse."""
+        found = await self._ask(stream, r.DeadLetters(task=request.task, most=max(0, request.most)), r.Letters)
+        ref = b"" if found.ref is None else found.ref.with_origin(stream.token, found.rows).encode()
+        told = found.groups, found.versions, found.tags
+        return m.Delivered(request.id, stream.token, 0, None, ref, found.keys, *told, {})
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("a stream of this node is to answer at once")
+
+
+def _append_of(
+    request: m.Append | m.AppendInline,
+    versions: packed.Index,
+    ref: BatchRef,
+    nodes: tuple[bytes, ...] = (),
+    *,
+    client: str = "",
+    ticket: int = 0,
+) -> r.Append:
+    """The rows of an append, checked. Raises ProtocolMismatch, LimitExceeded, Misuse."""
+    rows = len(ref)
+    if not rows:
+        raise Misuse("an append has at least one row")
+    return r.Append(
+        client=client,
+        ticket=ticket,
+        ref=ref,
+        versions=packed.exactly("versions", versions, rows),
+        groups=packed.one_a_row("groups", request.groups, rows) or None,
+        keys=packed.one_a_row("keys", request.keys, rows),
+        digest=request.digest,
+        tags=packed.tags(request.tags, rows),
+        lengths=packed.lengths(request.lengths, ref),
+        nodes=nodes,
+        begin=request.begin,
+    )
+
+
+def _nodes(request: m.Extend | m.ExtendInline) -> tuple[bytes, ...]:
+    """The nodes that have the columns too."""
+    return tuple(request.spares) if isinstance(request, m.Extend) else ()
+
+
+def _check_amount(rows: int, nbytes: int) -> None:
+    """Raises LimitExceeded, ProtocolMismatch where no append has so many rows or bytes."""
+    packed.bound("rows of an append", m.MAX_ROWS, rows)
+    if rows < 1 or nbytes < 0:
+        raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
+
+
+def _check_consume(request: m.Consume, stream: Stream) -> None:
+    """Raises Misuse for what no partition would give, before it is asked."""
+    packed.bound("rows of a delivery", m.MAX_ROWS, request.rows)
+    stream.settings.task(request.task)
+    if not 1 <= request.min_rows <= request.rows:
+        raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")
+    if not 0 < request.lease_s <= _MAX_LEASE_S:
+        raise Misuse(f"a lease is of more than 0 and at most {_MAX_LEASE_S:.0f} s, not {request.lease_s}")
+    if not request.columns or len(set(request.columns)) != len(request.columns):
+        raise Misuse("a task asks for at least one column, and each once")
+
+
+def _queue(asked: r.Consume | r.Look) -> str:
+    """Who asks for the same waits in one queue; each replica of a member in one of its own."""
+    what = asked.task, asked.columns, asked.member, asked.replica
+    if isinstance(asked, r.Consume):
+        return msgspec.json.encode((*what, asked.rows, asked.min_rows, asked.sampler)).decode()
+    return msgspec.json.encode(what).decode()
+
+
+def not_ready(stream: str, task: str, deadline: Deadline) -> NotReady:
+    """What a task is told for which no rows of the stream of this name became ready in time."""
+    return NotReady(
+        f"no rows of stream {stream!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
+        stream=stream,
+        task=task,
+        waited_s=deadline.waited_s,
+    )

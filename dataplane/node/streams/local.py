@@ -1,0 +1,451 @@
+"""The streams of a node that is of no cluster, by name and by token; each goes with the process.
+
+What always holds: time enters a stream here alone; what a stream's rows need is there (`node.shards.needed`); who waits
+is answered once, and what it was given and can not be told is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from dataplane import waiting as noted
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Clock, Deadline
+from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded, Misuse, NotReady, Rejected
+from dataplane.node.partitions.waiters import NOTHING, Waiting
+from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams.alone import Alone
+from dataplane.node.streams.sessions import NOT_ASKED, Claim, Outcome, R
+from dataplane.stream import requests as r
+from dataplane.stream.admission import Entry
+from dataplane.stream.figures import Waiting as WaitingFor
+from dataplane.stream.figures import figures
+from dataplane.stream.home import Home
+from dataplane.stream.patch import Patch
+from dataplane.stream.settings import Settings
+from dataplane.wire import messages as m
+
+T = TypeVar("T")
+
+MAX_STREAMS = 4096
+
+_MARK = 5  # bytes of a stream's mark
+_LOOK_S = 0.5  # how often samplers that judge by age are asked again
+_LOST = 4096  # lost rows that one message tells of
+
+
+class LocalStream:
+    """A stream, its name and its clock. `token` is how its clients and its rows name it; `generation`: what its keys
+    begin with that it makes."""
+
+    def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
+        self.name = name
+        self.generation = generation
+        self.token = secrets.token_bytes(8)
+        self.dropped = False
+        self._needed = needed
+        self._clock = clock
+        self._alone = Alone(name, settings, generation, self, clock())
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+
+    @property
+    def settings(self) -> Settings:
+        """What it was made with."""
+        return self.home.settings
+
+    @property
+    def home(self) -> Home:
+        """Its rows, leases and limits."""
+        return self._alone.home
+
+    @property
+    def partition(self) -> LocalStream:
+        """What requests are asked of."""
+        return self
+
+    # columns
+
+    def free(self, patches: list[Patch]) -> None:
+        """No row needs these any more."""
+        self._needed.released(patches, self.name)
+
+    def read(self, refs: Sequence[BatchRef]) -> None:
+        """These are read whether or not rows need them."""
+        for ref in refs:
+            self._needed.keep_too(ref)
+
+    def unread(self, refs: Sequence[BatchRef]) -> None:
+        """They are not, any more."""
+        for ref in refs:
+            self._needed.forget(ref)
+
+    # requests
+
+    def run(self, asked: Any) -> Any:
+        """The result of a request that does not wait. Raises what refuses it, Closed once the stream was dropped."""
+        self._check()
+        try:
+            return self._alone.run(asked, self._clock())
+        finally:
+            self._schedule()
+
+    def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> Waiting:
+        """As `run`, of a request that may wait; `done` is called once with what it gives or what refuses it, or with
+        nothing. Raises Closed, Backpressure where too many wait."""
+        self._check()
+        now = self._clock()
+        waiting = Waiting(queue, asked, done, until_s=now + timeout_s)
+        self._alone.wait(waiting, now)
+        self._schedule()
+        return waiting
+
+    def has_waiting(self, queue: Callable[[], str]) -> bool:
+        """Whether any waits in this queue."""
+        return bool(self._alone.waiters) and self._alone.waiters.has(queue())
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """It waits no more."""
+        self._alone.waiters.withdraw(waiting)
+
+    def _check(self) -> None:
+        if self.dropped:
+            raise Closed("the stream was dropped")
+
+    def fits(self, rows: int, nbytes: int, version: int) -> bool:
+        """Whether so many rows and bytes may come now."""
+        return self._alone.fits(Entry("", rows, nbytes, version))
+
+    def why_full(self, asked: r.Admit) -> str:
+        """The limit that is in the way of rows."""
+        return self.home.admission.full(self._alone.machine.entry_of(asked))
+
+    @property
+    def waiting(self) -> WaitingFor:
+        """Who waits, as `figures` has it."""
+        return self._alone.machine.pending()
+
+    def figures(self) -> dict[str, Any]:
+        """See `stream.figures`."""
+        return figures(self.home, self._clock(), self.waiting)
+
+    # time
+
+    def _schedule(self) -> None:
+        """See to it that what is due is done."""
+        due = self._alone.due_s
+        if self._alone.waiters and self._alone.watches_age:
+            due = min(due, self._clock() + _LOOK_S)
+        if due < self._due_s:
+            self._stop()
+            self._due_s = due
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - self._clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._due_s = None, math.inf
+        self._alone.settle(self._clock())
+        self._schedule()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end(self) -> None:
+        """The stream is no more; who waits is told so."""
+        self.dropped = True
+        self._stop()
+        self._alone.end(self._clock())
+
+
+class LocalSession:
+    """One client of local streams; see `sessions.Session`."""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self._asked: dict[LocalStream, None] = {}
+
+    async def ask(
+        self,
+        partition: LocalStream,
+        request: r.Request,
+        kind: type[R],
+        deadline: Deadline | None = None,
+        *,
+        waits: Callable[[], str] | None = None,
+        settled: Callable[[Outcome], None] | None = None,
+        late: Callable[[R], None] | None = None,
+    ) -> R:
+        """See `sessions.Session.ask`."""
+        outcome: Any = Rejected(NOT_ASKED)
+        try:
+            self._note(partition)
+            asked = request if request.client else msgspec.structs.replace(request, client=self.client)
+            if waits is not None and deadline is not None:
+                outcome = await self._wait(partition, asked, waits, deadline, late)
+            else:
+                outcome = partition.run(asked)
+        except DataplaneError as error:
+            outcome = error
+            raise
+        finally:
+            if settled is not None:
+                settled(outcome)
+        assert isinstance(outcome, kind), f"a stream answers a {type(request).__name__} by a {type(outcome).__name__}"
+        return outcome
+
+    async def _wait(
+        self,
+        stream: LocalStream,
+        asked: Any,
+        waits: Callable[[], str],
+        deadline: Deadline,
+        late: Callable[[Any], None] | None,
+    ) -> Any:
+        if isinstance(asked, r.Admit) or not stream.has_waiting(waits):
+            with suppress(NotReady, Backpressure):
+                return stream.run(asked)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def done(result: Any) -> None:
+            if not future.cancelled():
+                future.set_result(result)
+            elif late is not None and isinstance(result, r.Result):
+                loop.call_soon(late, result)
+
+        admits = isinstance(asked, r.Admit)
+        wait = noted.turn("permits" if admits else "rows", stream.name)
+        waiting = stream.wait(asked, waits(), wait.noting(done), deadline.remaining_s)
+        if admits and not future.done():
+            wait.turn(stream.why_full(asked) or "permits", stream.name)
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and late is not None and isinstance(future.result(), r.Result):
+                late(future.result())
+            stream.withdraw(waiting)
+            raise
+        if admits:
+            wait.turn("")
+        if isinstance(result, DataplaneError):
+            raise result
+        if result == NOTHING:
+            raise Backpressure("is full") if admits else NotReady("no rows became ready")
+        return result
+
+    def _note(self, stream: LocalStream) -> None:
+        """This one is to be told when the client goes."""
+        if stream not in self._asked:
+            self._asked = {each: None for each in self._asked if not each.dropped}
+            self._asked[stream] = None
+
+    async def ack(self, partition: LocalStream, grant: int, replica: int | None) -> None:
+        """See `sessions.Session.ack`."""
+        await self.ask(partition, r.Ack(grant=grant, replica=replica), r.Done)
+
+    def soon(self, partition: LocalStream, request: r.Request) -> None:
+        """See `sessions.Session.soon`: at once."""
+        with suppress(DataplaneError):
+            partition.run(msgspec.structs.replace(request, client=self.client))
+
+    def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """See `sessions.Session.run_soon`: at once."""
+        with suppress(DataplaneError, StopIteration):
+            work().send(None)
+
+    def give_back_soon(self, partition: LocalStream, grant: int) -> None:
+        """See `sessions.Session.give_back_soon`: at once."""
+        self.soon(partition, r.Nack(grant=grant, seen=False))
+
+    def leave(self) -> None:
+        """See `sessions.Session.leave`."""
+        for stream in self._asked:
+            self.soon(stream, r.Leave(ended=True))
+        self._asked.clear()
+
+
+class _Kept:
+    """Columns that a stream of this node needs, or not."""
+
+    def __init__(self, needed: NeededShards, ref: BatchRef) -> None:
+        self._needed = needed
+        self._ref = ref
+
+    def taken(self) -> None:
+        """Its rows have them."""
+
+    def release(self) -> None:
+        """They do not."""
+        self._needed.forget(self._ref)
+
+
+class LocalStreams:
+    """All streams of a node; see `sessions.Service`."""
+
+    def __init__(self, needed: NeededShards, clock: Clock) -> None:
+        self._needed = needed
+        self._clock = clock
+        self.freed: Callable[[], None] = lambda: None
+        """Called when a stream has gone, with all that it held."""
+        self.ending: Callable[[LocalStream], None] = lambda _: None
+        """Called with a stream that is about to go."""
+        self._by_name: dict[str, LocalStream] = {}
+        self._by_token: dict[bytes, LocalStream] = {}
+        self._numbers = itertools.count(1)
+        self._owners: dict[str, object] = {}  # of sessions, by name
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def all(self) -> list[LocalStream]:
+        """Those that have names."""
+        return list(self._by_name.values())
+
+    def now(self) -> float:
+        """The clock of the streams."""
+        return self._clock()
+
+    def session(self, owner: object) -> LocalSession:
+        """See `sessions.Service`."""
+        session = LocalSession(f"{next(self._numbers)}")
+        self._owners[session.client] = owner
+        return session
+
+    def label(self, client: str) -> str:
+        """See `sessions.Service`."""
+        return str(self._owners.get(client, client))
+
+    def forget(self, client: str) -> None:
+        """See `sessions.Service`."""
+        self._owners.pop(client, None)
+
+    async def open(self, name: str, settings: Settings | None) -> LocalStream:
+        """See `sessions.Service`."""
+        stream = self._by_name.get(name)
+        if stream is None:
+            if settings is None:
+                raise Misuse(f"there is no stream {name!r}; name its tasks to make it")
+            if settings.durable:
+                raise Misuse(f"the stream {name!r} can't be durable here: start the node with --data-dir DIR")
+            stream = self._by_name[name] = self._made(name, settings, secrets.token_hex(_MARK))
+        elif settings is not None and settings != stream.settings:
+            raise Misuse(f"the stream {name!r} was made with {stream.settings}, and this asks for {settings}")
+        return stream
+
+    def _made(self, name: str, settings: Settings, mark: str) -> LocalStream:
+        """A new stream that nobody can open by its name yet. Raises LimitExceeded."""
+        if len(self._by_token) >= MAX_STREAMS:
+            raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
+        stream = LocalStream(name, settings, mark, self._needed, self._clock)
+        self._by_token[stream.token] = stream
+        return stream
+
+    def has(self, token: bytes) -> bool:
+        """Whether there is a stream of this token."""
+        return token in self._by_token
+
+    def has_named(self, name: str) -> bool:
+        """Whether there is a stream of this name."""
+        return name in self._by_name
+
+    def find(self, token: bytes) -> LocalStream:
+        """See `sessions.Service`."""
+        stream = self._by_token.get(token)
+        if stream is None:
+            raise Closed("the stream was dropped")
+        return stream
+
+    def named(self, token: bytes) -> LocalStream | None:
+        """See `sessions.Service`."""
+        return self._by_token.get(token)
+
+    async def on(self, stream: LocalStream, work: Callable[[LocalStream], Awaitable[T]]) -> T:
+        """See `sessions.Service`."""
+        return await work(stream)
+
+    async def drop(self, stream: LocalStream) -> None:
+        """See `sessions.Service`."""
+        self._drop(stream)
+
+    def _drop(self, stream: LocalStream) -> None:
+        self.ending(stream)
+        del self._by_token[stream.token]
+        if self._by_name.get(stream.name) is stream:
+            del self._by_name[stream.name]
+        stream.end()
+        self.freed()
+
+    async def dropped(self, stream: LocalStream) -> bool:
+        """See `sessions.Service`."""
+        return stream.dropped
+
+    async def take_lost(self, request: m.TakeLost, stream: LocalStream, session: LocalSession) -> m.LostRows:
+        """See `sessions.Service`."""
+        found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRows)
+        return m.LostRows(request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows])
+
+    def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
+        """See `sessions.Service`."""
+        names = sorted(name for name in self._by_name if after is None or name > after)[:most]
+        return {name: self._by_name[name].figures() for name in names}
+
+    async def claim(
+        self,
+        partition: LocalStream,
+        ref: BatchRef,
+        copies: Iterable[bytes] = (),
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
+    ) -> Claim:
+        """See `sessions.Service`."""
+        self._needed.keep(ref)
+        return _Kept(self._needed, ref)
+
+    def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
+        """Bring rows whose columns are all of this shard, which was stored just now, of so many bytes. Raises what
+        refuses them; where they do not come, or are not new, no row needs that."""
+        self._needed.keep_stored(shard, nbytes)
+        new = False
+        try:
+            found: r.Appended = stream.run(asked)
+            new = found.new
+        finally:
+            if not new:
+                self._needed.forget(asked.ref)
+        return found
+
+    # restoring
+
+    async def prepare(self, name: str, settings: Settings, mark: str) -> LocalStream:
+        """See `sessions.Service`."""
+        self._check_free(name)
+        return self._made(name, settings, mark)
+
+    async def publish(self, restored: LocalStream) -> None:
+        """See `sessions.Service`."""
+        self._check_free(restored.name)
+        self._by_name[restored.name] = restored
+
+    async def discard(self, restored: LocalStream) -> None:
+        """See `sessions.Service`."""
+        self._drop(restored)
+
+    def _check_free(self, name: str) -> None:
+        if name in self._by_name:
+            raise Misuse(f"there is a stream {name!r} already; drop it first, or name another")
+
+    def close(self) -> None:
+        """The node stops."""
+        for stream in list(self._by_token.values()):
+            self._drop(stream)
