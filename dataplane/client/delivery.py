@@ -25,6 +25,19 @@ from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
 
+LEFT = "the loop over deliveries was left with them in hand"
+"""Why rows are given back that a loop had: it is not told what left it."""
+
+_REASON = 200  # characters
+
+
+def reason_of(error: BaseException | None) -> str:
+    """What the log says of rows that were given back for this error."""
+    if error is None:
+        return ""
+    said = f"{type(error).__name__}: {error}"
+    return said if len(said) <= _REASON else f"{said[: _REASON - 3]}..."
+
 
 class Delivery:
     """Rows of one task, leased. `ref` and everything else by row has the rows in the order of delivery."""
@@ -82,21 +95,21 @@ class Delivery:
         LeaseExpired."""
         await self._settle(done=True)
 
-    async def nack(self) -> None:
-        """Give the rows back, to be delivered again. Raises LeaseExpired, also for rows that were acked. Given back
-        before, it does nothing."""
-        await self._settle(done=False)
+    async def nack(self, reason: str = "") -> None:
+        """Give the rows back, to be delivered again; the node logs the reason if they are dead letters then. Raises
+        LeaseExpired, also for rows that were acked. Given back before, it does nothing."""
+        await self._settle(done=False, reason=reason)
 
     async def unseen(self) -> None:
         """As `nack`, by somebody who has not looked at the rows: that does not count as a delivery."""
         await self._settle(done=False, seen=False)
 
-    async def _settle(self, *, done: bool, seen: bool = True) -> None:
+    async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
         if self.settled:
             if done != self._acked:
                 raise LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
             return
-        request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen)
+        request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen, reason)
         await self._connection.request(request, m.Done, 0.0)
         if done:
             flows.settled(self._connection, self._stream, self._grant)
@@ -136,14 +149,16 @@ class Delivery:
     async def __aenter__(self) -> Delivery:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None
+    ) -> None:
         if self.settled:
             return
         if kind is None:
             await self.ack()
         else:
             with suppress(DataplaneError):  # what left the block is what its caller is to see
-                await self.nack()
+                await self.nack(reason_of(error))
 
 
 class Taken(Sequence[BatchRef]):
@@ -163,15 +178,17 @@ class Taken(Sequence[BatchRef]):
         """As `Delivery.ack`."""
         await self.delivery.ack()
 
-    async def nack(self) -> None:
+    async def nack(self, reason: str = "") -> None:
         """As `Delivery.nack`."""
-        await self.delivery.nack()
+        await self.delivery.nack(reason)
 
     async def __aenter__(self) -> Taken:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.delivery.__aexit__(kind)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None
+    ) -> None:
+        await self.delivery.__aexit__(kind, error)
 
 
 class DeadLetters:

@@ -30,6 +30,7 @@ import msgspec
 
 from dataplane.batch.batch import Batch
 from dataplane.client import collate as collating
+from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.streams import AtEnd, check_at_end, ended
 from dataplane.client.sync_streams import Delivery, Stream
@@ -451,9 +452,9 @@ class _Ahead:
     def _make(self, delivery: Delivery, batch: Batch) -> Any:
         try:
             return self._collate(batch)
-        except BaseException:
+        except BaseException as error:
             del self._held[id(delivery._inner)]
-            self._give_back(delivery)
+            self._give_back(delivery, reason=reason_of(error))
             raise
 
     async def _one(self) -> tuple[Delivery, Batch, float]:
@@ -472,7 +473,10 @@ class _Ahead:
             except BaseException as error:
                 del self._held[id(delivery)]
                 with suppress(DataplaneError):
-                    await (delivery.unseen() if isinstance(error, asyncio.CancelledError) else delivery.nack())
+                    if isinstance(error, asyncio.CancelledError):
+                        await delivery.unseen()
+                    else:
+                        await delivery.nack(reason_of(error))
                 raise
             return Delivery(delivery, self._stream._wait), batch, since
         finally:
@@ -490,11 +494,11 @@ class _Ahead:
                 self.closed = error
                 raise _End from error
 
-    def _give_back(self, delivery: Delivery, *, seen: bool = True) -> None:
+    def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
         """To others; `seen`: as a delivery that failed."""
         if not delivery.settled:
             with suppress(DataplaneError):
-                self._stream._wait(delivery._inner.nack() if seen else delivery._inner.unseen())
+                self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())
 
 
 class _End(Exception):

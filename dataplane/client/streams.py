@@ -33,7 +33,7 @@ from dataplane.batch.simple import laid_out
 from dataplane.client import arguments, flows, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.delivery import DeadLetters, Delivery, Taken
+from dataplane.client.delivery import LEFT, DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
 from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
@@ -735,7 +735,7 @@ class AsyncStream:
                 finally:
                     if not done and not delivery.settled:
                         with suppress(DataplaneError):
-                            await delivery.nack()
+                            await delivery.nack(LEFT)
                 if not delivery.settled:
                     await delivery.ack()
         finally:

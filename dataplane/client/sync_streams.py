@@ -66,9 +66,10 @@ class Delivery:
         """The task is done with the rows. Raises LeaseExpired, OutcomeUnknown."""
         self._wait(self._inner.ack())
 
-    def nack(self) -> None:
-        """Give the rows back, to be delivered again. Raises LeaseExpired."""
-        self._wait(self._inner.nack())
+    def nack(self, reason: str = "") -> None:
+        """Give the rows back, to be delivered again; the node logs the reason if they are dead letters then. Raises
+        LeaseExpired."""
+        self._wait(self._inner.nack(reason))
 
     def renew(self) -> None:
         """The lease begins again. Raises LeaseExpired."""
@@ -85,8 +86,8 @@ class Delivery:
     def __enter__(self) -> Delivery:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._wait(self._inner.__aexit__(kind))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
+        self._wait(self._inner.__aexit__(kind, error))
 
 
 class Taken(Sequence[BatchRef]):
@@ -107,15 +108,15 @@ class Taken(Sequence[BatchRef]):
         """As `Delivery.ack`."""
         self._wait(self._inner.ack())
 
-    def nack(self) -> None:
+    def nack(self, reason: str = "") -> None:
         """As `Delivery.nack`."""
-        self._wait(self._inner.nack())
+        self._wait(self._inner.nack(reason))
 
     def __enter__(self) -> Taken:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._wait(self._inner.__aexit__(kind))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
+        self._wait(self._inner.__aexit__(kind, error))
 
 
 class Row:

@@ -82,16 +82,16 @@ class TracedDelivery(sync_streams.Delivery):
             spans.link(span, self._parents)
             super().ack()
 
-    def nack(self) -> None:
+    def nack(self, reason: str = "") -> None:
         with spans.span("nack", "CLIENT", self._stream, task=self._task, rows=len(self)) as span:
             spans.link(span, self._parents)
-            super().nack()
+            super().nack(reason)
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
         operation = "ack" if kind is None else "nack"
         with spans.span(operation, "CLIENT", self._stream, task=self._task, rows=len(self)) as span:
             spans.link(span, self._parents)
-            super().__exit__(kind, *rest)
+            super().__exit__(kind, error)
 
 
 class TracedAsyncPlane(AsyncPlane):
@@ -150,12 +150,13 @@ class TracedAsyncDelivery(delivery.Delivery):
             _read(span, self.ref)
             return await super().get(*columns, **how)
 
-    async def _settle(self, *, done: bool, seen: bool = True) -> None:
+    async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
         if self.settled:
+            await super()._settle(done=done, seen=seen, reason=reason)
             return
         with spans.span("ack" if done else "nack", "CLIENT", self._of, task=self._task, rows=len(self)) as span:
             spans.link(span, self._parents)
-            await super()._settle(done=done, seen=seen)
+            await super()._settle(done=done, seen=seen, reason=reason)
 
 
 def _made(span: Any, ref: BatchRef) -> None:

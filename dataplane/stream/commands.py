@@ -60,11 +60,13 @@ class Extend(Command, tag=2, kw_only=True):
 
 
 class Settle(Command, tag=3, kw_only=True):
-    """A task has done these rows (ACKED), never gets them (EXPIRED), or has given them back once more (PENDING)."""
+    """A task has done these rows (ACKED), never gets them (EXPIRED), or has given them back once more (PENDING), for a
+    `reason` that is logged if they are dead letters now."""
 
     task: int
     rows: Index
     state: int
+    reason: str = ""
 
 
 class Drop(Command, tag=4, kw_only=True):

@@ -40,6 +40,8 @@ Index = npt.NDArray[np.int64]
 LostRow = tuple[str, str | int | None, int, int]
 """The key, group and policy version of a lost row, and which tasks had acked it: bit t for task t."""
 _HOLDERS = 64  # clients that an error names
+_LEASE_OVER = "the lease ran out before they were acked"
+_CLIENT_GONE = "the process that had them ended or disconnected"
 
 MAX_LOST = 1 << 16
 """Lost rows of a stream that are remembered, the last ones."""
@@ -394,13 +396,13 @@ class Home:
             self._decide(Settle(task=grant.task, rows=grant.rows, state=ACKED))
         self.changes += 1
 
-    def nack(self, number: int, client: Hashable, replica: int | None, *, seen: bool = True) -> None:
+    def nack(self, number: int, client: Hashable, replica: int | None, *, seen: bool = True, reason: str = "") -> None:
         """The holder gives the rows of a grant back; if nobody has `seen` them, that was no delivery. Raises
         LeaseExpired."""
         grant = self.leases.find(number, client, replica)
         if seen:
             self.leases.end(grant)
-            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING, reason=reason))
         elif self.leases.let_go(grant, replica):
             self.books.give_back(grant.task, grant.rows, seen=False)
         self.changes += 1
@@ -408,8 +410,8 @@ class Home:
     def tick(self, now: float) -> None:
         """Time has passed, or something has changed: end the leases that are over, and see what may go."""
         for grant in self.leases.ended(now):
-            state = ACKED if grant.done_as_far_as_known else PENDING
-            self._decide(Settle(task=grant.task, rows=grant.rows, state=state))
+            state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=state, reason=reason))
         self._sweep()
         self._unkeep()
 
@@ -422,7 +424,7 @@ class Home:
         self.admission.leave(client)
         self.books.unfinished.leave(client)
         for grant in self.leases.left(client):
-            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING, reason=_CLIENT_GONE))
         self.changes += 1
 
     # in progress: see `unfinished`

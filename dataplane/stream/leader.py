@@ -10,6 +10,7 @@ from where the last command left it, so that a row is never taken for older than
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -31,6 +32,9 @@ from dataplane.stream.replicated import Replicated
 from dataplane.stream.sampler import TokenBalanced
 from dataplane.stream.settings import Settings
 
+log = logging.getLogger(__name__)
+
+_NAMED = 3  # rows, in the log
 _TERM = 1 << 32  # grants of one term
 _NONE: Index = np.empty(0, np.int64)
 
@@ -67,6 +71,20 @@ class Leader(Replicated):
     def began(self) -> None:
         term = self._term
         self.home.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
+
+    def died(self, task: int, rows: Index, reason: str) -> None:
+        if self._term < 0:  # who leads says it
+            return
+        home = self.home
+        names, more = ", ".join(home.books.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
+        log.warning(
+            "stream %r: %s are dead letters of task %r after %d deliveries: %s",
+            self.name,
+            names + more * (len(rows) > _NAMED),
+            home.settings.tasks[task],
+            home.settings.max_deliveries,
+            reason or "given back without a reason",
+        )
 
     def pending(self) -> Waiting:
         """Who waits at the driver."""
@@ -256,7 +274,8 @@ class Leader(Replicated):
         return self._settled(lambda: self.home.ack(asked.grant, asked.client, asked.replica))
 
     def _nack(self, asked: r.Nack, now: float) -> c.Command:
-        return self._settled(lambda: self.home.nack(asked.grant, asked.client, asked.replica, seen=asked.seen))
+        home, seen, reason = self.home, asked.seen, asked.reason
+        return self._settled(lambda: home.nack(asked.grant, asked.client, asked.replica, seen=seen, reason=reason))
 
     def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
         self.home.leases.renew(asked.grant, asked.client, asked.replica, now)

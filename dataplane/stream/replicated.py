@@ -27,6 +27,7 @@ from dataplane.stream.home import Home
 from dataplane.stream.page import Index
 from dataplane.stream.patch import Patch
 from dataplane.stream.pieces import Begin
+from dataplane.stream.progress import DEAD
 from dataplane.stream.replica_state import (
     PartitionState,
     counts_of,
@@ -221,7 +222,7 @@ class Replicated:
         if not len(rows):
             return _DONE
         if self.columns is not None:  # nothing has come between what was decided and this
-            self.home.do(command)
+            self._settle(command)
             return _DONE
         there = books.rows.there(rows)
         if not there.all():
@@ -236,8 +237,20 @@ class Replicated:
         if not fits.all():
             rows = rows[fits]
         if len(rows):
-            self.home.do(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
+            self._settle(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
         return _DONE
+
+    def _settle(self, command: c.Settle) -> None:
+        progress, rows = self.home.books.progress, self.home.books.rows
+        dead = progress.counts[command.task][DEAD]
+        self.home.do(command)
+        if progress.counts[command.task][DEAD] > dead:
+            there = command.rows[rows.there(command.rows)]
+            states = progress.states(rows.places(there), len(there))[command.task]
+            self.died(command.task, there[states == DEAD], command.reason)
+
+    def died(self, task: int, rows: Index, reason: str) -> None:
+        """These rows are dead letters of the task now: they were given back once more, for this reason."""
 
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
         rows = command.rows[self.home.books.rows.there(command.rows)]

@@ -141,11 +141,12 @@ class Ack(Request, frozen=True, tag=7, kw_only=True):
 
 
 class Nack(Request, frozen=True, tag=8, kw_only=True):
-    """The rows of a grant are given back; `seen`: that counts as a delivery."""
+    """The rows of a grant are given back; `seen`: that counts as a delivery. `reason`: why, for the log."""
 
     grant: int
     replica: int | None = None
     seen: bool = True
+    reason: str = ""
 
 
 class Renew(Request, frozen=True, tag=9, kw_only=True):

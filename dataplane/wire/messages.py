@@ -517,7 +517,7 @@ class Look(Message, frozen=True, tag="look"):
 
 class Ack(Message, frozen=True, tag="ack"):
     """The rows of a grant are done (`done`), or given back, by somebody who had them in hand or, unless `seen`, nobody
-    has. Answered by `Done`."""
+    has; `reason`: why, for the log. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -525,6 +525,7 @@ class Ack(Message, frozen=True, tag="ack"):
     replica: int | None
     done: bool
     seen: bool
+    reason: str = ""
 
 
 class Renew(Message, frozen=True, tag="renew"):

@@ -44,6 +44,29 @@ def task(stream: dp.Stream) -> dict[str, Any]:
     return found
 
 
+def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
+    plane: dp.Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = stream_of(plane, 4, max_deliveries=1)
+    with pytest.raises(ValueError, match="no reward"), stream.consume("actor", rows=1, columns=["x"]):
+        raise ValueError("no reward")
+    stream.consume("actor", rows=1, columns=["x"]).nack("out of memory")
+    with pytest.raises(ZeroDivisionError):
+        for _ in stream.deliveries("actor", rows=1, columns=["x"]):
+            raise ZeroDivisionError
+    loader = dp.loader(stream, "actor", rows=1, columns=["x"], collate=lambda batch: batch["y"])
+    with pytest.raises(dp.SchemaMismatch):
+        list(loader)
+    assert task(stream)["dead"] == 4
+    said = [each.getMessage() for each in caplog.records if "dead letters of task 'actor'" in each.getMessage()]
+    assert [line.rpartition("deliveries: ")[2].split(":")[0] for line in said] == [
+        "ValueError",
+        "out of memory",
+        "the loop over deliveries was left with them in hand",
+        "SchemaMismatch",
+    ]
+
+
 # Time in the user's code
 
 

@@ -49,6 +49,7 @@ Room = Callable[[], Awaitable[bool]]
 _STREAMS = 50  # whose figures one message has
 _WAIT_S = 30.0  # for which rows that were let in wait to be let in again, where another leads now
 _MEASURE_S = 3.0  # as long as a leader that has just died may be waited for
+_REASON = 400  # characters that the log has of why rows were given back
 _MAX_LEASE_S = 7 * 86400.0
 _MAX_LISTED = 4096  # rows in progress that one message tells of
 _BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
@@ -210,7 +211,9 @@ class StreamClient:
             case m.Ack(done=True):
                 await self._on(stream, lambda at: self._session.ack(at, request.grant, request.replica))
             case m.Ack():
-                await self._ask(stream, r.Nack(grant=request.grant, replica=request.replica, seen=request.seen), r.Done)
+                reason = request.reason[:_REASON]
+                nack = r.Nack(grant=request.grant, replica=request.replica, seen=request.seen, reason=reason)
+                await self._ask(stream, nack, r.Done)
             case m.Consume():
                 return await self._consume(request, stream, deadline)
             case m.Admit():

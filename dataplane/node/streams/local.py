@@ -49,6 +49,7 @@ class LocalStream:
     def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
         self.name = name
         self.generation = generation
+        self.settings = settings
         self.token = secrets.token_bytes(8)
         self.dropped = False
         self._needed = needed
@@ -56,11 +57,6 @@ class LocalStream:
         self._alone = Alone(name, settings, generation, self, clock())
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
-
-    @property
-    def settings(self) -> Settings:
-        """What it was made with."""
-        return self.home.settings
 
     @property
     def home(self) -> Home:
@@ -251,7 +247,7 @@ class LocalSession:
 
     async def ack(self, partition: LocalStream, grant: int, replica: int | None) -> None:
         """See `sessions.Session.ack`."""
-        await self.ask(partition, r.Ack(grant=grant, replica=replica), r.Done)
+        partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
 
     def soon(self, partition: LocalStream, request: r.Request) -> None:
         """See `sessions.Session.soon`: at once."""

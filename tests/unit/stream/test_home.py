@@ -12,6 +12,7 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse, SchemaMismatch
+from dataplane.stream import requests as r
 from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.patch import Patch
@@ -334,6 +335,17 @@ class TestDelivery:
         assert stream.figures()["task"]["actor"]["dead"] == 1
         stream.home.drop_rows(np.array([0]), 0.0)
         assert stream.home.books.progress.in_state(0, DEAD).tolist() == []
+
+    def test_the_death_of_rows_is_logged_with_what_caused_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        stream = Stream(max_deliveries=1)
+        stream.append(5, keys=list("abcde"))
+        held = stream.consume(4)
+        stream.home.run(r.Nack(client="c", grant=held.grant.number, reason="ValueError: no reward"), 0.0)
+        assert "'s': a, b, c and 1 more are dead letters of task 'actor'" in caplog.text
+        assert caplog.text.rstrip().endswith("ValueError: no reward")
+        stream.consume(1)
+        stream.home.tick(10.0)
+        assert "e are dead letters of task 'actor' after 1 deliveries: the lease ran out" in caplog.text
 
     def test_what_nobody_has_seen_was_no_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
