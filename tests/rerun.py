@@ -5,7 +5,8 @@
 The arguments are pytest's, options in one word each, as `-n5` or `--dist=loadfile`. What fails again is a failure. What
 passes the second time is printed as `unstable`, appended to the file that the environment names in `UNSTABLE`, and the
 run passes. No test is marked for it and none runs more than twice. An error of collection or of pytest itself is final,
-and so are more failures than `MANY`. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
+and so are more failures than `MANY`. A process that ends badly after all tests have passed, as one may that has used
+Ray, runs all of them once more. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
 
 This is run by its path: other distributions have a package `tests` too.
 """
@@ -29,9 +30,11 @@ MANY = 25
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """One run of pytest: its exit status; by test what failed, in one line, and the seconds that it took."""
+    """One run of pytest: the exit status of its process; whether all tests had `passed` before that ended; by test what
+    failed, in one line, and the seconds that it took."""
 
     code: int = pytest.ExitCode.INTERNAL_ERROR
+    passed: bool = False
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -57,7 +60,7 @@ class Reporter:
             self._report.failed.setdefault(report.nodeid, lines[0 if crash is not None else -1][:300])
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._report.code = int(exitstatus)
+        self._report.passed = exitstatus == pytest.ExitCode.OK
         self._file.write_text(json.dumps(dataclasses.asdict(self._report)))
 
 
@@ -83,17 +86,26 @@ def main(arguments: list[str]) -> int:
         sys.path.insert(0, os.getcwd())  # as `python -m pytest` has it
         return pytest.main(arguments[1:], plugins=[Reporter(Path(arguments[0].removeprefix(REPORT)))])
     first = run(arguments)
+    if first.passed and first.code:
+        said = f"{arguments[-1]}: its process ended by {first.code} after all tests had passed"
+        print(f"\nonce more: {said}", flush=True)
+        code = run(arguments).code
+        return _told([] if code else [f"unstable: {said}"], code)
     if not first.by_chance:
         return first.code
     print(f"\nonce more, alone: {len(first.failed)} tests that failed", flush=True)
     again = run_again(arguments, first)
     passed = [test for test in first.failed if test in again.seconds and test not in again.failed]
-    unstable = [f"unstable: {test} ({first.failed[test]})" for test in passed]
+    return _told([f"unstable: {test} ({first.failed[test]})" for test in passed], again.code)
+
+
+def _told(unstable: list[str], code: int) -> int:
+    """Say what was unstable; the exit status."""
     print(*unstable, sep="\n", flush=True)
     if "UNSTABLE" in os.environ and unstable:
         with open(os.environ["UNSTABLE"], "a") as file:
             print(*unstable, sep="\n", file=file)
-    return again.code
+    return code
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_crashes_once():
 """
 
 
-def run(tmp_path: Path, **modules: str) -> tuple[int, str, list[str]]:
+def run(tmp_path: Path, workers: str = "-n1", /, **modules: str) -> tuple[int, str, list[str]]:
     """The exit status, what was printed, and the lines of the file of unstable tests."""
     for name, text in modules.items():
         (tmp_path / f"test_{name}.py").write_text(text)
@@ -35,7 +35,7 @@ def run(tmp_path: Path, **modules: str) -> tuple[int, str, list[str]]:
     environment = {**os.environ, "UNSTABLE": str(told)}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
-    command = [sys.executable, "-P", str(ROOT / "tests" / "rerun.py"), "-q", "-n1", "-pno:cacheprovider", "."]
+    command = [sys.executable, "-P", str(ROOT / "tests" / "rerun.py"), "-q", workers, "-pno:cacheprovider", "."]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, told.read_text().splitlines() if told.exists() else []
 
@@ -48,6 +48,25 @@ def test_what_fails_once_passes_and_is_named(tmp_path: Path) -> None:
         "unstable: test_once.py::test_fails_once[a b::[c]]",
     ]
     assert printed.endswith("\n".join(unstable) + "\n")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_that_ends_badly_after_all_have_passed_runs_once_more(tmp_path: Path, times: int) -> None:
+    ends = f"""
+import atexit, os, pathlib
+def end():
+    ended = pathlib.Path(__file__).with_name("ended")
+    ended.write_text(ended.read_text() + "x" if ended.exists() else "x")
+    if len(ended.read_text()) <= {times}:
+        os._exit(1)
+def test_passes():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        atexit.register(end)
+"""
+    code, printed, unstable = run(tmp_path, "-n0", ends=ends)
+    assert code == times - 1, printed
+    said = [" process ended by 1 after all tests had passed"]
+    assert [line.partition(": its")[2] for line in unstable] == (said if times == 1 else [])
 
 
 def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
