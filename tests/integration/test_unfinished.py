@@ -200,6 +200,16 @@ def test_a_row_of_a_process_that_dies_is_taken_up_from_its_last_piece(plane: Any
     }
 
 
+def test_a_row_that_a_process_has_only_begun_is_free_at_once_when_it_goes(node: Any, stream: Any) -> None:
+    with dp.connect(node.address) as other:
+        other.stream("rollouts").begin("r", lease=3600).append({"response_ids": [[1, 2]]}, version=1)
+        assert stream.resume() is None
+    row = free_row(stream)
+    assert (row.key, row.tokens) == ("r", 2)
+    row.finish()
+    assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
+
+
 async def test_the_asynchronous_face(node: Any) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("rollouts", tasks=["actor"])

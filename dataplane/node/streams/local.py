@@ -166,9 +166,10 @@ class LocalStream:
 class LocalSession:
     """One client of local streams; see `sessions.Session`."""
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, streams: Callable[[], Iterable[LocalStream]]) -> None:
+        """`streams()`: all that there are."""
         self.client = client
-        self._asked: dict[LocalStream, None] = {}
+        self._streams = streams
 
     async def ask(
         self,
@@ -184,7 +185,6 @@ class LocalSession:
         """See `sessions.Session.ask`."""
         outcome: Any = Rejected(NOT_ASKED)
         try:
-            self._note(partition)
             asked = request if request.client else msgspec.structs.replace(request, client=self.client)
             if waits is not None and deadline is not None:
                 outcome = await self._wait(partition, asked, waits, deadline, late)
@@ -239,12 +239,6 @@ class LocalSession:
             raise Backpressure("is full") if admits else NotReady("no rows became ready")
         return result
 
-    def _note(self, stream: LocalStream) -> None:
-        """This one is to be told when the client goes."""
-        if stream not in self._asked:
-            self._asked = {each: None for each in self._asked if not each.dropped}
-            self._asked[stream] = None
-
     async def ack(self, partition: LocalStream, grant: int, replica: int | None) -> None:
         """See `sessions.Session.ack`."""
         partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
@@ -265,9 +259,8 @@ class LocalSession:
 
     def leave(self) -> None:
         """See `sessions.Session.leave`."""
-        for stream in self._asked:
+        for stream in self._streams():
             self.soon(stream, r.Leave(ended=True))
-        self._asked.clear()
 
 
 class _Kept:
@@ -313,7 +306,7 @@ class LocalStreams:
 
     def session(self, owner: object) -> LocalSession:
         """See `sessions.Service`."""
-        session = LocalSession(f"{next(self._numbers)}")
+        session = LocalSession(f"{next(self._numbers)}", lambda: list(self._by_token.values()))
         self._owners[session.client] = owner
         return session
 
