@@ -29,7 +29,7 @@ class Pool(Executor):
         self._most = most
         self._name = name
         self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = queue.SimpleQueue()
         self._free = 0  # threads that wait, less the work that waits for one
         self._threads: list[threading.Thread] = []
         self._ended: list[Future[None]] = []
@@ -55,7 +55,7 @@ class Pool(Executor):
                 self._start(run)
             else:
                 self._free -= 1
-                self._work.put(run)
+                self._work.put((future, run))
         return future
 
     def _start(self, first: Callable[[], None]) -> None:
@@ -77,18 +77,35 @@ class Pool(Executor):
             del work  # what it refers to is not this thread's to keep
             with self._lock:
                 self._free += 1
-            work = self._work.get()
+            waiting = self._work.get()
+            work = None if waiting is None else waiting[1]
+            del waiting
         ended.set_result(None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; `wait` for what there is."""
+        """Take no more work; `wait` for what there is. `cancel_futures`: but for what has not begun, which is
+        cancelled."""
         with self._lock:
+            if cancel_futures:
+                self._cancel()
             if not self._closed:
                 self._closed = True
                 for _ in self._threads:
                     self._work.put(None)
         for thread in self._threads if wait else ():
             thread.join()
+
+    def _cancel(self) -> None:
+        """Cancel what no thread has begun; the threads are still told to end, if they were."""
+        ends = 0
+        with suppress(queue.Empty):
+            while True:
+                waiting = self._work.get_nowait()
+                ends += waiting is None
+                if waiting is not None:
+                    waiting[0].cancel()
+        for _ in range(ends):
+            self._work.put(None)
 
     async def aclose(self) -> None:
         """Take no more work, and wait for what there is."""

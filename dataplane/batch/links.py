@@ -12,7 +12,10 @@ row. With a count each of them would free what another still owns.
 from __future__ import annotations
 
 _SHARD_BITS = 40
-_SHARD = (1 << _SHARD_BITS) - 1
+MOST_SHARDS = 1 << _SHARD_BITS
+"""Numbers of shards are below this."""
+
+_SHARD = MOST_SHARDS - 1
 
 MAX_LINK = (1 << 63 - _SHARD_BITS) - 1
 """The last link that a shard can have: numbers of shards stay below 2**63."""

@@ -47,6 +47,18 @@ def test_a_pool_that_is_shut_down_is_done_without() -> None:
     assert together(pool, str, range(3)) == ["0", "1", "2"]
 
 
+def test_what_has_not_begun_is_cancelled_where_that_is_asked_for() -> None:
+    pool, begun, go = Pool(1, "t"), threading.Event(), threading.Event()
+    first = pool.submit(lambda: (begun.set(), go.wait(60))[1])
+    waiting = [pool.submit(int) for _ in range(3)]
+    assert begun.wait(60)
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert all(each.cancelled() for each in waiting)
+    go.set()
+    pool.shutdown()
+    assert first.result(0)
+
+
 @each_case("who", ["caller", "helper"])
 def test_what_is_raised_comes_when_all_have_stopped(who: str) -> None:
     caller, both, done = threading.get_ident(), threading.Barrier(2, timeout=60), []

@@ -25,13 +25,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from dataplane.batch.links import MOST_SHARDS
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.log import checksum
 
 DATABASE, SHARDS = "node.sqlite", "shards"
-NUMBERS = 1 << 28
+NUMBERS = 1 << 24
 """Numbers of shards that one start of a node takes for itself, and takes again when it has used most of them."""
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -64,6 +65,13 @@ class DataDirectory:
             undo.callback(self.database.close)
             found = self._identity(cluster)
             self.first = found.numbers
+            if self.first + NUMBERS > MOST_SHARDS:
+                raise DirectoryUnusable(
+                    f"{path} was opened {found.starts:,} times, and has no numbers left for new shards: start the node"
+                    " with an empty --data-dir",
+                    path=str(path),
+                    reason="used up",
+                )
             self.identity = self._keep(replace(found, starts=found.starts + 1, numbers=self.first + NUMBERS))
             with _system(path / SHARDS):
                 (path / SHARDS).mkdir(mode=0o700, exist_ok=True)
