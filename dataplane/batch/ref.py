@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -202,7 +202,7 @@ class BatchRef:
 
     def __iter__(self) -> Iterator[BatchRef]:
         """The rows, a reference each."""
-        return (self._slice(row, row + 1) for row in range(self._rows))
+        return self._between(range(self._rows + 1))
 
     def repeat(self, times: int) -> BatchRef:
         """Each row `times` in succession, as the responses of a group follow one another. Moves no bytes."""
@@ -229,7 +229,7 @@ class BatchRef:
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
-            return [self._slice(row, min(row + int(sizes), self._rows)) for row in range(0, self._rows, int(sizes))]
+            return list(self._between([*range(0, self._rows, int(sizes)), self._rows]))
         try:
             counts = [operator.index(size) for size in sizes]
         except TypeError:
@@ -461,7 +461,19 @@ class BatchRef:
         return self._with(stop - start, lambda frame: frame.slice(start, stop))
 
     def _cut(self, sizes: Sequence[int]) -> list[BatchRef]:
-        return [self._slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        return list(self._between([*accumulate(sizes, initial=0)]))
+
+    def _between(self, bounds: Sequence[int]) -> Iterator[BatchRef]:
+        """The rows between each two of these ascending positions, which begin with that of our first row and end with
+        that of our last. By halves: to cut a reference of many parts goes through all of them."""
+        if len(bounds) < 4:
+            for start, stop in pairwise(bounds):
+                yield self._slice(start - bounds[0], stop - bounds[0])
+            return
+        middle = len(bounds) // 2
+        at, rows = bounds[middle] - bounds[0], bounds[-1] - bounds[0]
+        yield from self._slice(0, at)._between(bounds[: middle + 1])
+        yield from self._slice(at, rows)._between(bounds[middle:])
 
     def _means(self, other: BatchRef, names: Iterable[str]) -> bool:
         """Whether each of these columns is, in both, the same rows of the same stored columns."""

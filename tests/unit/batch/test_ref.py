@@ -86,6 +86,14 @@ class TestRows:
         with pytest.raises(Misuse):
             one().chunk(0)
 
+    def test_a_reference_of_many_parts_is_cut_as_it_is_sliced(self) -> None:
+        many = concat([one(3)[row : row + 1] for row in (2, 0, 1)] * 33)
+        for of in (many, many[::-1], many.repeat(2)):
+            assert [numbers(row) for row in of] == [[number] for number in numbers(of)]
+            sizes = [len(of) % 7, 0, *[1] * 20, len(of) - len(of) % 7 - 20]
+            assert [number for part in of.split(sizes) for number in numbers(part)] == numbers(of)
+            assert [len(part) for part in of.split(sizes)] == sizes
+
 
 class TestColumns:
     def test_the_schema_cannot_be_changed(self) -> None:
