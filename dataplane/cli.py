@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane import __version__
 from dataplane.client import command as recording
 from dataplane.client import tracing
-from dataplane.config import ClusterConfig, NodeConfig, environment, format_size
+from dataplane.config import ClusterConfig, NodeConfig, format_size
 from dataplane.diagnosis import command as diagnosis
 from dataplane.errors import DataplaneError
 from dataplane.pipeline import command as planning
@@ -190,10 +190,9 @@ def _members(chosen: argparse.Namespace) -> int:
 
 
 def _address(chosen: argparse.Namespace) -> str:
-    address: str | None = chosen.address or environment().address
-    if address is None:
-        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
-    return address
+    from dataplane.client.embedded import find
+
+    return find(chosen.address)
 
 
 def _status(chosen: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -328,6 +329,14 @@ class Environment:
     runtime_dir: str
     state_dir: str
     observe: bool = True
+
+
+def program() -> str:
+    """What people know this process by: its program's name, and which child of that `multiprocessing` made it."""
+    name = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+    processes = sys.modules.get("multiprocessing.process")  # not imported: it made none
+    child = "MainProcess" if processes is None else processes.current_process().name
+    return name if child == "MainProcess" else f"{name} {child}"
 
 
 def environment() -> Environment:

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dataplane.config import environment
-
 
 def add_parsers(commands: Any) -> None:
     """Add the commands to those of `dataplane`."""
@@ -42,10 +40,9 @@ def add_parsers(commands: Any) -> None:
 
 
 def _address(chosen: argparse.Namespace) -> str:
-    address: str | None = chosen.address or environment().address
-    if address is None:
-        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
-    return address
+    from dataplane.client.embedded import find
+
+    return find(chosen.address)
 
 
 def _listed(names: str | None) -> list[str] | None:

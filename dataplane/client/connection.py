@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import logging
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Coroutine
@@ -23,7 +22,7 @@ import msgspec
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
-from dataplane.config import environment
+from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
@@ -120,14 +119,14 @@ class Connection:
         _connections.add(self)
 
     @classmethod
-    async def open(cls, address: str, soon: Soon, *, writes: bool = True) -> Connection:
+    async def open(cls, address: str, soon: Soon, *, writes: bool = True, name: str | None = None) -> Connection:
         """Connect and greet. `soon` does what belongs to the loop for any thread, as `loop.call_soon_threadsafe` does.
+        `name`: as for `connect`.
 
         Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address).
         """
         connection = cls(address, soon)
-        label = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
-        hello = m.Hello(connection.next_id(), m.MAJOR, m.MINOR, label, writes)
+        hello = m.Hello(connection.next_id(), m.MAJOR, m.MINOR, name or program(), writes)
         try:
             connection.welcome = await connection.request(hello, m.Welcome, 0.0)
             if connection.welcome.reports_s:

@@ -13,12 +13,39 @@ import atexit
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from dataplane.client.launch import Launched
 from dataplane.config import NodeConfig, environment, export_address
+from dataplane.errors import DataplaneError
+from dataplane.wire.local import connect, format_address
 
 _STOP_S = 2.0
+_NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory, of nodes that were given no other path
+
+
+def find(given: str | None) -> str:
+    """The address that was given, $DATAPLANE_ADDRESS or, without either, that of the one node of this user that is
+    found on this host. Raises ValueError where there is none, or are several."""
+    address = given or environment().address
+    if address is not None:
+        return address
+    found = sorted(map(format_address, _nodes(Path(environment().runtime_dir))))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        where = f"no node of yours was found in {environment().runtime_dir}"
+        raise ValueError(f"which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it; {where}")
+    raise ValueError(f"which node? Give the address of one of yours: {', '.join(found)}")
+
+
+def _nodes(runtime: Path) -> Iterator[Path]:
+    """The sockets of this user's nodes there that accept connections."""
+    for path in runtime.glob(_NODES.format(uid=os.getuid())):
+        with suppress(DataplaneError, OSError), connect(path):
+            yield path
 
 
 class EmbeddedNode(Launched):

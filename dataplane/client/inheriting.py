@@ -7,15 +7,14 @@ of its own. What always holds: making it is bounded in time, and leaves nothing 
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from dataplane.config import program
 from dataplane.errors import DataplaneError
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
@@ -71,7 +70,7 @@ def _inherited(connected: socket.socket, token: bytes) -> bytes:
     """The new client's token; empty where it inherits nothing."""
     own = b""
     connected.settimeout(_ANSWER_S)
-    label = f"child of {os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else 'python')}"
+    label = f"child of {program()}"
     connected.sendall(frame(m.Hello(1, m.MAJOR, m.MINOR, label, False)) + frame(m.InheritPins(2, token)))
     framer = Framer()
     while data := connected.recv(_READ):

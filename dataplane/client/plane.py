@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Any
 
 from dataplane.batch.batch import Batch
@@ -556,13 +557,14 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         writes: bool = True,
         soon: Soon | None = None,
         gpu_budget: int | str | None = None,
+        name: str | None = None,
     ) -> None:
         if config is not None and not isinstance(config, NodeConfig):
             raise Misuse(f"the settings of a node are a NodeConfig, not {type(config).__name__}")
         self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget)
         self._address = address
         self._config = config
-        self._writes = writes
+        self._open = partial(Connection.open, writes=writes, name=name)
         self._soon = soon
         self._plane: AsyncPlane | None = None
 
@@ -587,7 +589,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
         """A connection to a node that this process has started, or to one that was there."""
         try:
-            opened = await Connection.open(address, soon, writes=self._writes)
+            opened = await self._open(address, soon)
         except PeerUnavailable as error:
             if started or (self._address is not None and self._config is None):
                 raise
@@ -615,10 +617,10 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         the next."""
         address = await asyncio.to_thread(doors.find, door, self._config)
         try:
-            return await Connection.open(address, soon, writes=self._writes)
+            return await self._open(address, soon)
         except PeerUnavailable:
             address = await asyncio.to_thread(doors.find, door, None, address)
-            return await Connection.open(address, soon, writes=self._writes)
+            return await self._open(address, soon)
 
     async def __aenter__(self) -> AsyncPlane:
         self._plane = await self._connect()
@@ -630,7 +632,11 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 
 
 def connect(
-    address: str | None = None, *, config: NodeConfig | None = None, gpu_budget: int | str | None = None
+    address: str | None = None,
+    *,
+    config: NodeConfig | None = None,
+    gpu_budget: int | str | None = None,
+    name: str | None = None,
 ) -> Connecting:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
@@ -638,8 +644,10 @@ def connect(
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
+    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
+        which child of that it is.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
     for what is no address.
     """
-    return Connecting(address, config, gpu_budget=gpu_budget)
+    return Connecting(address, config, gpu_budget=gpu_budget, name=name)

@@ -288,7 +288,11 @@ class Plane:
 
 
 def connect(
-    address: str | None = None, *, config: NodeConfig | None = None, gpu_budget: int | str | None = None
+    address: str | None = None,
+    *,
+    config: NodeConfig | None = None,
+    gpu_budget: int | str | None = None,
+    name: str | None = None,
 ) -> Plane:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
@@ -296,6 +300,8 @@ def connect(
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
+    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
+        which child of that it is.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
     for what is no address.
@@ -303,7 +309,7 @@ def connect(
     turns = Turns()
 
     async def attach() -> AsyncPlane:
-        return await Connecting(address, config, soon=turns.soon, gpu_budget=gpu_budget)
+        return await Connecting(address, config, soon=turns.soon, gpu_budget=gpu_budget, name=name)
 
     try:
         plane = turns.wait(attach())

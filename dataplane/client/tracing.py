@@ -7,8 +7,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-from dataplane.config import environment
-
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
@@ -20,13 +18,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _trace(chosen: argparse.Namespace) -> int:
+    from dataplane.client.embedded import find
     from dataplane.client.observing import collect
     from dataplane.client.plane import Connecting
     from dataplane.observe.trace import Trace
 
-    address = chosen.address or environment().address
-    if address is None:
-        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    address = find(chosen.address)
 
     async def ask() -> Trace:
         async with Connecting(address, None, writes=False) as plane:

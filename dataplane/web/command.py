@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dataplane.config import environment
 from dataplane.web.access import Access, host_and_port, is_loopback, read_token
 
 LISTEN = "127.0.0.1:8642"
@@ -40,9 +39,9 @@ def add_node_options(node: argparse.ArgumentParser) -> None:
 
 
 def _web(chosen: argparse.Namespace) -> int:
-    address = chosen.address or environment().address
-    if address is None:
-        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    from dataplane.client.embedded import find
+
+    address = find(chosen.address)
     host, port = host_and_port(chosen.listen)
     _check(host, chosen.token)
     token, made = (None, False) if chosen.token is None else read_token(chosen.token)

@@ -39,6 +39,26 @@ def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["streams"]["rollouts"]["task"]["actor"]["pending"] == 3
 
 
+def test_status_finds_this_users_one_node_and_names_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0)
+    assert cli.main(["status"]) == 2
+    assert f"no node of yours was found in {tmp_path}" in capsys.readouterr().err
+    with dp.connect(config=config) as first:
+        monkeypatch.delenv("DATAPLANE_ADDRESS")
+        assert cli.main(["status"]) == 0
+        assert first.address in capsys.readouterr().out
+        with dp.connect(config=config) as second:
+            monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+            assert cli.main(["status"]) == 2
+            said = capsys.readouterr().err
+            assert first.address in said
+            assert second.address in said
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
 def test_top_looks_in_intervals(address: str, interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
@@ -65,6 +66,21 @@ def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
         "the loop over deliveries was left with them in hand",
         "SchemaMismatch",
     ]
+
+
+def _holds(address: str) -> None:
+    with dp.connect(address) as plane:
+        plane.put({"x": np.zeros(1 << 12)})
+
+
+def test_processes_are_called_by_the_name_they_give_or_by_which_child_they_are(node: LocalNode) -> None:
+    with dp.connect(node.address, name="rollout-3") as plane:
+        plane.put({"x": np.zeros(1 << 12)})
+        child = multiprocessing.get_context("forkserver").Process(target=_holds, args=(node.address,), name="reward-1")
+        child.start()
+        child.join()
+        names = {each["holder"].partition(" (pid ")[0].rpartition(" ")[2] for each in plane.stats().holders}
+    assert names == {"rollout-3", "reward-1"}
 
 
 # Time in the user's code
