@@ -170,16 +170,6 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
 
 
-def test_settings_that_can_not_be_are_misuse(node: Node) -> None:
-    with Raw(node.address) as raw:
-        raw.socket.sendall(framed(msgspec.msgpack.encode(["open", 9, "s", [[], 0, 0, -1, 5, 1]])))
-        assert [(each.id, each.name) for each in (raw.hear(), raw.hear())] == [
-            (0, "ProtocolMismatch"),
-            (9, "Misuse"),
-        ]
-        assert raw.is_cut_off()
-
-
 def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.reserve(14 << 20)

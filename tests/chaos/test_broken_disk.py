@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -132,20 +131,6 @@ def link(path: Path, sound: Path) -> None:
     path.symlink_to(sound)
 
 
-def link_to_a_pipe(path: Path, sound: Path) -> None:
-    os.mkfifo(path.with_suffix(".pipe"))
-    path.symlink_to(path.with_suffix(".pipe"))
-
-
-def listening_socket(path: Path, sound: Path) -> None:
-    here = os.open(path.parent, os.O_RDONLY)
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(f"/proc/self/fd/{here}/{path.name}")
-    finally:
-        os.close(here)
-
-
 def device(path: Path, sound: Path) -> None:
     """One that gives zeros for ever."""
     try:
@@ -154,12 +139,8 @@ def device(path: Path, sound: Path) -> None:
         pytest.skip("only root can make a device")
 
 
-def another_file(path: Path, sound: Path) -> None:
-    path.write_bytes(sound.read_bytes())
-
-
 @pytest.mark.long
-@each_case("replaced", [pipe, directory, link, link_to_a_pipe, listening_socket, device, another_file])
+@each_case("replaced", [pipe, directory, link, device])
 def test_what_is_no_spill_file_any_more_holds_up_nobody(tmp_path: Path, replaced: Callable[[Path, Path], None]) -> None:
     """All files but one: who reads them is told, who reads what is in memory or sound is served, and the node ends."""
     with (

@@ -187,19 +187,6 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
 
 
 @pytest.mark.parametrize(
-    ("what", "step"), [("checkpoint", m.ReadSnapshot), pytest.param("restore", m.Restored, marks=pytest.mark.long)]
-)
-def test_a_node_that_dies_meanwhile(node: StandingNode, file: Path, what: str, step: type) -> None:
-    written(node, file)
-    with dp.connect(node.address) as plane:
-        stream = fill(plane) if what == "checkpoint" else None
-        before_requests(plane._plane._connection, lambda request: node.kill() if isinstance(request, step) else None)
-        with pytest.raises(dp.PeerUnavailable):
-            stream.checkpoint(file.with_name("other")) if stream else plane.restore(file)
-    assert os.listdir(file.parent) == ["stream.dp"]
-
-
-@pytest.mark.parametrize(
     ("what", "step"),
     [
         pytest.param("checkpoint", m.ReadSnapshot, marks=pytest.mark.long),
@@ -258,31 +245,6 @@ def keyed(plane: Any, name: str) -> Any:
     for start in range(0, 96, 8):
         stream.append({"x": np.arange(start, start + 8)}, keys=[str(row) for row in range(start, start + 8)])
     return stream
-
-
-def test_frames_that_change_places_restore_nothing(
-    node: StandingNode, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two tables of one file, and one of an older checkpoint of the same stream."""
-    monkeypatch.setattr(checkpoint, "PIECE", 128)
-    with dp.connect(node.address) as plane:
-        stream = keyed(plane, "s")
-        stream.checkpoint(file)
-        older = laid_out(file.read_bytes())
-        stream.checkpoint(file)
-        whole = laid_out(file.read_bytes())
-        tables = [at for at, piece in enumerate(whole) if at and piece[0] == TABLE]
-        first, second = tables[:2]
-        swapped, replaced = list(whole), list(whole)
-        swapped[first], swapped[second] = whole[second], whole[first]
-        replaced[second] = older[second]
-        for changed, at in ((swapped, first), (replaced, second)):
-            file.write_bytes(b"".join(changed))
-            with pytest.raises(dp.Corrupt) as error:
-                plane.restore(file, name="t")
-            assert error.value.path == str(file)
-            assert f"(at byte {sum(map(len, whole[:at]))})" in str(error.value)
-        assert list(plane.streams()) == ["s"]
 
 
 @st.composite
@@ -477,35 +439,6 @@ def test_any_payloads_are_data_or_a_typed_error(node: StandingNode, file: Path) 
         assert list(plane.streams()) == ["s"]
         eventually(lambda: plane.stats().clients == 1, "it has gone")
         assert len(stream.consume("a", rows=4, columns=["text"], timeout=0)) == 4
-
-
-def test_false_offsets_in_a_checkpoint_are_corrupt(node: StandingNode, file: Path) -> None:
-    """Of text in a struct, where whoever restored it died of them."""
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        stream.append({"st": [{"b": "abcd"} if row % 2 else {"a": row} for row in range(64)]})
-        stream.checkpoint(file)
-        made = frames(file)[:-1]
-        (at,) = (i for i, (kind, _) in enumerate(made) if kind == TABLE)
-        right, false = packed(0, 0, 4, 4, 8), packed(0, 0, 1 << 40, 4, 8)
-        assert made[at][1].count(right) == 1
-        made[at] = (TABLE, made[at][1].replace(right, false))
-        crafted(file, made)
-        with Worker(restored, node.address, file) as worker:
-            name, path, message = worker.hear()
-            assert worker.join() == 0
-        assert (name, path) == ("Corrupt", str(file))
-        assert f"(at byte {file.read_bytes().index(made[at][1]) - 24})" in message
-        assert list(plane.streams()) == ["s"]
-
-
-def restored(pipe: Any, address: str, path: Path) -> None:
-    """Tells the error of restoring the file."""
-    with dp.connect(address) as plane:
-        try:
-            plane.restore(path, name="t")
-        except dp.Corrupt as error:
-            pipe.send((type(error).__name__, error.path, str(error)))
 
 
 def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:

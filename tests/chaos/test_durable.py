@@ -222,31 +222,6 @@ def test_a_full_disk_is_backpressure_and_room_is_made_by_acks(tmp_path: Path, sm
             process.kill()
 
 
-def test_a_wrong_byte_is_corrupt_and_says_where(tmp_path: Path) -> None:
-    with node(tmp_path) as process:
-        assert process.stdout.readline()
-        with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-            stream = plane.stream("rows", ["train"], durable=True)
-            for at in range(2):
-                stream.append({"x": [bytes([at]) * MIB]}, keys=[f"k{at}"])
-            process.kill()
-    (shards,) = (tmp_path / "data" / "shards").iterdir()
-    with shards.open("r+b") as file:
-        file.seek(1000)
-        file.write(b"\x01")
-    with node(tmp_path) as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], durable=True)
-                first, second = (stream.consume("train", rows=1, columns=["x"], timeout=60) for _ in range(2))
-                with pytest.raises(dp.Corrupt, match=shards.name):
-                    first.get()
-                assert bytes(second.get()["x"][0]) == b"\x01" * MIB
-        finally:
-            process.kill()
-
-
 @pytest.mark.timeout(max(180, 20 * KILLS))
 def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()

@@ -216,33 +216,6 @@ def test_the_child_connects_by_itself(node: StandingNode) -> None:
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB))
 
 
-def use_in_process(plane: dp.Plane, pipe: Any) -> None:
-    try:
-        plane.stats()
-    except dp.Forked as error:
-        pipe.send(error)
-
-
-@pytest.mark.long
-def test_a_process_forked_by_multiprocessing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
-        context = multiprocessing.get_context("fork")
-        mine, theirs = context.Pipe()
-        child = context.Process(target=use_in_process, args=(plane, theirs))
-        child.start()
-        assert mine.poll(WAIT_S)
-        error = mine.recv()
-        child.join(WAIT_S)
-        assert child.exitcode == 0
-        child.close()
-        mine.close()
-        theirs.close()
-        assert isinstance(error, dp.Forked)
-        assert plane.stats().pinned_bytes == MIB
-        assert np.array_equal(view, pattern(1, MIB))
-
-
 @pytest.mark.long
 def test_a_forked_child_leaves_the_embedded_node_running(tmp_path: Path) -> None:
     config = dp.NodeConfig(memory="16MiB", spill=0, spill_dir=tmp_path, prewarm=0)

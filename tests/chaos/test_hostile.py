@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import threading
 from collections.abc import Iterator
@@ -129,65 +128,6 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
         assert raw.is_cut_off()
 
 
-def random_message(chance: random.Random) -> m.Message:
-    """A valid message with whatever in its fields."""
-
-    def number() -> int:
-        return chance.choice([0, 1, 2, 3, 5, 100, 4096, BUDGET, 2**31, 2**63 - 1, -1])
-
-    def numbers() -> list[int]:
-        return [number() for _ in range(chance.randrange(5))]
-
-    def seconds() -> float:
-        return chance.choice([0.0, 0.001, 1e300])
-
-    def layout() -> bytes:
-        good = one_column(
-            chance.choice([0, 64, 4096]), chance.choice([None, 3, 2**40]), chance.choice([0, 64, -64, 2**50])
-        )
-        return chance.choice([good, good[:-1], b"", chance.randbytes(20)])
-
-    def rows() -> tuple[int, int, bytes]:
-        return chance.choice([(0, 1, b""), (0, 2**60, b""), (0, 3, b"B\x00\x02"), (0, 0, b"Q" + b"\xff" * 8)])
-
-    def others() -> list[m.Wanted]:
-        return [(chance.randbytes(8), number(), [(numbers(), rows())]) for _ in range(chance.randrange(3))]
-
-    def chunks() -> list[m.ChunkPart]:
-        step = (chance.randbytes(8), number(), chance.randbytes(8), number())
-        return [(chance.randbytes(chance.randrange(40)), [step]) for _ in range(chance.randrange(3))]
-
-    identifier = chance.choice([0, 1, 2, 3, 2**60, -5])
-    return chance.choice(
-        [
-            m.Hello(identifier, m.MAJOR, chance.choice([0, 7]), "x" * chance.choice([0, 10, 100_000]), True),
-            m.Reserve(identifier, numbers(), seconds()),
-            m.Seal(identifier, [(number(), layout()) for _ in range(2)], "s", chance.random() < 0.5),
-            m.Abort(numbers()),
-            m.Put(identifier, bytes(chance.choice([0, 64, 4096, m.MAX_INLINE + 1])), layout(), "s", seconds()),
-            m.Pin(identifier, numbers(), seconds()),
-            m.Pin(identifier, numbers(), seconds(), others(), chance.random() < 0.5),
-            m.Pin(identifier, numbers(), seconds(), others(), True, False, True, chunks=chunks()),
-            m.LiveRows(identifier, number(), number(), number(), number()),
-            m.Prefetch(identifier, numbers(), others(), seconds()),
-            m.Unpin(numbers()),
-            m.Free(identifier, [], [(number(), numbers(), rows())], chance.choice(["", "s"])),
-            m.Stats(identifier),
-            m.Cancel(identifier),
-            m.Alive(),
-        ]
-    )
-
-
-def test_valid_frames_with_random_fields(node: StandingNode) -> None:
-    for seed in range(120):
-        chance = random.Random(seed)
-        with Raw(node.address) as raw, suppress(OSError):
-            raw.socket.settimeout(1)
-            for _ in range(30):
-                raw.send(random_message(chance))
-
-
 # Claims that are false
 
 
@@ -268,20 +208,6 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
 
 
 @pytest.mark.long
-def test_half_frames_from_many(node: StandingNode) -> None:
-    """Announces what is large and sends a byte of it: what is kept is what came."""
-    raws = [Raw(node.address) for _ in range(150)]
-    try:
-        for raw in raws:
-            raw.socket.sendall(struct.pack("<I", m.MAX_FRAME) + b"\x95")
-        with dp.connect(node.address) as plane:
-            assert plane.stats().clients >= 150
-    finally:
-        for raw in raws:
-            raw.close()
-
-
-@pytest.mark.long
 def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> None:
     """The answer would describe it a million times."""
     with Raw(node.address) as raw:
@@ -291,36 +217,4 @@ def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> No
             assert isinstance(raw.hear(), m.Failure)
 
 
-def test_an_answer_is_not_read(node: StandingNode) -> None:
-    """The node reads no more from one that does not take its answers, and so keeps few of them."""
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        process = psutil.Process(plane.stats().pid)
-        before = process.memory_info().rss
-        question = frame(m.Stats(1)) * 1000
-        raw.socket.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            for _ in range(10_000):
-                raw.socket.sendall(question)
-        assert process.memory_info().rss < before + (32 << 20)
-        assert np.array_equal(plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
-
-
 # Every request has one answer
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("together", [True, False])
-def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) -> None:
-    with Raw(node.address) as raw:
-        raw.reserve(14 * MIB)
-        request = m.Reserve(raw.next(), [8 * MIB], 60.0)
-        if together:
-            raw.send(request, m.Cancel(request.id))
-        else:
-            raw.send(request)
-            assert isinstance(raw.ask(m.Stats(100)), m.Figures)
-            raw.send(m.Cancel(request.id))
-        reply = raw.hear()
-        assert (reply.id, reply.name) == (request.id, m.CANCELLED)
-        raw.send(m.Cancel(request.id), m.Cancel(12345))
-        assert raw.ask(m.Stats(101)).id == 101

@@ -134,33 +134,3 @@ def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
             assert not reading.done(), "what is slow is the copy"
             made[1].cut()
             assert reading.result()
-
-
-@pytest.mark.long
-def test_a_node_that_is_stopped_and_continued(two: tuple[list[Host], list[dp.Plane]]) -> None:
-    (near, _), (a, b) = two
-    ref = put(a, 3)
-    near.freeze()
-    assert refused(b, ref) is dp.PeerUnavailable
-    near.thaw()
-    eventually(lambda: again(b, ref, 3), "it is there again")
-
-
-@pytest.mark.long
-def test_a_node_killed_while_others_read_from_it(tmp_path: Path) -> None:
-    with hosts(3, tmp_path) as made, dp.connect(made[1].address) as b, dp.connect(made[2].address) as c:
-        with dp.connect(made[0].address) as a:
-            eventually(lambda: known(a) == known(b) == known(c) == 3, "they know each other")
-            made[0].slow_down("160mbit")
-            ref, own = put(a, 4, 16 * MIB), put(b, 6)
-            for plane in (b, c):
-                plane.prefetch(ref)
-            eventually(lambda: made[1].received() + made[2].received() > 2 * MIB, "they read")
-            made[0].kill()
-        for plane in (b, c):
-            refused(plane, ref)
-        eventually(lambda: known(b) == known(c) == 2, "the others know it")
-        assert [refused(plane, ref) for plane in (b, c)] == [dp.OwnerDied] * 2
-        assert fetched(c, own, 6), "the others go on"
-        for plane in (b, c):
-            eventually(lambda plane=plane: not plane.stats().pinned_bytes, "nothing is held")

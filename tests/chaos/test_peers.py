@@ -178,15 +178,6 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
 # What is right but for something
 
 
-def right_messages(shard: int) -> list[Any]:
-    return [
-        pm.Describe(1, [shard, shard]),
-        pm.Offer(1, b"stranger", shard, "tcp", 0.2, b"", True, [b"somebody"], True),
-        pm.Withdraw(1, b"stranger", bytes(16), 1 << 40, True),
-        pm.FreeParts(1, [(1 << 40, [0], (0, 1, b""))]),
-    ]
-
-
 def changed(chance: random.Random, right: bytes) -> bytes:
     """The message with a few bytes different, missing or too many."""
     made = bytearray(right)
@@ -204,27 +195,7 @@ def changed(chance: random.Random, right: bytes) -> bytes:
     return bytes(made)
 
 
-NO_OTHERS = 0x5EED_0F_A_CA11
 """An identifier that no changed message has."""
-
-
-@pytest.mark.long
-def test_messages_that_were_changed_on_their_way(nodes: Nodes, key: Path | None) -> None:
-    chance = random.Random(7)
-    ref = nodes[1][0].put({"x": pattern(1, SIZE)})
-    right = [encode(message) for message in right_messages(ref.shards()[0][1])]
-    with voices() as voice:
-        stranger = voice(nodes[0][0].listens, loaded(key))
-        for _ in range(2000):
-            stranger.say(changed(chance, chance.choice(right)))
-        while stranger.hear(0.2) is not None:
-            pass
-        stranger.say(encode(pm.Withdraw(NO_OTHERS, b"", b"")))
-        while (answer := stranger.hear()).id != NO_OTHERS:  # what was changed may be answered late
-            pass
-        assert isinstance(answer, pm.Done), "it answers still"
-    assert np.array_equal(nodes[1][1].get(ref)["x"].numpy(), pattern(1, SIZE))
-    still_well(nodes)
 
 
 WORST = float("nan"), float("inf"), float("-inf"), -1.0, 1e308, 1e-320
@@ -301,27 +272,6 @@ def test_a_ticket_is_good_once_there_and_until_it_is_withdrawn(nodes: Nodes, key
             reader.ask(pm.Withdraw(4, name, ticket))
         eventually(lambda: hosts[0].facts()["offers"] == 0, "they have ended")
         assert taken(here, second, (4096, 4096)) == b"", "what was not read of it is not given later"
-    still_well(nodes)
-
-
-@pytest.mark.long
-def test_requests_on_the_port_of_bytes_that_were_changed(nodes: Nodes, key: Path | None) -> None:
-    """A ticket that is good, and stretches that are not: nobody gets a byte that is beside the offer."""
-    chance = random.Random(11)
-    hosts, planes = nodes
-    ref = planes[0].put({"x": pattern(1, SIZE)})
-    (_, shard) = ref.shards()[0]
-    address = port_of_bytes(nodes)
-    extreme = [0, 1, SIZE - 1, SIZE, SIZE + 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
-    with voices() as voice:
-        reader, name = voice(hosts[0].listens, loaded(key)), bytes.fromhex(planes[1].stats().node)
-        offered = reader.ask(pm.Offer(1, name, shard, "tcp", 30.0))
-        for _ in range(40):
-            stretches = [(chance.choice(extreme), chance.choice(extreme)) for _ in range(chance.randrange(1, 6))]
-            if all(0 < count <= SIZE and start <= SIZE - count for start, count in stretches):
-                continue
-            assert taken(address, offered.ticket, *stretches) == b""
-        reader.ask(pm.Withdraw(2, name, offered.ticket))
     still_well(nodes)
 
 
