@@ -297,7 +297,7 @@ def test_a_file_that_was_changed_in_any_way_is_corrupt(
         stream.checkpoint(file)
         whole = file.read_bytes()
 
-        @settings(max_examples=80, database=None)
+        @settings(database=None)
         @given(changed=mutations(laid_out(whole), laid_out(older)))
         def refuse(changed: bytes) -> None:
             file.write_bytes(changed)

@@ -103,24 +103,3 @@ def test_a_node_out_of_descriptors_serves_those_it_has_and_recovers(tmp_path: Pa
             for seed in range(8, 24):
                 refs.append(plane.put({"x": pattern(seed, MIB)}, timeout=60))
             assert np.array_equal(plane.get(refs[12])["x"].numpy(), pattern(12, MIB))
-
-
-@pytest.mark.long
-def test_spilling_without_descriptors_loses_nothing(tmp_path: Path) -> None:
-    """Neither writing nor reading back can open a file: both are tried again, no shard is taken to be damaged."""
-    with Worker(limited_node, tmp_path) as node:
-        address = node.hear()
-        with dp.connect(address) as plane:
-            refs = [plane.put({"x": pattern(seed, 2 * MIB)}) for seed in range(12)]
-            eventually(lambda: plane.stats().spilled_shards >= 4, "some are on disk")
-            crowd = crowd_in(node.pid, tmp_path / "s")
-            for ref in refs:
-                with suppress(dp.Backpressure):
-                    plane.get(ref, timeout=0.1)
-            with suppress(dp.Backpressure):
-                plane.put({"x": pattern(0, 8 * MIB)}, timeout=0.1)
-            for connected in crowd:
-                connected.close()
-            eventually(lambda: plane.stats().clients == 1, "they have gone")
-            for seed, ref in enumerate(refs):
-                assert np.array_equal(plane.get(ref, timeout=60)["x"].numpy(), pattern(seed, 2 * MIB))

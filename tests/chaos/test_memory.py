@@ -77,17 +77,6 @@ def test_an_object_larger_than_the_budget_is_refused_at_once(tmp_path: Path, how
         assert plane.stats().memory_used == 0
 
 
-@pytest.mark.long
-def test_a_get_of_more_than_the_budget_is_refused_at_once(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(6)]
-        with pytest.raises(dp.LimitExceeded) as caught:
-            plane.get(dp.concat(refs))
-        assert (caught.value.what, caught.value.asked, caught.value.limit) == ("memory", 24 * MIB, 16 * MIB)
-        assert plane.stats().pinned_bytes == 0
-        assert np.array_equal(plane.get(dp.concat(refs[2:4]))["x"].numpy()[1:], pattern(3, 4 * MIB))
-
-
 BUDGET = 32 * MIB
 PIECE = 2 * MIB
 PIECES = 128

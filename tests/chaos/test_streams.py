@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw
@@ -443,23 +442,3 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         assert reply.keys == ["r", "s"]
         assert isinstance(raw.ask(m.Ack(raw.next(), there, reply.grant, None, False, True)), m.Done)
     plane.free(ref)
-
-
-def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    node, plane, stream = lied_to
-    there = token(stream)
-    for message in (
-        m.Admit(7, there, 0, 0, 0, "", b"", 1.0),
-        m.Admit(7, there, 1, -1, 0, "", b"", 1.0),
-        m.Admit(7, there, 1, 1, 0, "", b"", float("nan")),
-        m.DropRows(7, there, b"abc", [], []),
-        m.Extend(7, there, "", b"", b"", b"", [], {}, True),
-        m.Open(7, "t", Settings(tuple(f"{i}" for i in range(64)))),
-    ):
-        with Raw(node.address) as raw:
-            raw.send(message)
-            if isinstance(message, m.Open):
-                assert isinstance(raw.hear(), m.Opened)
-            else:
-                assert raw.is_cut_off()
-    assert set(plane.streams()) == {"s", "t"}

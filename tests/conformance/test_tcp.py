@@ -124,19 +124,6 @@ async def test_who_does_not_say_what_he_wants_is_sent_away(
     await until(lambda: not server._door._inside)
 
 
-@each_case(
-    "said", [bytes(32), b"\xff" * 32, os.urandom(32), os.urandom(1 << 20)], ids=["zeros", "ones", "noise", "much"]
-)
-async def test_garbage_gets_nothing(server: Tcp, reader: Tcp, shelf: Shelves, said: bytes) -> None:
-    one = shelf(64 * KIB)
-    server.offer(one.memory)
-    with Stranger(server) as stranger:
-        with suppress(ConnectionError):
-            stranger.socket.sendall(said)
-        assert await asyncio.to_thread(stranger.hear) == b""
-    await reads(reader, server, one)
-
-
 STRETCHES: dict[str, list[tuple[int, int]]] = {
     "none": [],
     "too many": [(0, 1)] * 70_000,

@@ -311,27 +311,6 @@ def test_a_stream_dropped_while_it_is_written(node: Any, plane: Any, file: Path,
 
 
 @pytest.mark.usefixtures("empty")
-def test_nobody_opens_it_before_all_is_there(node: Any, plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": range(3)})
-    stream.checkpoint(file)
-    stream.drop()
-    seen: list[Any] = []
-
-    def look() -> None:
-        with dp.connect(node.address) as other:
-            seen.append(other.streams())
-            try:
-                other.stream("s")
-            except dp.Misuse:
-                seen.append("there is none")
-
-    during(stream, m.Restored, look)
-    assert take(plane.restore(file)) == [0, 1, 2]
-    assert seen == [{}, "there is none"]
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_name_that_is_taken(node: Any, plane: Any, file: Path) -> None:
     stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
     stream.append({"x": np.arange(8), "big": pattern(1, MIB, 8)})

@@ -372,13 +372,6 @@ def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plan
 # Settings
 
 
-def test_a_spill_directory_that_a_node_made_goes_with_it(tmp_path: Path) -> None:
-    with testing.node(memory="16MiB", spill="16MiB", spill_dir=tmp_path / "a" / "b") as node:
-        assert (tmp_path / "a" / "b").exists()
-        assert node.address
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_memory_beyond_the_hosts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with testing.node(memory=(memory := 2 * host_memory() // PAGE * PAGE), spill=0, prewarm=0) as node:
         assert node.address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +63,6 @@ def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
     delivery.ack()
     with pytest.raises(dp.Misuse):
         streams[0].extend(delivery.keys[:1], {"late": np.zeros(1)})
-
-
-def test_what_one_host_computes_reaches_the_next_task_on_another(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    with streams[1].consume("reward", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 0.5})
-    streams[0].close()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id", "reward"], timeout=60) as delivery:
-        batch = delivery.get()
-        assert (batch["reward"].numpy() == batch["id"].numpy() * 0.5).all()
-        del batch
-    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
 def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
@@ -181,25 +167,3 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
     again.append(ids(24, 100), group=GROUPS)
     again.close()
     assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
-
-
-def test_hundreds_who_wait_keep_nobody_from_acking(planes: list[Any]) -> None:
-    """Each waits at all homes; what is at once done at those gets through, and so does what they wait for."""
-    streams = [plane.stream("rollouts", tasks=["actor", "critic"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    got: list[int] = []
-
-    def wait() -> None:
-        with suppress(dp.Closed), streams[1].consume("critic", rows=1, columns=["id", "late"], timeout=60) as delivery:
-            got.extend(int(i) for i in delivery.get()["id"].to_list())
-
-    waiting = [threading.Thread(target=wait) for _ in range(200)]
-    for thread in waiting:
-        thread.start()
-    eventually(lambda: streams[2].stats()["rows"] == 24, "homes answer")
-    with streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=30) as delivery:
-        streams[1].extend(delivery.ref, {"late": np.arange(24)})
-    streams[0].close()
-    for thread in waiting:
-        thread.join(60)
-    assert sorted(got) == list(range(24))

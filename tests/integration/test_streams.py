@@ -84,13 +84,7 @@ def test_opening(plane: Any) -> None:
         plane.stream("s", ["a", "c"], max_rows=10, max_bytes=MIB)
     for shown in ("'b'", "'c'", "1048576", "max_rows=10"):
         assert shown in str(refused.value)
-    for wrong in (
-        {"tasks": []},
-        {"tasks": ["a", "a"]},
-        {"tasks": "a"},
-        {"max_rows": 3},
-        {"tasks": ["a"], "max_rows": -1},
-    ):
+    for wrong in ({"tasks": []}, {"tasks": ["a", "a"]}):
         with pytest.raises(dp.Misuse):
             plane.stream("other", **wrong)
     with pytest.raises(dp.Misuse):
@@ -239,51 +233,14 @@ def test_keys(plane: Any) -> None:
     stream.drop()
 
 
-def test_values_that_no_message_holds(plane: Any) -> None:
-    """They are refused here, by name; the connection goes on."""
+def test_values_of_numpys_types_are_taken(plane: Any) -> None:
     stream = plane.stream("s", ["a"])
-    wrong: list[dict[str, Any]] = [
-        {"group": [1.5]},
-        {"group": [None]},
-        {"group": [("a", 1)]},
-        {"group": [1, 2]},
-        {"group": "\ud800"},
-        {"version": "new"},
-        {"version": [1.0]},
-        {"version": 1 << 70},
-        {"tags": {"t": [object()]}},
-        {"tags": {"t": [1 << 64]}},
-        {"timeout": float("nan")},
-        {"timeout": "1"},
-    ]
-    for how in wrong:
-        with pytest.raises(dp.Misuse):
-            stream.append({"x": [1]}, **how)
     stream.append({"x": [1]}, group=np.int64(3), version=np.array([7]), tags={"t": [np.float32(0.5)]}, timeout=-1)
-    asked: list[dict[str, Any]] = [
-        {"rows": 0},
-        {"rows": 1.0},
-        {"min_rows": 2},
-        {"columns": "x"},
-        {"columns": []},
-        {"columns": ["x", "x"]},
-        {"columns": [7]},
-        {"lease": 0},
-        {"lease": "a"},
-        {"timeout": float("nan")},
-        {"replica": 0},
-        {"member": "m", "replica": 2, "replicas": 2},
-        {"member": 7},
-    ]
-    for how in asked:
-        with pytest.raises(dp.Misuse):
-            stream.consume("a", **({"rows": 1, "columns": ["x"], "timeout": 0} | how))
     with pytest.raises(dp.Misuse, match="no task"):
         take(stream, "nobody")
-    with pytest.raises(dp.SchemaMismatch):
-        stream.append({"x": []})
-    with pytest.raises(dp.SchemaMismatch):
-        stream.append({"x": ["text"]})
+    for columns in ({"x": []}, {"x": ["text"]}):
+        with pytest.raises(dp.SchemaMismatch):
+            stream.append(columns)
     with stream.consume("a", rows=1, columns=["x"], timeout=-1) as delivery:
         assert (delivery.groups, delivery.versions, delivery.tags) == ([3], [7], {"t": [0.5]})
 

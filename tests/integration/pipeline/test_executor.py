@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -149,20 +148,6 @@ def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
         pytest.raises(dp.PeerUnavailable, match="no more are replaced"),
     ):
         executor.step(plane.put({"x": X}))
-
-
-def test_a_frozen_worker_that_is_killed_is_replaced(plane: dp.Plane) -> None:
-    """A worker that others kill between two steps is missed in the next one."""
-    pipeline = stages.pipeline()
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        ref = plane.put({"x": X})
-        executor.step(ref)
-        crew: Any = executor.crew
-        import os
-        import signal
-
-        os.kill(crew.pid(1), signal.SIGKILL)
-        assert values(plane, executor.step(ref).ref, "z") == (3 * X).tolist()
 
 
 def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> None:

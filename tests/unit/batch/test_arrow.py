@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import io
 from typing import Any
 
@@ -120,6 +121,9 @@ def test_the_arrays_are_arrows_own_types() -> None:
         (pa.array([{"a": 1}, {"a": None}]), "struct", [{"a": 1}, {"a": None}]),
         (pa.array([{"a": 1}, None]), "object", [{"a": 1}, None]),
         (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "object", [[("k", 1)]]),
+        (pa.array([datetime.date(2020, 1, 1)]), "object", [datetime.date(2020, 1, 1)]),
+        (pa.array([datetime.time(1)]), "object", [datetime.time(1)]),
+        (pa.array([1], pa.decimal128(5)), "object", [decimal.Decimal(1)]),
         (pa.array([], pa.string()), "text", []),
         (pa.array([], pa.list_(pa.int8())), "ragged", []),
         (pa.array([], pa.float32()), "dense", []),
@@ -134,22 +138,6 @@ def test_arrows_types_become_columns(array: Any, kind: str, rows: list[Any]) -> 
         assert column(array[1:]).to_list() == rows[1:]
         chunked = pa.chunked_array([array, array[:0], array[1:]])
         assert column(chunked).to_list() == rows + rows[1:]
-
-
-@each_case(
-    "array",
-    [
-        pa.array([datetime.date(2020, 1, 1)]),
-        pa.array([1], pa.timestamp("s", "UTC")),
-        pa.array([datetime.time(1)]),
-        pa.array([1], pa.decimal128(5)),
-    ],
-    ids=lambda array: str(array.type),
-)
-def test_dates_and_decimals_are_objects(array: Any) -> None:
-    found = column(array)
-    assert found.kind == "object"
-    assert same(found.to_list(), array.to_pylist())
 
 
 def test_tensors_of_other_writers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import objects, variants
@@ -46,7 +46,6 @@ def singles(columns: dict[str, tuple[Any, bool]]) -> dict[str, Single | None]:
     }
 
 
-@settings(deadline=None)  # PyTorch's first tensors take longer than most
 @given(_columns)
 def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> None:
     found = {name: one for name, one in singles(columns).items() if one is not None}
@@ -64,7 +63,6 @@ def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> Non
     assert row == Row(*planned(given))
 
 
-@settings(deadline=None)
 @given(_columns, st.sampled_from(("=object", "=even/int64/1")))
 def test_a_row_of_variants_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]], kind: str) -> None:
     """As the module of TransferQueue's calls has them: each column is a struct, of the one kind that the row is of."""

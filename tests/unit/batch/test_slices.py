@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import cutfields, cuts, slicing, stretches
 from dataplane.batch.batch import Column, Piece
@@ -165,7 +165,6 @@ def changed(model: Model, data: Any) -> None:
             getattr(model, what)(data)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_any_slices_of_any_rows(data: Any) -> None:
     shards, models = Shards(), []

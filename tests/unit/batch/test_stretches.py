@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import stretches
 from dataplane.batch.batch import Column, Piece
@@ -58,7 +58,6 @@ def read(memory: Any, ordinal: int, rows: Rows) -> Any:
         st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(lambda ends: list(range(min(ends), max(ends)))),
     ),
 )
-@settings(max_examples=60)
 def test_tables_and_values_are_all_that_rows_are_read_from(ordinals: set[int], rows: list[int]) -> None:
     chosen = Rows.index(rows)
     memory = aligned_bytes(PLANNED.nbytes)

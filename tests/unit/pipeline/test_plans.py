@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.pipeline import (
@@ -75,7 +75,6 @@ class TestKnownSchedules:
 
 class TestPartition:
     @given(st.lists(st.integers(1, 50), min_size=4, max_size=14), st.integers(1, 4))
-    @settings(max_examples=60)
     def test_the_longest_chunk_is_as_short_as_can_be(self, seconds: list[int], chunks: int) -> None:
         model = model_of([float(s) for s in seconds])
         bounds = balanced(model, chunks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +155,7 @@ def columns(draw: st.DrawFn) -> dict[str, Any]:
     return found
 
 
-@settings(
-    max_examples=int(os.environ.get("RECORDING_EXAMPLES", "20")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(columns())
 def test_columns_of_any_kind_come_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, given: Any) -> None:
     check(tmp_path_factory.mktemp("r"), local_batch(given))

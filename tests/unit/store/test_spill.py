@@ -154,7 +154,7 @@ async def refused(disk: Disk, file: SpillFile, size: int) -> Corrupt:
 EXTENT = CHUNK + 3 * PAGE
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offset=st.integers(0, 3 * PAGE - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_corrupt(tmp_path: Path, offset: int, bit: int) -> None:
     async def scenario() -> None:

@@ -408,7 +408,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstAModel = StoreAgainstAModel.TestCase
-TestStoreAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStoreAgainstAModel.settings = settings(stateful_step_count=40)
 
 
 # Silent clients
