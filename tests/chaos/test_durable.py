@@ -189,39 +189,6 @@ def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Pat
                 process.kill()
 
 
-@pytest.mark.long
-def test_a_full_disk_is_backpressure_and_room_is_made_by_acks(tmp_path: Path, small_disk: Path) -> None:
-    put: list[str] = []
-    with node(tmp_path, small_disk / "data") as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], durable=True)
-                with pytest.raises(dp.Backpressure) as refused:
-                    while len(put) < 8:
-                        stream.append({"x": [bytes([len(put)]) * MIB]}, keys=[f"k{len(put)}"], timeout=1.0)
-                        put.append(f"k{len(put)}")
-                assert "No space left" in refused.value.spill_error
-                assert 1 <= len(put) <= 4
-                taken = stream.consume("train", rows=1, columns=["x"], timeout=60)
-                assert bytes(taken.get()["x"][0]) == bytes(MIB)
-                taken.ack()
-                stream.append({"x": [b"\xff" * MIB]}, keys=["last"], timeout=30.0)
-                put[:1] = []
-        finally:
-            process.kill()
-    with node(tmp_path, small_disk / "data") as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], durable=True)
-                taken = stream.consume("train", rows=8, columns=["x"], timeout=60)
-                assert taken.keys == [*put, "last"]
-                assert [bytes(row) for row in taken.get()["x"]][-1] == b"\xff" * MIB
-        finally:
-            process.kill()
-
-
 @pytest.mark.timeout(max(180, 20 * KILLS))
 def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()

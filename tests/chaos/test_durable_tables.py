@@ -17,7 +17,6 @@ import xxhash
 
 import dataplane as dp
 from tests.chaos.test_durable import KILLS, MIB, node
-from tests.processes import eventually
 
 WRITERS, TAKERS = 2, 2
 NAMES = 40  # of rows that a writer writes again and again
@@ -149,39 +148,6 @@ def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
                 found_rows = taken.claimed(TASK, claim)
                 assert found_rows is not None, claim
                 assert found_rows.tolist() == rows
-
-
-@pytest.mark.long
-def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
-    with living(tmp_path) as plane:
-        table = plane.table("state", durable=True)
-        assert table.write(["a", "b", "c"], {"x": [b"a" * MIB, b"b", b"c"]}, tags=[{"n": n} for n in range(3)]).tolist()
-        table.write(["a"], {"x": [b"A"], "y": [1.5]})
-        assert table.take("train", [0], give=[0, 2], claim="step-0") is not None
-        table.clear(["b"])
-        plane.table("process").write(["z"], {"x": [b"1"]})
-    for life in range(2):
-        with living(tmp_path) as plane:
-            table = plane.table("state")
-            seen = table.look(columns=["x", "y"])
-            assert (seen.keys, seen.tags) == (["a", "c"], [{"n": 0}, {"n": 2}])
-            assert seen.have.tolist() == [[True, True], [True, False]]
-            assert [bytes(row) for row in plane.get(table.read(["a", "c"], ["x"]))["x"]] == [b"A", b"c"]
-            assert table.taken("train").tolist() == [True, False]
-            claimed = table.claimed("train", "step-0")
-            assert claimed is not None
-            assert claimed.tolist() == [0, 2]
-            assert table.write([f"new {life}"]).tolist() == [3 + life]
-            table.clear([f"new {life}"])
-            assert plane.table("process").look().keys == []
-            assert plane.tables()["state"]["rows"] == 2
-            if life:
-                table.drop()
-                eventually(lambda: plane.stats().shards == 0, "nothing is left of it")
-    with living(tmp_path) as plane:
-        assert plane.stats().shards == 0
-        assert plane.table("state").look().keys == []
-        assert plane.table("state", durable=True).write(["a"]).tolist() == [5], "numbers go on"
 
 
 @pytest.mark.timeout(max(180, 20 * KILLS))

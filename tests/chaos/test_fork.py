@@ -66,32 +66,6 @@ def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
 
 
-@pytest.mark.long
-@each_case("closed", [False, True], ids=["plane open", "plane closed"])
-def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
-    with dp.connect(node.address) as watcher:
-        plane = dp.connect(node.address)
-        batch = plane.get(plane.put({"x": pattern(1, MIB)}))
-        views = [batch["x"].numpy(), batch["x"].torch(), batch["x"].arrow()]
-        del batch
-        if closed:
-            plane.close()
-
-        def drop_all() -> int:
-            total = int(views[0].sum())
-            views.clear()
-            return total
-
-        assert in_child(drop_all) == int(pattern(1, MIB).sum())
-        assert watcher.stats().pinned_bytes == MIB
-        for seed in range(2, 6):
-            watcher.free(watcher.put({"x": pattern(seed, 8 * MIB)}, timeout=60))
-        assert np.array_equal(views[0], pattern(1, MIB))
-        views.clear()
-        eventually(lambda: watcher.stats().pinned_bytes == 0, "the parent's own pin drops")
-        plane.close()
-
-
 @pytest.fixture
 def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Forks a process that says what `work` returns each time it is asked; `ask()` is what to ask by."""

@@ -144,33 +144,3 @@ def test_a_reader_can_not_open_its_descriptor_again_for_writing(node: StandingNo
         for seed in range(4):
             plane.free(plane.put({"x": pattern(seed, 8 * MIB)}))
         plane.free(ref)
-
-
-@pytest.mark.long
-def test_512_processes_put_into_a_node_of_a_tebibyte(tmp_path: Path) -> None:
-    """Each has a segment, which the node maps too: one as large as the budget for each were more than there are
-    addresses."""
-    count = 512
-    with StandingNode(tmp_path, memory="1TiB", spill=0) as node, dp.connect(node.address) as plane:
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.writers", node.address, str(count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        ) as writers:
-            try:
-                assert writers.stdin is not None
-                assert writers.stdout is not None
-                assert writers.stdout.read(count) == b"." * count
-                stats = plane.stats()
-                assert (stats.shards, stats.clients) == (count, count + 1)
-                maps = Path(f"/proc/{stats.pid}/maps").read_text().splitlines()
-                ends = [
-                    line.split()[0].split("-") for line in maps if "memfd:dataplane" in line and "-ring" not in line
-                ]
-                assert len(ends) == count
-                assert sum(int(end, 16) - int(start, 16) for start, end in ends) <= 4 << 40
-                plane.put({"x": pattern(1, MIB)})
-            finally:
-                writers.stdin.close()
-        eventually(lambda: plane.stats().clients == 1, "they have gone")

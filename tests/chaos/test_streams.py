@@ -229,30 +229,6 @@ def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
             lag.append({"x": [2]}, version=3, timeout=0.05)
 
 
-@pytest.mark.long
-def test_a_group_that_never_completes(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        keys = stream.append({"x": range(7)}, group=[0, 0, 1, 1, 2, 2, 2])
-        whole = dp.CompleteGroups(3)
-        assert take(stream, sampler=whole) == [4, 5, 6]
-        with pytest.raises(dp.NotReady):
-            take(stream, sampler=whole, timeout=0.05)
-        assert stream.stats()["groups"] == 2
-        stream.drop_rows(keys[:2])
-        stream.append({"x": [7]}, group=[1])
-        assert take(stream, sampler=whole, timeout=0) == [2, 3, 7]
-        stream.append({"x": [8]}, group=[3])
-        with pytest.raises(dp.NotReady):  # it is given up by age, with nothing else happening
-            take(stream, sampler=dp.CompleteGroups(3, timeout=0.1), timeout=2)
-        assert stream.stats()["task"]["a"]["expired"] == 3
-        stream.append({"x": [9]}, group=[4])
-        stream.close()
-        with pytest.raises(dp.Closed):
-            take(stream, sampler=whole, timeout=5)
-        assert (stream.stats()["rows"], plane.stats().memory_used) == (0, 0)
-
-
 # Who lies
 
 

@@ -508,11 +508,6 @@ def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 NOBODY = ["--join", "etcd://127.0.0.1:1"]
 NO_ARGUMENTS = {
     "join without listen": ["--join", "etcd://127.0.0.1:1"],
-    "listen without a cluster": ["--listen", ANY],
-    "key without listen": ["--key", "k"],
-    "beyond loopback without a key": ["--listen", "tcp://10.0.0.1:0", *NOBODY],
-    "no address": ["--listen", "127.0.0.1:0", *NOBODY],
-    "every address and none to tell": ["--listen", "tcp://0.0.0.0:0", "--key", "KEY", *NOBODY],
     "advertise without listen": ["--advertise", "10.0.0.1"],
 }
 WRONG = {

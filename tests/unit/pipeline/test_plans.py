@@ -17,12 +17,15 @@ from dataplane.pipeline import (
     Model,
     Pipeline,
     Plan,
+    Result,
     Rows,
+    Span,
     Stage,
     fifo,
     gpipe,
     in_turn,
     interleaved,
+    measure,
     plan,
     plan_model,
     profiles,
@@ -204,6 +207,14 @@ class TestStages:
         rollouts = 1e-4 * float(ROWS.tokens("tokens").sum()) + 2e-3
         assert given_plan.predict(asynchronous, ROWS).step_s == pytest.approx(rollouts)
         assert given_plan.predict(pipeline, ROWS).step_s > rollouts
+
+    def test_costs_are_fitted_to_what_steps_took(self) -> None:
+        pipeline, rows = Pipeline([Stage("wait", None, ("x",), ("y",), Cost())]), Rows.of([1] * 8)
+        made = fifo(pipeline, rows, Cluster.uniform(1), {"wait": [0]}, [[0], [1, 2], [3, 4, 5, 6, 7]])
+        took = [0.01 * len(made.parts[each.micro]) for each in made.instructions]
+        spans = tuple(Span(0, at, 0.0, seconds, seconds, seconds) for at, seconds in enumerate(took))
+        found = measure(pipeline, [(made, rows, Result(0, None, 0.1, 0.1, spans))])
+        assert found.stages[0].cost.seconds(np.ones(8, np.int64)) == pytest.approx(0.08)
 
     def test_computing_on_shared_cores_is_no_faster_with_more_workers(self) -> None:
         first = Stage("draw", None, (), ("a",), Cost(token_s=1e-4, cores=1), replicas=None)
