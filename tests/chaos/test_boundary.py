@@ -5,12 +5,8 @@ What is said is random from a fixed seed. Each request is followed by another th
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,64 +18,20 @@ import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from tests import keys
+from tests.attack.neighbour import Node
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
 from tests.etcd import cluster
-from tests.processes import WAIT_S, eventually
+from tests.processes import WAIT_S
 
 ROUNDS = 30  # requests of each kind
 
 
-class Node:
-    """A node as it is started by hand, whose log can be read."""
-
-    def __init__(self, directory: Path) -> None:
-        self._log = directory / "log"
-        self._socket = directory / "node.sock"
-        command = ["node", "--socket", self._socket, "--memory", "16MiB", "--spill", "0", "--prewarm", "0"]
-        command += ["--listen", "tcp://127.0.0.1:0", "--join", cluster()]
-        environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dataplane.cli", *map(str, command)],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=environment,
-            )
-        try:
-            eventually(lambda: "stop with" in self.log(), "it has started")
-        except BaseException:
-            self.stop()
-            raise
-        self.address = f"unix://{self._socket}"
-        self.listens = re.findall(r"find it at (\S+)", self.log())[0]
-
-    def log(self) -> str:
-        """What it has said."""
-        return self._log.read_text(errors="replace")
-
-    def lines(self) -> list[str]:
-        """Of that, what is no word about itself."""
-        said = [line for line in self.log().splitlines() if "find it at" not in line and "stop with" not in line]
-        return [line for line in said if "is no member any more" not in line]
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            assert self._process.wait(WAIT_S) == 0
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    node = Node(tmp_path_factory.mktemp("node"))
-    try:
+    options = ["--memory", "16MiB", "--spill", 0, "--listen", "tcp://127.0.0.1:0", "--join", cluster()]
+    with Node(tmp_path_factory.mktemp("node"), *options) as node:
         yield node
-    finally:
-        node.stop()
 
 
 @pytest.fixture
@@ -95,8 +47,8 @@ def tokens(node: Node, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
 
 def in_order(node: Node) -> None:
     """Fails where the log has what is no line about its sender."""
-    lines = [line for line in node.lines() if f"(pid {os.getpid()})" not in line and "peer " not in line]
-    assert [line for line in lines if not re.search(r"(others|pid \d+).*: \d+ more of this kind", line)] == []
+    lines = [line for line in node.about_others() if not re.search(r"others.*: \d+ more of this kind", line)]
+    assert lines == []
 
 
 def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) -> None:

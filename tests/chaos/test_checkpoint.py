@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
 from tests.chaos.raw import Raw
-from tests.mutation import mutated
 from tests.processes import MIB, StandingNode, Worker, before_requests, eventually, pattern
 
 
@@ -377,59 +374,6 @@ def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> N
         eventually(lambda: plane.stats().shards == before, "nothing of it is kept")
         assert take(stream) == list(range(16))
         stream.drop()
-
-
-KINDS: dict[str, Any] = {
-    "text": ["a", "bc", "", "ü"],
-    "lists": [np.arange(n) for n in (2, 0, 3, 1)],
-    "images": [np.ones((2, n, 3), np.float32) for n in (1, 2, 0, 3)],
-    "objects": [None, 1, (2,), {"k": 3}],
-    "structs": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
-}
-
-
-def restoring(pipe: Any, address: str, path: Path, seed: int, count: int) -> None:
-    """Restores files with false payloads and right checksums, and looks at what comes; tells what came of each."""
-    whole, found = frames(path)[:-1], Counter[str]()
-    with dp.connect(address) as plane:
-        for number in range(count):
-            chance = random.Random(seed * 1_000_003 + number)
-            made = list(whole)
-            at = chance.randrange(len(made)) if chance.random() < 0.3 else chance.choice(
-                [i for i, (kind, _) in enumerate(made) if kind == TABLE]
-            )  # fmt: skip
-            made[at] = (made[at][0], mutated(chance, made[at][1]))
-            crafted(path, made)
-            try:
-                stream = plane.restore(path, name="t", timeout=60)
-            except dp.DataplaneError as error:
-                found[type(error).__name__] += 1
-                continue
-            try:
-                with stream.consume("a", rows=4, columns=list(KINDS), timeout=0) as delivery:
-                    for column in delivery.get().values():
-                        column.to_list()
-                        column.arrow()
-                found["data"] += 1
-            except dp.DataplaneError as error:
-                found[f"data, then {type(error).__name__}"] += 1
-            stream.drop()
-    pipe.send(dict(found))
-
-
-def test_any_payloads_are_data_or_a_typed_error(node: StandingNode, file: Path) -> None:
-    """Whoever restores them lives, and so does the node."""
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        stream.append(KINDS, keys=["a", "b", "c", "d"], group=[1, 1, 2, 2])
-        stream.checkpoint(file)
-        with Worker(restoring, node.address, file, 5, 120) as worker:
-            found = worker.hear()
-            assert worker.join() == 0
-        assert found["Corrupt"] > 60
-        assert list(plane.streams()) == ["s"]
-        eventually(lambda: plane.stats().clients == 1, "it has gone")
-        assert len(stream.consume("a", rows=4, columns=["text"], timeout=0)) == 4
 
 
 def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:

@@ -63,21 +63,6 @@ def test_a_writer_can_not_cut_its_segment_away_under_readers(node: StandingNode)
 
 
 @pytest.mark.long
-def test_who_has_closed_its_connection_writes_to_nobody_elses_bytes(node: StandingNode) -> None:
-    """Its descriptor and mapping stay with it: its segment must not go to the next client."""
-    raw = Raw(node.address)
-    _, memory, _ = written(raw, 4096)
-    raw.__exit__(None, None, None)
-    with dp.connect(node.address) as plane:
-        eventually(lambda: plane.stats().clients == 1, "it has gone")
-        refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(8)]
-        memory[:] = b"\xee" * len(memory)
-        for seed, ref in enumerate(refs):
-            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, 4 * MIB))
-        memory.close()
-
-
-@pytest.mark.long
 def test_an_open_draft_of_a_client_that_was_cut_off_changes_nothing(node: StandingNode) -> None:
     """The array of a draft outlives the connection, and the user's loop goes on filling it."""
     with dp.connect(node.address) as other:

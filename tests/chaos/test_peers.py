@@ -198,40 +198,6 @@ def changed(chance: random.Random, right: bytes) -> bytes:
 """An identifier that no changed message has."""
 
 
-WORST = float("nan"), float("inf"), float("-inf"), -1.0, 1e308, 1e-320
-MEAN = [
-    *(pm.Offer(1, b"x", 1, "tcp", timeout_s) for timeout_s in WORST),
-    pm.Offer(1, b"", 2**63, "tcp", 1.0),
-    pm.Offer(1, b"x" * 100_000, 1, "tcp", 1.0, b"y" * 100_000, True, [b"z" * 1000] * 1000, True),
-    pm.Offer(1, b"x", -1, "", 1.0),
-    pm.Offer(1, b"x", 1, "tcp", 1.0, b"nobody", True),
-    pm.Describe(1, []),
-    pm.Describe(1, [1] * 4096),
-    pm.Describe(1, [1] * 100_000),
-    pm.Describe(-1, [-1, 2**63]),
-    pm.Withdraw(1, b"", b"", -1, True),
-    pm.Withdraw(1, b"", b"", 2**63, True),
-    pm.FreeParts(1, [(1 << 40, [0] * 1000, (0, 1, b""))]),
-    pm.FreeParts(1, [(2**63, [-1], (-5, 3, b"xyz"))]),
-    pm.FreeParts(1, [(1 << 40, [99], (0, 2**62, b""))]),
-]
-
-
-@pytest.mark.long
-def test_messages_that_no_node_sends(nodes: Nodes, key: Path | None) -> None:
-    kept = nodes[1][0].put({"x": pattern(1, MIB, 4)})
-    with voices() as voice:
-        stranger = voice(nodes[0][0].listens, loaded(key))
-        for message in MEAN:
-            stranger.say(encode(message))
-            stranger.say(encode(pm.Withdraw(77, b"", b"")))
-            while (answer := stranger.hear()).id != 77:
-                pass
-            assert isinstance(answer, pm.Done), f"it answers nobody any more after {type(message).__name__}"
-    assert np.array_equal(nodes[1][0].get(kept)["x"].numpy(), pattern(1, MIB, 4))
-    still_well(nodes)
-
-
 # Tickets
 
 

@@ -128,21 +128,6 @@ def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Pl
 # What was put
 
 
-@pytest.mark.parametrize("how", ["reference", "scope"])
-def test_who_put_what_a_stream_was_given_may_free_it(plane: dp.Plane, how: str) -> None:
-    used = plane.stats().memory_used
-    ref = plane.put({"x": np.arange(1 << 16)}, scope="step-1")
-    stream = plane.stream("rollouts", tasks=["actor"])
-    stream.append(ref[: 1 << 15])
-    if how == "reference":
-        plane.free(ref)
-    else:
-        plane.free(scope="step-1")
-    with stream.consume("actor", rows=1 << 15, columns=["x"]) as delivery:
-        assert delivery.get()["x"].numpy()[-1] == (1 << 15) - 1
-    assert plane.stats().memory_used == used
-
-
 def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane: dp.Plane) -> None:
     with testing.plane() as other:
         ref = other.put({"x": [1]})
