@@ -25,6 +25,7 @@ from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, before_requests, eventually, pattern
+from tests.streams import take, values
 
 
 @pytest.fixture
@@ -43,15 +44,6 @@ def _directories(tmp_path: Path) -> None:
 def file(tmp_path: Path) -> Path:
     """Where a checkpoint is written; nothing else is in the directory."""
     return tmp_path / "files" / "stream.dp"
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 def held(plane: Any) -> tuple[int, int, int, int]:

@@ -16,21 +16,13 @@ from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.streams import take, values
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     with StandingNode(tmp_path, spill=0) as node:
         yield node
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 # Who dies

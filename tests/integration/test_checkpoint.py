@@ -20,6 +20,7 @@ from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.streams import take, values
 from tests.unit.batch.exact import bits
 
 
@@ -57,16 +58,6 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PIECE", 1000)
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    """The values of one delivery, acked."""
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 def tables(path: Path) -> int:

@@ -15,6 +15,7 @@ import dataplane as dp
 from dataplane.wire.messages import MAX_INLINE
 from tests.cases import each_case
 from tests.processes import StandingNode, eventually
+from tests.streams import take
 
 MORE_THAN_A_MESSAGE = np.zeros((1, 2 * MAX_INLINE), np.uint8)
 """A row of which the columns are put before it is appended."""
@@ -71,16 +72,6 @@ class Call:
 
 def task(stream: Any, name: str = "a") -> Any:
     return stream.stats()["task"][name]
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, name: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    """The values of one delivery, acked."""
-    with stream.consume(name, rows=rows, timeout=timeout, **{"columns": ["x"]} | how) as delivery:
-        return values(delivery)
 
 
 # Appending, and appending again

@@ -10,6 +10,7 @@ import pytest
 
 import dataplane as dp
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.streams import take, values
 
 
 def rollouts(rows: int, start: int = 0) -> dict[str, Any]:
@@ -18,16 +19,6 @@ def rollouts(rows: int, start: int = 0) -> dict[str, Any]:
         "ids": [np.arange(1 + row % 4) for row in range(start, start + rows)],
         "answer": [f"réponse {row}" for row in range(start, start + rows)],
     }
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str, rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    """The values of one delivery, acked."""
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 # From end to end
