@@ -123,6 +123,7 @@ def test_the_arrays_are_arrows_own_types() -> None:
         (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "object", [[("k", 1)]]),
         (pa.array([datetime.date(2020, 1, 1)]), "object", [datetime.date(2020, 1, 1)]),
         (pa.array([datetime.time(1)]), "object", [datetime.time(1)]),
+        (pa.array([1], pa.timestamp("s", "UTC")), "object", pa.array([1], pa.timestamp("s", "UTC")).to_pylist()),
         (pa.array([1], pa.decimal128(5)), "object", [decimal.Decimal(1)]),
         (pa.array([], pa.string()), "text", []),
         (pa.array([], pa.list_(pa.int8())), "ragged", []),

@@ -302,6 +302,9 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
         file = await disk.write(7, last, nothing)
         assert [int(path.stem, 16) for path in on_disk(tmp_path)] == [7, 7, 7]
         assert disk.used == 3 * file.size
+        async with asyncio.timeout(60):
+            while "deleting failed" not in disk.error:
+                await asyncio.sleep(0)
     async with asyncio.timeout(60):
         while disk.used > file.size:
             await asyncio.sleep(0)
