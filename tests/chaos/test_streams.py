@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,45 +160,6 @@ def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: s
 
 
 # Who never comes, or brings what does not work
-
-
-class Raises:
-    def choose(self, candidates: Any, want: int) -> Any:
-        raise ZeroDivisionError
-
-
-class Invents:
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        return self.rows
-
-
-@pytest.mark.long
-def test_a_sampler_that_does_not_work_harms_its_caller_alone(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
-        stream, theirs = plane.stream("s", ["a"]), other.stream("s")
-        stream.append({"x": range(4)}, group=[0, 0, 0, 1])
-        with pytest.raises(ZeroDivisionError):
-            take(stream, sampler=Raises())
-        for rows in ([4], [-1], [0, 0], [[0]], ["a"], [0.5], list(range(5)), dp.Choice(np.array([0]), np.array([0]))):
-            with pytest.raises(dp.Misuse):
-                take(stream, rows=4, sampler=Invents(rows))
-        failed: list[Exception] = []
-
-        def wait() -> None:
-            try:
-                take(theirs, rows=2, min_rows=2, timeout=600, sampler=dp.CompleteGroups(3))
-            except dp.DataplaneError as error:
-                failed.append(error)
-
-        # A group that is larger than what is asked for: told to who asked, and not to who completes it.
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join(60)
-        assert [type(error) for error in failed] == [dp.Misuse]
-        assert take(stream) == [0, 1, 2, 3]
 
 
 @pytest.mark.long

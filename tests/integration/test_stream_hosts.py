@@ -47,24 +47,6 @@ def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[
     eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
-def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS, version=3, tags={"domain": [str(i % 3) for i in range(24)]})
-    delivery = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__()
-    got = [int(i) for i in delivery.get()["id"].to_list()]
-    assert sorted(got) == list(range(24))
-    assert delivery.groups == [GROUPS[i] for i in got]
-    assert delivery.versions == [3] * 24
-    assert delivery.tags["domain"] == [str(i % 3) for i in got]
-    assert len(set(delivery.keys)) == 24
-    streams[1].extend(delivery.ref[5:], {"reward": np.array(got[5:], np.float32)})
-    streams[2].extend(delivery.keys[:5], {"reward": np.array(got[:5], np.float32)})
-    delivery.renew()
-    delivery.ack()
-    with pytest.raises(dp.Misuse):
-        streams[0].extend(delivery.keys[:1], {"late": np.zeros(1)})
-
-
 def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     keys = [f"row-{i}" for i in range(24)]

@@ -140,27 +140,6 @@ def test_an_append_with_the_same_keys_and_other_content_is_refused(plane: dp.Pla
     assert stream.stats()["rows"] == 1
 
 
-async def test_a_producer_that_takes_long_and_is_alive_keeps_its_admission(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0, reservation_lease_s=0.4) as node:
-        async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
-            stream, slow = await plane.stream("s", ["a"], max_rows=1), await other.stream("s")
-            write, written, go_on = slow._writer.write, asyncio.Event(), asyncio.Event()
-
-            async def slowly(*args: Any) -> Any:
-                written.set()
-                await go_on.wait()
-                return await write(*args)
-
-            slow._writer.write = slowly  # type: ignore[method-assign]
-            appended = asyncio.create_task(slow.append({"x": MORE_THAN_A_MESSAGE}))
-            await written.wait()
-            with pytest.raises(dp.Backpressure):
-                await stream.append({"x": [2]}, timeout=1.0)  # for more than two leases
-            go_on.set()
-            await appended
-            assert (await stream.stats())["rows"] == 1
-
-
 @each_case("first", ["the scope is freed", "the stream lets go"])
 @each_case("how", ["drop", "ack", "drop_rows"])
 def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, first: str, how: str) -> None:
@@ -210,16 +189,6 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
     assert task(stream)["acked"] == 2
 
 
-@each_case("shards", [0, -1, "2", 1.5, None])
-def test_a_step_for_no_ranks_is_refused_before_anything_is_leased(plane: dp.Plane, shards: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]})
-    with pytest.raises(dp.Misuse):
-        stream.take("a", rows=1, shards=shards, columns=["x"], timeout=0)
-    assert (task(stream)["leased"], task(stream)["pending"]) == (0, 1)
-    stream.drop()
-
-
 # Samplers
 
 
@@ -241,6 +210,24 @@ def test_a_sampler_of_ones_own_is_shown_as_many_rows_as_a_message_holds(plane: d
         stream.append({"x": np.arange(start, start + 35_000), "p": text, "q": text})
     assert take(stream, rows=3, sampler=Longest()) == [7, 17_000, 0]
     assert len(set(Longest.shown)) == len(Longest.shown) == 2, "first some, then more"
+
+
+def test_a_sampler_that_does_not_work_harms_its_caller_alone(plane: dp.Plane) -> None:
+    class Says:
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+        def choose(self, candidates: Any, want: int) -> Any:
+            return self.rows if self.rows is not None else 1 // 0
+
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": range(4)})
+    with pytest.raises(ZeroDivisionError):
+        take(stream, sampler=Says(None))
+    for rows in ([4], [-1], [0, 0], [[0]], ["a"], [0.5], list(range(5)), dp.Choice(np.array([0]), np.array([0]))):
+        with pytest.raises(dp.Misuse):
+            take(stream, rows=4, sampler=Says(rows))
+    assert take(stream) == [0, 1, 2, 3]
 
 
 def test_a_built_in_sampler_with_a_choose_of_ones_own_chooses_by_it(plane: dp.Plane) -> None:
@@ -298,15 +285,6 @@ def test_what_leaves_the_block_is_what_its_caller_sees(plane: dp.Plane, how: str
             raise ZeroDivisionError
     if meanwhile == "its lease ends":
         assert take(stream) == [1]
-
-
-async def test_a_timeout_within_the_block_is_a_timeout(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("s", ["a"])
-        await stream.append({"x": [1]})
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), stream.consume("a", rows=1, columns=["x"], lease=0.05):
-                await asyncio.Event().wait()
 
 
 # What there is
@@ -398,6 +376,8 @@ WRONG: dict[
     "a replica that is none": lambda _, stream: take(stream, member="m", replica="0"),
     "a replica beyond them": lambda _, stream: take(stream, member="m", replica=2, replicas=2),
     "fewer replicas than none": lambda _, stream: take(stream, member="m", replica=0, replicas=-1),
+    "a step for no ranks": lambda _, stream: stream.take("a", rows=1, shards=0, columns=["x"], timeout=0),
+    "a step for a text of ranks": lambda _, stream: stream.take("a", rows=1, shards="2", columns=["x"], timeout=0),
     "a sampler that is a number": lambda _, stream: take(stream, sampler=5),
     "a sampler that is a class": lambda _, stream: take(stream, sampler=dp.Fifo),
     "needs that are numbers": lambda _, stream: take(stream, sampler=Needs((1,))),

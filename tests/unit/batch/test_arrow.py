@@ -15,7 +15,7 @@ from dataplane.batch.columns import values_of
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import batch_of, column, same
+from tests.unit.batch.exact import column, same
 
 _DTYPES = [
     *("bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"),
@@ -65,17 +65,6 @@ def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
         assert same(sliced[name].numpy(), batch[name][1:3].numpy()), name
     empty = local_batch(batch.to_arrow().slice(0, 0))
     assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
-
-
-def test_text_bytes_objects_and_structs_survive_arrow() -> None:
-    batch = batch_of(
-        t=["a", "", "ü", "z"],
-        b=[b"\x00", b"", b"\xff", b"z"],
-        o=[None, (1, 2), {"a": {1: b"x"}}, np.float32(1)],
-        s=[{"a": 1, "n": {"x": "y"}}, {"b": None}, {"a": 2, "b": (1,), "n": {}}, {}],
-    )
-    assert same(_through(batch).to_dict(), batch.to_dict())
-    assert same(local_batch(batch.to_arrow().slice(1, 3)).to_dict(), {k: v[1:] for k, v in batch.to_dict().items()})
 
 
 def test_the_arrays_are_arrows_own_types() -> None:

@@ -98,7 +98,7 @@ def test_tasks_and_claims_are_bounded() -> None:
     assert table.claimed("t0", "c0") is None
     assert table.claimed("t0", "c1") is not None
     with pytest.raises(LimitExceeded, match="columns"):
-        table.write(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS))))
+        table.write(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
     table.untake()
     assert table.tasks == []
 
