@@ -173,20 +173,6 @@ def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane
 # Answering twice
 
 
-def test_rows_are_answered_for_once(plane: dp.Plane) -> None:
-    stream = stream_of(plane, 2)
-    acked, given_back = (stream.consume("actor", rows=1, columns=["x"]) for _ in range(2))
-    acked.ack()
-    acked.ack()
-    with pytest.raises(dp.LeaseExpired, match="acked before"):
-        acked.nack()
-    given_back.nack()
-    with pytest.raises(dp.LeaseExpired, match="given back before"):
-        given_back.ack()
-    with stream.consume("actor", rows=1, columns=["x"]) as delivery:
-        delivery.nack()
-
-
 # What is waited for
 
 

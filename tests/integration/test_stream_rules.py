@@ -163,17 +163,6 @@ def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, fi
 # Extending
 
 
-def test_a_made_key_of_another_stream_is_refused(plane: dp.Plane) -> None:
-    stream, another = plane.stream("s", ["a"]), plane.stream("t", ["a"])
-    stream.append({"x": [1]})
-    (key,) = another.append({"x": [2]})
-    for call in (lambda: stream.extend([key], {"y": [9]}), lambda: stream.drop_rows([key])):
-        with pytest.raises(dp.Misuse, match="no row"):
-            call()
-    another.extend([key], {"y": [9]})
-    assert take(stream) == [1]
-
-
 # Replicas
 
 

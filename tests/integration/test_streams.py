@@ -127,12 +127,13 @@ def test_extending_in_any_order(plane: Any, by: str) -> None:
 def test_extending_what_can_not_be(plane: Any) -> None:
     stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
     stream.append(rollouts(4), keys=list("abcd"))
-    other.append(rollouts(1))
+    (made,) = other.append(rollouts(1))
     delivery = stream.consume("a", rows=4, columns=["x"], timeout=0)
     foreign = other.consume("a", rows=1, columns=["x"], timeout=0)
     put = plane.put({"x": [1]})
     wrong: dict[str, tuple[Any, Any]] = {
         "an unknown key": (["nobody"], {"y": [1]}),
+        "a key that another stream made": ([made], {"y": [1]}),
         "a number that was never given": (["~17"], {"y": [1]}),
         "a row twice": (["a", "a"], {"y": [1, 2]}),
         "a row twice by reference": (delivery.ref[[0, 0]], {"y": [1, 2]}),
@@ -243,10 +244,10 @@ def test_values_of_numpys_types_are_taken(plane: Any) -> None:
 def test_ack_nack_renew(plane: Any) -> None:
     stream = plane.stream("s", ["a"], max_deliveries=2)
     stream.append(rollouts(4), keys=list("abcd"))
-    first = stream.consume("a", rows=2, columns=["x"], lease=30)
-    first.renew()
-    first.nack()
-    first.nack()  # settled
+    with stream.consume("a", rows=2, columns=["x"], lease=30) as first:
+        first.renew()
+        first.nack()
+        first.nack()  # settled
     with pytest.raises(dp.LeaseExpired, match="given back before"):
         first.ack()
     with pytest.raises(dp.LeaseExpired):
@@ -258,7 +259,12 @@ def test_ack_nack_renew(plane: Any) -> None:
     dead = stream.dead_letters("a")
     assert dead.keys == ["a", "b"]
     assert plane.get(dead.ref)["answer"].to_list() == rollouts(2)["answer"]
-    assert take(stream, "a") == [2, 3]
+    third = stream.consume("a", rows=2, columns=["x"])
+    assert values(third) == [2, 3]
+    third.ack()
+    third.ack()
+    with pytest.raises(dp.LeaseExpired, match="acked before"):
+        third.nack()
     stream.close()
     with pytest.raises(dp.Closed):  # the dead wait for nobody
         take(stream, "a", timeout=5)
