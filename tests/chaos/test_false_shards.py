@@ -124,6 +124,3 @@ def test_a_shard_with_false_bytes_is_refused_or_harmless(node: StandingNode, kin
         assert found["data"] or found["Corrupt"]
         assert found["refused"] or kind == "numbers"
         assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1]
-
-
-# After the node has looked

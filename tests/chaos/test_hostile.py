@@ -125,38 +125,6 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
 # Claims that are false
 
 
-def column(buffers: tuple[tuple[int, int], ...], rows: int = 4, kind: str = "ragged") -> bytes:
-    field = Field(kind, "uint8" if kind != "text" else "", (None,) if kind == "ragged" else ())  # type: ignore[arg-type]
-    return ShardLayout((("x", ColumnLayout(field, rows, rows, buffers)),)).encode()
-
-
-FALSE_LAYOUTS = {
-    "not a layout": b"\x90\x91",
-    "beyond the extent": one_column(4096, 8192),
-    "offsets that fall": column(((0, 40), (64, 16))),
-    "more rows than can be": one_column(64, 2**61),
-}
-
-
-@each_case("how", ["put", "seal"])
-@each_case("what", FALSE_LAYOUTS)
-def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> None:
-    layout = FALSE_LAYOUTS[what]
-    # The bytes read as row offsets: 0, 9, 3, ..., which fall.
-    payload = struct.pack("<5q", 0, 9, 3, 2**62, -1).ljust(4096, b"\0")
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        before = plane.stats().shards
-        if how == "put":
-            reply = raw.ask(m.Put(raw.next(), payload, layout, "", 1.0))
-        else:
-            (shard,) = raw.reserve(4096)
-            reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
-        assert isinstance(reply, m.Failure)
-        assert (reply.name, reply.id) == ("Corrupt", raw.next() - 1)
-        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures), "the connection goes on"
-        eventually(lambda: plane.stats().shards <= before + 1, "nothing came of it")  # the neighbour comes and goes
-
-
 @pytest.mark.long
 def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingNode) -> None:
     """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
@@ -201,6 +169,3 @@ def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> No
         raw.send(m.Pin(raw.next(), [shard] * 1_000_000, 1.0))
         with suppress(EOFError):
             assert isinstance(raw.hear(), m.Failure)
-
-
-# Every request has one answer

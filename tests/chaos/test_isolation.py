@@ -5,7 +5,6 @@ Each test is an attack that once worked.
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
@@ -18,48 +17,14 @@ import pytest
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire.places import unpack
-from tests.chaos.raw import Raw, one_column
-from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.chaos.raw import Raw
+from tests.processes import MIB, StandingNode, eventually, pattern
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Any:
     with StandingNode(tmp_path, memory="64MiB") as node:
         yield node
-
-
-def written(raw: Raw, nbytes: int) -> tuple[dp.BatchRef, mmap.mmap, int]:
-    """A shard that the raw client has sealed, its writable mapping of the segment, and its descriptor."""
-    reply = raw.ask(m.Reserve(raw.next(), [nbytes], 5.0))
-    (descriptor,) = raw.descriptors
-    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-    shard, _, offset, _ = reply.extents[0]
-    memory[offset : offset + nbytes] = b"\5" * nbytes
-    assert isinstance(raw.ask(m.Seal(raw.next(), [(shard, one_column(nbytes))], "", False)), m.Done)
-    return shard, memory, descriptor
-
-
-def reader(pipe: Any, address: str, node_id: bytes, shard: int, nbytes: int) -> None:
-    field = dp.batch.field.Field("dense", "uint8", ())
-    with dp.connect(address) as plane:
-        ref = dp.BatchRef.of(node_id, nbytes, [("x", field, nbytes, shard, 0)])
-        view = plane.get(ref)["x"].numpy()
-        while True:
-            pipe.send(int(view[5000]))
-            pipe.recv()
-
-
-def test_a_writer_can_not_cut_its_segment_away_under_readers(node: StandingNode) -> None:
-    """ftruncate of a segment ended the node and all who read from it, by SIGBUS."""
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        shard, memory, descriptor = written(raw, MIB)
-        with Worker(reader, node.address, bytes.fromhex(plane.stats().node), shard, MIB) as victim:
-            assert victim.hear() == 5
-            for size in (0, 1 << 40):
-                with pytest.raises(PermissionError):
-                    os.ftruncate(descriptor, size)
-            assert victim.ask() == 5
-        memory.close()
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """What strangers, and members that lie, say to a node on its two ports: nobody else notices, and nothing is given away.
 
-The ports are real nodes'; what is said is random from a fixed seed, or was right before it was changed.
+The ports are real nodes'; what is said is random from a fixed seed.
 """
 
 from __future__ import annotations
@@ -173,29 +173,6 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
         assert nodes[0][0].facts()["offers"] == 0
         assert isinstance(voice(address, right).ask(pm.Describe(1, [shard])), pm.Described), "who has it, is"
     still_well(nodes)
-
-
-# What is right but for something
-
-
-def changed(chance: random.Random, right: bytes) -> bytes:
-    """The message with a few bytes different, missing or too many."""
-    made = bytearray(right)
-    for _ in range(chance.randrange(1, 4)):
-        at = chance.randrange(len(made) + 1)
-        match chance.randrange(4):
-            case 0 if at < len(made):
-                made[at] ^= 1 << chance.randrange(8)
-            case 1 if at < len(made):
-                made[at] = chance.choice([0x00, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xCB, 0xCF, 0xD3, 0xDD, 0xDF, 0xFF])
-            case 2:
-                made[at:at] = chance.randbytes(chance.choice([1, 8, 300]))
-            case _:
-                del made[at:]
-    return bytes(made)
-
-
-"""An identifier that no changed message has."""
 
 
 # Tickets

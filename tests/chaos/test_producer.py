@@ -61,22 +61,3 @@ def test_a_producer_killed_after_the_seal_leaves_the_shard(tmp_path: Path) -> No
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, SIZE))
         plane.free(ref)
         eventually(lambda: plane.stats().memory_used == 0, "it was freed")
-
-
-def waiting_producer(pipe: Any, address: str) -> None:
-    plane = dp.connect(address)
-    pipe.send("ready")
-    plane.put({"x": pattern(1, 12 * MIB)}, timeout=60)
-
-
-@pytest.mark.long
-def test_a_producer_killed_while_it_waits_leaves_the_queue(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
-        held = plane.put({"x": pattern(0, 8 * MIB)})
-        with Worker(waiting_producer, node.address) as worker:
-            worker.hear()
-            eventually(lambda: plane.stats().waiting == 1, "it waits")
-            worker.kill()
-        eventually(lambda: plane.stats().waiting == 0, "nobody waits")
-        plane.free(held)
-        eventually(lambda: plane.stats().memory_used == 0, "the memory is back")

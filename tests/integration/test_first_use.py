@@ -170,9 +170,6 @@ def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane
         assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
 
 
-# Answering twice
-
-
 # What is waited for
 
 

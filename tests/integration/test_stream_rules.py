@@ -160,9 +160,6 @@ def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, fi
     assert plane.stats().shards == plane.stats().memory_used == 0
 
 
-# Extending
-
-
 # Replicas
 
 

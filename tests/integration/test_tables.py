@@ -333,9 +333,3 @@ def test_a_full_node_makes_writers_wait(plane: Any) -> None:
     table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
     assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
     table.drop()
-
-
-# Each row's own share
-
-
-# Size

@@ -303,6 +303,3 @@ async def test_who_has_not_the_key_makes_no_member(
     await coordinator.register(b"copied..".hex(), mine, 3600.0)  # another's entry is not one's own
     four = start(b"four....".hex(), key=key)
     await until(lambda: one.sees == four.sees == {ONE, TWO, b"four....".hex()})
-
-
-# By a real etcd

@@ -254,9 +254,6 @@ async def test_what_is_no_address_raises_as_everything_does(start: Start, addres
     await asks(one, other)
 
 
-# Keys
-
-
 # Nonsense
 
 
