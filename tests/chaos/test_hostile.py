@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 import dataplane as dp
@@ -17,9 +15,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
+from tests.attack.neighbour import Neighbour
 from tests.cases import each_case
 from tests.chaos.raw import Raw, framed, one_column
-from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.processes import MIB, StandingNode, pattern
 
 BUDGET = 16 * MIB
 ALLOWED = 64 * MIB  # of the node's own memory, on top of what it had
@@ -31,60 +30,19 @@ def own_memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
-class Neighbour:
-    """A client that goes on working, and counts; every answer it gets must be right, and come in time."""
-
-    def __init__(self, address: str) -> None:
-        self.errors: list[BaseException] = []
-        self.rounds = 0
-        self._stop = threading.Event()
-        self._plane = dp.connect(address)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            kept = self._plane.get(self._plane.put({"x": pattern(77, MIB)}))["x"].numpy()
-            while not self._stop.is_set():
-                ref = self._plane.put({"x": pattern(self.rounds, MIB // 2), "t": ["a"]}, timeout=60)
-                batch = self._plane.get(ref, timeout=60)
-                assert np.array_equal(batch["x"].numpy(), pattern(self.rounds, MIB // 2))
-                assert batch["t"].to_list() == ["a"]
-                del batch
-                self._plane.free(ref)
-                self.rounds += 1
-            assert np.array_equal(kept, pattern(77, MIB))
-        except BaseException as error:
-            self.errors.append(error)
-
-    def works(self) -> None:
-        """Fails unless it gets two more rounds done."""
-        goal = self.rounds + 2
-        eventually(lambda: self.rounds >= goal or self.errors, "the neighbour goes on")
-        assert not self.errors
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        self._plane.close()
-        assert not self.errors
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     """A node with a neighbour on it, whose memory is looked at before and after."""
     with StandingNode(tmp_path, memory=BUDGET, spill="16MiB") as node:
-        neighbour = Neighbour(node.address)
-        try:
-            neighbour.works()
+        with Neighbour(node.address) as neighbour:
             before = own_memory(node.pid)
             yield node
             grown = own_memory(node.pid) - before
-            neighbour.works()
-        finally:
-            neighbour.stop()
+            answers, _ = neighbour.stop()
+        with Neighbour(node.address) as another:  # it goes on
+            another.stop()
+        assert answers
         assert grown < ALLOWED
-        assert psutil.pid_exists(node.pid)
 
 
 # What is no message

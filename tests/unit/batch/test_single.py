@@ -13,6 +13,7 @@ from dataplane.batch import objects, variants
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.single import LARGE, Row, Single, laid_out, single
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 _DTYPES = (torch.int64, torch.float32, torch.uint8, torch.bool, torch.complex64)
 _shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -30,9 +31,7 @@ _columns = st.dictionaries(
 def planned(columns: dict[str, Any]) -> tuple[bytes, bytes, list[Any]]:
     """The bytes, the layout, and what is known of each column, by a plan."""
     found = plan(columns)
-    memory = np.zeros(found.nbytes, np.uint8)
-    for job in found.jobs(memory):
-        job()
+    memory = filled(found)
     described = [(column.name, column.field, column.logical_nbytes) for column in found.columns]
     return memory.tobytes(), found.layout().encode(), described
 

@@ -17,6 +17,7 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 
 def columns(i: int) -> dict[str, Any]:
@@ -33,9 +34,7 @@ def columns(i: int) -> dict[str, Any]:
 
 def stored(given: dict[str, Any]) -> tuple[bytes, np.ndarray[Any, Any]]:
     planned = plan(given)
-    memory = np.zeros(planned.nbytes, np.uint8)
-    for job in planned.jobs(memory):
-        job()
+    memory = filled(planned)
     return planned.layout().encode(), memory
 
 

@@ -15,7 +15,7 @@ from dataplane.batch.layout import check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from tests.cases import each_case
-from tests.unit.batch.exact import same
+from tests.unit.batch.exact import filled, same
 
 ROWS = 40
 
@@ -40,9 +40,7 @@ def columns() -> dict[str, Any]:
 
 PLANNED = plan(columns(), dedupe=["repeated"])
 LAYOUT = PLANNED.layout()
-WHOLE = aligned_bytes(PLANNED.nbytes)
-for job in PLANNED.jobs(WHOLE):
-    job()
+WHOLE = filled(PLANNED)
 
 
 def read(memory: Any, ordinal: int, rows: Rows) -> Any:
