@@ -13,24 +13,16 @@ import pytest
 
 import dataplane as dp
 from tests.cases import each_case
+from tests.mounts import mounted
 from tests.processes import MIB, StandingNode, eventually, pattern
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 64 MiB, writable at the end."""
-    directory = tmp_path / "mounted"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(directory)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    yield directory
-    remount(directory, "rw")
-    subprocess.run(["umount", str(directory)], check=True)
+    with mounted(tmp_path / "mounted", "-o", "size=64m") as directory:
+        yield directory
+        remount(directory, "rw")
 
 
 def remount(directory: Path, how: str) -> None:
@@ -51,10 +43,10 @@ def on_disk(directory: Path, refs: list[dp.BatchRef]) -> list[dp.BatchRef]:
     return [ref for ref in refs if number(ref) in there]
 
 
-def test_a_put_on_a_disk_that_turned_read_only_is_backpressure_that_names_it(tmp_path: Path, mounted: Path) -> None:
+def test_a_put_on_a_disk_that_turned_read_only_is_backpressure_that_names_it(tmp_path: Path, disk: Path) -> None:
     """With read-back batches pinned and the quota full: their files are to make way for others, and can not."""
     with (
-        StandingNode(tmp_path, memory="8MiB", spill="12MiB", spill_dir=mounted) as node,
+        StandingNode(tmp_path, memory="8MiB", spill="12MiB", spill_dir=disk) as node,
         dp.connect(node.address) as plane,
         dp.connect(node.address) as neighbour,
     ):
@@ -62,24 +54,24 @@ def test_a_put_on_a_disk_that_turned_read_only_is_backpressure_that_names_it(tmp
         with pytest.raises(dp.Backpressure):
             while True:
                 refs.append(plane.put({"x": pattern(len(refs), MIB)}, timeout=0.3))
-        spilled = on_disk(mounted, refs)
+        spilled = on_disk(disk, refs)
         kept = [ref for ref in refs if ref not in spilled]
         for ref in kept[:3]:
             plane.free(ref)
         views = [plane.get(ref)["x"].numpy() for ref in spilled[:3]]
-        remount(mounted, "ro")
+        remount(disk, "ro")
         for _ in range(3):
             with pytest.raises(dp.Backpressure) as caught:
                 plane.put({"x": pattern(1, 2 * MIB)}, timeout=0.3)
         assert "Read-only" in caught.value.spill_error
         assert np.array_equal(neighbour.get(kept[3])["x"].numpy(), pattern(refs.index(kept[3]), MIB))
         assert np.array_equal(views[1], pattern(refs.index(spilled[1]), MIB))
-        remount(mounted, "rw")
+        remount(disk, "rw")
         again = plane.put({"x": pattern(99, 2 * MIB)}, timeout=60)
         assert np.array_equal(plane.get(again)["x"].numpy(), pattern(99, 2 * MIB))
         views.clear()
         assert node.kill(signal.SIGTERM) == 0
-    assert list(mounted.iterdir()) == []
+    assert list(disk.iterdir()) == []
 
 
 # In place of a file: each of these is given its path, and that of a sound one

@@ -213,7 +213,8 @@ def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple
     """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
-    for path in files(tmp_path):  # once: a shard that is still in memory may be written meanwhile
+    paths = files(tmp_path)
+    for path in paths:  # once: a shard that is still in memory may be written meanwhile
         with path.open("r+b") as file:
             file.seek(MIB)
             byte = file.read(1)
@@ -229,6 +230,10 @@ def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple
             assert np.array_equal(got, pattern(seed, 2 * MIB, 64))
             outcomes.append("right")
     assert outcomes.count("corrupt") >= 4
+    for ref in [ref for ref, outcome in zip(refs, outcomes, strict=True) if outcome == "corrupt"]:
+        with pytest.raises(dp.Corrupt) as told:  # and so it is here
+            one.get(ref)
+        assert Path(told.value.path) in paths
     assert set(outcomes) == {"corrupt", "right"}
     assert other.get(one.put({"x": [1]}))["x"].to_list() == [1]
 

@@ -6,7 +6,6 @@ import asyncio
 import mmap
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -22,6 +21,7 @@ from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.shared import MOST
 from dataplane.store.spillfile import whole_pages
 from dataplane.store.store import Store
+from tests.mounts import mounted
 from tests.unit.store.stores import content, layout, moving
 
 MIB = 1 << 20
@@ -192,13 +192,8 @@ async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A data directory on a file system of 6 MiB."""
-    path = tmp_path / "data"
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)], check=False)
-    if done.returncode:
-        pytest.skip("mounting is not permitted here")
-    yield tmp_path
-    subprocess.run(["umount", str(path)], check=True)
+    with mounted(tmp_path / "data", "-o", "size=6m"):
+        yield tmp_path
 
 
 async def test_a_full_disk_is_backpressure(small: Path) -> None:

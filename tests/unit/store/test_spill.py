@@ -5,7 +5,6 @@ import errno
 import os
 import resource
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +21,7 @@ from dataplane.node.shards.reading import _check, _Damaged
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import CHUNK, SpillFile
 from tests.cases import each_case
+from tests.mounts import mounted
 
 MIB = 1 << 20
 
@@ -84,24 +84,11 @@ def packing(tmp_path: Path) -> Iterator[Disk]:
     made.close()
 
 
-def mounted(directory: Path, kind: str, *options: str) -> Iterator[Path]:
-    directory.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command")
-    command = ["mount", "-t", kind, *options, kind, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
 @pytest.fixture
 def without_direct(tmp_path: Path) -> Iterator[Path]:
     """A file system that has no O_DIRECT."""
-    yield from mounted(tmp_path / "ramfs", "ramfs")
+    with mounted(tmp_path / "ramfs", kind="ramfs") as directory:
+        yield directory
 
 
 SIZES = [PAGE, 3 * PAGE, CHUNK - PAGE, CHUNK, CHUNK + PAGE, 3 * CHUNK]
