@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-from tests import keys
 from tests.attack.neighbour import Node
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
+from tests.chaos.test_peers import voices
 from tests.etcd import cluster
 from tests.processes import WAIT_S
 
@@ -77,46 +75,30 @@ def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) 
 
 def test_every_request_of_another_node_is_answered(node: Node, tokens: list[bytes]) -> None:
     frames, number = Frames(2, pm.PeerRequest, tokens), 100
-    context: zmq.Context[Any] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    try:
-        socket.linger = 0
-        keys.speak(socket, keys.of_this_user())
-        socket.connect(node.listens)
-        missing = set()
+    with voices() as voice:
+        other, missing = voice(node.listens, None), set()
         for kind in frames.kinds * ROUNDS:
             number += 1
             missing.add(number)
-            socket.send(frames.body(kind, number))
+            other.say(frames.body(kind, number), wait_s=WAIT_S)
         while missing:
-            assert socket.poll(int(WAIT_S * 1000)), f"{len(missing)} are not answered"
-            answer = msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply)
+            answer = other.hear(WAIT_S)
+            assert answer is not None, f"{len(missing)} are not answered"
             missing.remove(answer.id)
-        assert not socket.poll(100), "each is answered once"
-    finally:
-        context.destroy(linger=0)
+        assert other.hear(0.1) is None, "each is answered once"
     in_order(node)
 
 
 def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node) -> None:
     """All of it lies in ZeroMQ's queue as the node looks."""
-    context: zmq.Context[Any] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    try:
-        socket.linger = 0
-        keys.speak(socket, keys.of_this_user())
-        socket.connect(node.listens)
+    with voices() as voice:
+        other = voice(node.listens, None)
         consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
         no_rows = msgspec.msgpack.encode(consume)  # which no node asks
         good = [msgspec.msgpack.encode(pm.LedTables(number, None)) for number in range(5)]
         for body in (no_rows, *good):
-            socket.send(body)
-        heard = []
-        while len(heard) < 6:
-            assert socket.poll(int(WAIT_S * 1000))
-            heard.append(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply))
-    finally:
-        context.destroy(linger=0)
+            other.say(body, wait_s=WAIT_S)
+        heard = [other.hear(WAIT_S) for _ in range(6)]
     assert isinstance(heard[0], m.Failure)
     assert (heard[0].id, heard[0].name) == (9, "ProtocolMismatch")
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
