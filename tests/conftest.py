@@ -26,7 +26,7 @@ if "XDG_STATE_HOME" not in os.environ:  # where nodes without a key have this us
     _state = tempfile.TemporaryDirectory(prefix="dataplane-state-")
     os.environ["XDG_STATE_HOME"] = _state.name
 
-settings.register_profile("any pace", deadline=None)
+settings.register_profile("any pace", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "25")))
 settings.load_profile("any pace")
 
 SETTLE_S = 5.0  # closing is asynchronous in places: what is still open after this long is a leak

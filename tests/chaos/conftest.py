@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import etcd, processes
+from tests.mounts import mounted
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,14 +21,5 @@ def _workers() -> Iterator[None]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mounted)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
+    with mounted(tmp_path / "small", "-o", "size=4m") as directory:
+        yield directory

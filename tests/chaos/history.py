@@ -1,4 +1,4 @@
-"""What the clients of a stream over several hosts were told, written down, and the rules that all of it must keep.
+"""What the clients of a stream were told, written down, and the rules that all of it must keep.
 
 Each row has a number that is its policy version too, and by which it is known in what is lost. What a rule finds broken
 is told in words, with the numbers of a few rows.
@@ -58,6 +58,7 @@ class History:
     killed: set[int] = field(default_factory=set)
     lost: list[int] = field(default_factory=list)
     """The rows that the stream told of as lost."""
+    tasks: Sequence[str] = TASKS
 
     def told(
         self, what: str, rows: Sequence[int], host: int, began: float, task: str = "", done: bool = True, why: str = ""
@@ -86,7 +87,7 @@ class History:
 
     def _lost_rows(self) -> Iterator[str]:
         survivors = self.survivors()
-        for task in TASKS:
+        for task in self.tasks:
             acked = {row for event in self.of("ack") if event.task == task and _may_be(event) for row in event.rows}
             yield from self._say(survivors - acked, f"were never acked by {task!r}, and their columns survived")
         yield from self._say(survivors & set(self.lost), "were told as lost, and their columns survived")
@@ -99,7 +100,7 @@ class History:
 
     def _delivered_again(self) -> Iterator[str]:
         acks = self._acks()
-        for task in TASKS:
+        for task in self.tasks:
             again = {
                 row
                 for event in self.of("deliver")
@@ -113,7 +114,7 @@ class History:
         yield from self._say({row for row, count in Counter(self.lost).items() if count > 1}, "were told twice as lost")
 
     def _acks(self) -> dict[str, dict[int, list[Event]]]:
-        found: dict[str, dict[int, list[Event]]] = {task: defaultdict(list) for task in TASKS}
+        found: dict[str, dict[int, list[Event]]] = {task: defaultdict(list) for task in self.tasks}
         for event in self.of("ack", True):
             for row in event.rows:
                 found[event.task][row].append(event)

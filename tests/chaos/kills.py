@@ -14,10 +14,9 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 import psutil
 
 import dataplane as dp
+from tests.chaos.history import Event, History
 from tests.processes import StandingNode, Worker, eventually, warm
 
 ROLES = ("producer", "producer", "producer", "reward", "reward", "actor", "actor", "putter", "drafter")
@@ -48,8 +48,9 @@ class Told:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def __call__(self, what: str, task: str = "", rows: Any = ()) -> None:
-        os.write(self._file, (json.dumps([time.monotonic(), what, task, list(rows)]) + "\n").encode())
+    def __call__(self, what: str, task: str = "", rows: Any = (), began: float = 0.0) -> None:
+        now = time.monotonic()
+        os.write(self._file, (json.dumps([began or now, now, what, task, list(rows)]) + "\n").encode())
 
 
 def work(pipe: Any, role: str, number: int, address: str, log: str, seed: str) -> None:
@@ -91,7 +92,7 @@ def _produce(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
 
 def _consume(plane: Any, stream: Any, told: Told, chance: random.Random, role: str, number: int, turn: int) -> None:
     columns = ["id", "x"] if role == "reward" else ["id", "x", "r"]
-    lease_s = chance.choice([0.5, 2.0, 60.0])
+    lease_s, began = chance.choice([0.5, 2.0, 60.0]), time.monotonic()
     delivery = stream.consume(
         role, rows=chance.choice([1, 16, 64, 300]), columns=columns, lease=lease_s, timeout=1
     ).__enter__()
@@ -101,7 +102,7 @@ def _consume(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
         delivery.nack()
         raise
     ids = batch["id"].to_list()
-    told("deliver", role, ids)
+    told("deliver", role, ids, began)
     if not np.array_equal(batch["x"].numpy(), values(ids)) or delivery.keys != [str(i) for i in ids]:
         told("wrong", role, ids)
     if role == "actor" and not np.array_equal(batch["r"].numpy(), np.array(ids) * 0.5):
@@ -146,16 +147,6 @@ def _draft(plane: Any, stream: Any, told: Told, chance: random.Random, role: str
 
 
 @dataclass(slots=True)
-class Event:
-    """A line that a process wrote."""
-
-    at: float
-    what: str
-    task: str
-    rows: list[int]
-
-
-@dataclass(slots=True)
 class Found:
     """What a run came to."""
 
@@ -169,33 +160,26 @@ class Found:
     left: Left | None = None
 
 
-def judge(events: list[Event], found: Found) -> None:
-    """Hold the rules against what was told: no row lost, none acked twice or delivered after its ack, none wrong."""
-    of = defaultdict(list)
-    for event in events:
-        of[event.what, event.task].append(event)
-    appended = {row for event in of["append", ""] for row in event.rows}
-    found.appended += len(appended)
-    for (what, task), several in of.items():
-        if what == "wrong":
-            found.broken.append(f"{task!r} saw other columns than those of {several[0].rows[:4]}")
-        if not task and not what.startswith("append"):
-            found.errors[what] += len(several)
-    for task in TASKS:
-        acked: dict[int, float] = {}
-        twice = set()
-        for event in of["ack", task]:
-            twice.update(row for row in event.rows if row in acked)
-            acked.update(dict.fromkeys(event.rows, event.at))
-        perhaps = {row for event in of["ack?", task] for row in event.rows}
-        again = {
-            row for event in of["deliver", task] for row in event.rows if event.at > acked.get(row, np.inf) + 1.0
-        }  # a get may take a while
-        found.acked += len(acked)
-        found.delivered += sum(len(event.rows) for event in of["deliver", task])
-        for rows, why in ((appended - perhaps, "lost"), (twice, "acked twice"), (again, "delivered after its ack")):
-            if rows:
-                found.broken.append(f"{task!r}: {len(rows)} rows {why}, as {sorted(rows)[:4]}")
+def told_by(lines: list[str], history: History, errors: Counter[str]) -> None:
+    """Add what a process wrote: of what it was asking when it was killed, nobody knows what came."""
+    asked: Event | None = None
+    for line in lines:
+        began, ended, what, task, rows = json.loads(line)
+        event = Event(what.rstrip("?"), tuple(rows), task, 0, began, ended, True)
+        if what in ("append?", "ack?"):
+            asked = event
+        elif what == "wrong":
+            history.wrong.append(f"{task!r} saw other columns than those of {rows[:4]}")
+        elif what in ("append", "ack", "deliver"):
+            history.events.append(event)
+            asked = None
+        else:
+            errors[what] += 1
+            if asked is not None:
+                history.events.append(replace(asked, ended=ended, done=False, why=what))
+                asked = None
+    if asked is not None:
+        history.events.append(replace(asked, done=False, why="OutcomeUnknown"))
 
 
 # The node, and who is killed
@@ -266,7 +250,11 @@ class Run:
             found.kills += 1
             self._start(place)
         self._drain()
-        judge(list(self._events()), found)
+        history = self._history(found.errors)
+        found.broken += history.broken()
+        found.appended = sum(len(event.rows) for event in history.of("append", True))
+        found.acked = sum(len(event.rows) for event in history.of("ack", True))
+        found.delivered = sum(len(event.rows) for event in history.of("deliver"))
         self._check_nothing_left(before, found)
         return found
 
@@ -286,10 +274,11 @@ class Run:
         for worker, _ in self._workers.values():
             worker.__exit__(None, None, None)
 
-    def _events(self) -> Iterator[Event]:
+    def _history(self, errors: Counter[str]) -> History:
+        history = History(tasks=TASKS)
         for path in self._directory.glob("*.log"):
-            for line in path.read_text().split("\n")[:-1]:  # who is killed may leave half a line
-                yield Event(*json.loads(line))
+            told_by(path.read_text().split("\n")[:-1], history, errors)  # who is killed may leave half a line
+        return history
 
     def _check_nothing_left(self, before: Left, found: Found) -> None:
         stats = self._stream.stats()

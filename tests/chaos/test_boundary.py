@@ -5,81 +5,31 @@ What is said is random from a fixed seed. Each request is followed by another th
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-from tests import keys
+from tests.attack.neighbour import Node
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
+from tests.chaos.test_peers import voices
 from tests.etcd import cluster
-from tests.processes import WAIT_S, eventually
+from tests.processes import WAIT_S
 
 ROUNDS = 30  # requests of each kind
 
 
-class Node:
-    """A node as it is started by hand, whose log can be read."""
-
-    def __init__(self, directory: Path) -> None:
-        self._log = directory / "log"
-        self._socket = directory / "node.sock"
-        command = ["node", "--socket", self._socket, "--memory", "16MiB", "--spill", "0", "--prewarm", "0"]
-        command += ["--listen", "tcp://127.0.0.1:0", "--join", cluster()]
-        environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dataplane.cli", *map(str, command)],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=environment,
-            )
-        try:
-            eventually(lambda: "stop with" in self.log(), "it has started")
-        except BaseException:
-            self.stop()
-            raise
-        self.address = f"unix://{self._socket}"
-        self.listens = re.findall(r"find it at (\S+)", self.log())[0]
-
-    def log(self) -> str:
-        """What it has said."""
-        return self._log.read_text(errors="replace")
-
-    def lines(self) -> list[str]:
-        """Of that, what is no word about itself."""
-        said = [line for line in self.log().splitlines() if "find it at" not in line and "stop with" not in line]
-        return [line for line in said if "is no member any more" not in line]
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            assert self._process.wait(WAIT_S) == 0
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    node = Node(tmp_path_factory.mktemp("node"))
-    try:
+    options = ["--memory", "16MiB", "--spill", 0, "--listen", "tcp://127.0.0.1:0", "--join", cluster()]
+    with Node(tmp_path_factory.mktemp("node"), *options) as node:
         yield node
-    finally:
-        node.stop()
 
 
 @pytest.fixture
@@ -95,8 +45,8 @@ def tokens(node: Node, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
 
 def in_order(node: Node) -> None:
     """Fails where the log has what is no line about its sender."""
-    lines = [line for line in node.lines() if f"(pid {os.getpid()})" not in line and "peer " not in line]
-    assert [line for line in lines if not re.search(r"(others|pid \d+).*: \d+ more of this kind", line)] == []
+    lines = [line for line in node.about_others() if not re.search(r"others.*: \d+ more of this kind", line)]
+    assert lines == []
 
 
 def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) -> None:
@@ -125,59 +75,33 @@ def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) 
 
 def test_every_request_of_another_node_is_answered(node: Node, tokens: list[bytes]) -> None:
     frames, number = Frames(2, pm.PeerRequest, tokens), 100
-    context: zmq.Context[Any] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    try:
-        socket.linger = 0
-        keys.speak(socket, keys.of_this_user())
-        socket.connect(node.listens)
-        missing = set()
+    with voices() as voice:
+        other, missing = voice(node.listens, None), set()
         for kind in frames.kinds * ROUNDS:
             number += 1
             missing.add(number)
-            socket.send(frames.body(kind, number))
+            other.say(frames.body(kind, number), wait_s=WAIT_S)
         while missing:
-            assert socket.poll(int(WAIT_S * 1000)), f"{len(missing)} are not answered"
-            answer = msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply)
+            answer = other.hear(WAIT_S)
+            assert answer is not None, f"{len(missing)} are not answered"
             missing.remove(answer.id)
-        assert not socket.poll(100), "each is answered once"
-    finally:
-        context.destroy(linger=0)
+        assert other.hear(0.1) is None, "each is answered once"
     in_order(node)
 
 
 def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node) -> None:
     """All of it lies in ZeroMQ's queue as the node looks."""
-    context: zmq.Context[Any] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    try:
-        socket.linger = 0
-        keys.speak(socket, keys.of_this_user())
-        socket.connect(node.listens)
+    with voices() as voice:
+        other = voice(node.listens, None)
         consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
         no_rows = msgspec.msgpack.encode(consume)  # which no node asks
         good = [msgspec.msgpack.encode(pm.LedTables(number, None)) for number in range(5)]
         for body in (no_rows, *good):
-            socket.send(body)
-        heard = []
-        while len(heard) < 6:
-            assert socket.poll(int(WAIT_S * 1000))
-            heard.append(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply))
-    finally:
-        context.destroy(linger=0)
+            other.say(body, wait_s=WAIT_S)
+        heard = [other.hear(WAIT_S) for _ in range(6)]
     assert isinstance(heard[0], m.Failure)
     assert (heard[0].id, heard[0].name) == (9, "ProtocolMismatch")
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
-
-
-def test_settings_that_can_not_be_are_misuse(node: Node) -> None:
-    with Raw(node.address) as raw:
-        raw.socket.sendall(framed(msgspec.msgpack.encode(["open", 9, "s", [[], 0, 0, -1, 5, 1]])))
-        assert [(each.id, each.name) for each in (raw.hear(), raw.hear())] == [
-            (0, "ProtocolMismatch"),
-            (9, "Misuse"),
-        ]
-        assert raw.is_cut_off()
 
 
 def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import dataplane as dp
 from tests.cases import each_case
-from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.processes import MIB, StandingNode, Worker, pattern
 
 
 def consumer(pipe: Any, address: str) -> None:
@@ -36,23 +36,6 @@ def test_a_killed_consumers_pins_drop_at_once(tmp_path: Path, kind: str) -> None
         again = plane.put({"x": pattern(2, 12 * MIB)}, timeout=60)
         assert plane.stats().pinned_bytes == 0
         assert np.array_equal(plane.get(again)["x"].numpy(), pattern(2, 12 * MIB))
-
-
-@pytest.mark.long
-def test_others_pins_stay_when_a_consumer_is_killed(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(1, 4 * MIB).view(np.int64)})
-        view = plane.get(ref)["x"].numpy()
-        with Worker(consumer, node.address) as worker:
-            worker.say(ref)
-            worker.ask("numpy")
-            plane.free(ref)
-            worker.kill()
-        eventually(lambda: plane.stats().clients == 1, "the node noticed")
-        assert plane.stats().pinned_bytes == 4 * MIB
-        for seed in range(2, 5):  # over all the memory that is free
-            plane.free(plane.put({"x": pattern(seed, 12 * MIB)}, timeout=60))
-        assert np.array_equal(view, pattern(1, 4 * MIB))
 
 
 def stopped_producer(pipe: Any, address: str) -> None:
@@ -94,18 +77,3 @@ def test_a_process_stopped_past_its_lease_is_refused(tmp_path: Path) -> None:
         assert plane.stats().shards == 1
         # And it goes on as a client.
         assert np.array_equal(plane.get(worker.ask())["x"].numpy(), pattern(5, MIB))
-
-
-@pytest.mark.long
-def test_a_process_that_only_takes_its_time_keeps_its_lease(tmp_path: Path) -> None:
-    """Signs of life go out by themselves: a draft may stay open for several leases."""
-    with (
-        StandingNode(tmp_path, spill=0, reservation_lease_s=0.2) as node,
-        dp.connect(node.address) as plane,
-        dp.connect(node.address) as watcher,
-    ):
-        draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
-        opened = watcher.stats().uptime_s
-        eventually(lambda: watcher.stats().uptime_s > opened + 1.0, "five leases passed")
-        draft["x"][:] = pattern(3, MIB)
-        assert np.array_equal(watcher.get(draft.seal())["x"].numpy(), pattern(3, MIB))

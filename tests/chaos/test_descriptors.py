@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.processes import StandingNode, Worker, eventually, pattern
 
 LIMIT = 256
 VIEWS = 1000
@@ -57,70 +55,3 @@ def test_a_thousand_live_views_with_256_descriptors(tmp_path: Path) -> None:
         assert plane.stats().pinned_bytes >= VIEWS // 4 * (32 << 10)
         worker.ask()
         eventually(lambda: plane.stats().pinned_bytes == 0, "all pins dropped")
-
-
-def limited_node(pipe: Any, directory: Path) -> None:
-    from dataplane.config import NodeConfig
-    from dataplane.node.node import Node, run
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
-    node = Node(NodeConfig(memory="16MiB", spill="64MiB", spill_dir=directory, prewarm=0), directory / "s")
-    run(node, ready=lambda: pipe.send(node.address))
-
-
-def crowd_in(pid: int, path: Path) -> list[socket.socket]:
-    """Connections, until the node has no descriptor left and a hundred more wait to be accepted."""
-    crowd: list[socket.socket] = []
-
-    def full() -> bool:
-        with suppress(BlockingIOError):
-            while True:
-                connected = socket.socket(socket.AF_UNIX)
-                crowd.append(connected)
-                connected.setblocking(False)
-                connected.connect(str(path))
-        return len(os.listdir(f"/proc/{pid}/fd")) >= LIMIT
-
-    eventually(full, "it has no more")
-    return crowd
-
-
-def test_a_node_out_of_descriptors_serves_those_it_has_and_recovers(tmp_path: Path) -> None:
-    """Connections until it has none left: who is there goes on, spilling too; who comes later waits for one."""
-    with Worker(limited_node, tmp_path) as node:
-        address = node.hear()
-        with dp.connect(address) as plane:
-            refs = [plane.put({"x": pattern(seed, MIB)}) for seed in range(8)]
-            crowd = crowd_in(node.pid, tmp_path / "s")
-            try:
-                for seed, ref in enumerate(refs):
-                    assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
-            finally:
-                for connected in crowd:
-                    connected.close()
-            with dp.connect(address) as later:
-                assert later.get(refs[3])["x"].numpy()[0, 1] == pattern(3, 64)[0, 1]
-            for seed in range(8, 24):
-                refs.append(plane.put({"x": pattern(seed, MIB)}, timeout=60))
-            assert np.array_equal(plane.get(refs[12])["x"].numpy(), pattern(12, MIB))
-
-
-@pytest.mark.long
-def test_spilling_without_descriptors_loses_nothing(tmp_path: Path) -> None:
-    """Neither writing nor reading back can open a file: both are tried again, no shard is taken to be damaged."""
-    with Worker(limited_node, tmp_path) as node:
-        address = node.hear()
-        with dp.connect(address) as plane:
-            refs = [plane.put({"x": pattern(seed, 2 * MIB)}) for seed in range(12)]
-            eventually(lambda: plane.stats().spilled_shards >= 4, "some are on disk")
-            crowd = crowd_in(node.pid, tmp_path / "s")
-            for ref in refs:
-                with suppress(dp.Backpressure):
-                    plane.get(ref, timeout=0.1)
-            with suppress(dp.Backpressure):
-                plane.put({"x": pattern(0, 8 * MIB)}, timeout=0.1)
-            for connected in crowd:
-                connected.close()
-            eventually(lambda: plane.stats().clients == 1, "they have gone")
-            for seed, ref in enumerate(refs):
-                assert np.array_equal(plane.get(ref, timeout=60)["x"].numpy(), pattern(seed, 2 * MIB))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +99,27 @@ def consume(plane: dp.Plane, history: History, draw: random.Random) -> None:
                 history.busy.set()
 
 
-def until_gone(work: Callable[..., None], address: str, *arguments: object) -> None:
+def until_gone(work: Callable[[dp.Plane], None], address: str) -> None:
     """Work until the node has died."""
-    with suppress(dp.PeerUnavailable, dp.OutcomeUnknown), dp.connect(address) as plane:
-        work(plane, *arguments)
+    with suppress(dp.PeerUnavailable, dp.OutcomeUnknown, dp.NotReady), dp.connect(address) as plane:
+        work(plane)
 
 
-def live(path: Path, history: History, seconds: float, draw: random.Random, *, starting: bool) -> None:
-    """One life, killed so long after it was started, or after it has done some work."""
-    history.due = len(history.acked) + draw.randint(4, 40)
-    history.busy.clear()
+def live(
+    path: Path, works: list[Callable[[dp.Plane], None]], worked: threading.Event, seconds: float, *, starting: bool
+) -> bool:
+    """One life, killed so long after it was started, or after it has done some work; whether it had started."""
+    worked.clear()
     with node(path) as process:
         killing = threading.Timer(seconds, process.kill)
         if starting:
             killing.start()
-        if process.stdout.readline():
-            history.lives += 1
-            address = f"unix://{path / 's'}"
-            works: list[tuple[object, ...]] = [(produce, address, history, f"p{n}", draw) for n in range(PRODUCERS)]
-            works += [(consume, address, history, draw) for _ in range(CONSUMERS)]
-            threads = [threading.Thread(target=until_gone, args=work) for work in works]
+        started = bool(process.stdout.readline())
+        if started:
+            threads = [threading.Thread(target=until_gone, args=(work, f"unix://{path / 's'}")) for work in works]
             for thread in threads:
                 thread.start()
-            if not starting and history.busy.wait(WAIT_S):
+            if not starting and worked.wait(WAIT_S):
                 killing.start()
             for thread in threads:
                 thread.join()
@@ -128,27 +127,35 @@ def live(path: Path, history: History, seconds: float, draw: random.Random, *, s
         if killing.ident is not None:
             killing.join()
         process.kill()
+    return started
+
+
+@contextmanager
+def living(path: Path) -> Iterator[tuple[Command, dp.Plane]]:
+    """A node and a client of it, until the node is killed."""
+    with node(path) as process:
+        try:
+            assert process.stdout.readline(), "it starts"
+            with dp.connect(f"unix://{path / 's'}") as plane:
+                yield process, plane
+        finally:
+            process.kill()
 
 
 def drained(path: Path, history: History) -> set[str]:
     """All rows that are left, in a last life."""
     left: set[str] = set()
-    with node(path) as process:
-        try:
-            assert process.stdout.readline(), "it starts"
-            with dp.connect(f"unix://{path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], max_rows=AHEAD, durable=True)
-                stream.close()
-                with suppress(dp.Closed):
-                    while True:
-                        delivery = stream.consume("train", rows=64, columns=["x"], min_rows=1, timeout=60)
-                        history.leased(list(delivery.keys), [bytes(row) for row in delivery.get()["x"]])
-                        history.holds(left.isdisjoint(delivery.keys), "a row is there twice")
-                        left |= set(delivery.keys)
-                        delivery.ack()
-                assert stream.lost() == []
-        finally:
-            process.kill()
+    with living(path) as (_, plane):
+        stream = plane.stream("rows", ["train"], max_rows=AHEAD, durable=True)
+        stream.close()
+        with suppress(dp.Closed):
+            while True:
+                delivery = stream.consume("train", rows=64, columns=["x"], min_rows=1, timeout=60)
+                history.leased(list(delivery.keys), [bytes(row) for row in delivery.get()["x"]])
+                history.holds(left.isdisjoint(delivery.keys), "a row is there twice")
+                left |= set(delivery.keys)
+                delivery.ack()
+        assert stream.lost() == []
     return left
 
 
@@ -162,89 +169,26 @@ def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Pat
 
     state: dict[str, Any] = {}
     for life in range(3):
-        with node(tmp_path) as process:
-            try:
-                assert process.stdout.readline()
-                with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                    if not life:
-                        stream = plane.stream("rows", ["train"], durable=True)
-                        for version in range(6):
-                            stream.append({"id": [2 * version, 2 * version + 1]}, version=version)
-                    batches = loader(plane)
-                    if state:
-                        batches.load_state_dict(state)
-                    step = iter(batches)
-                    assert next(step)["id"].tolist() == [4 * life, 4 * life + 1]
-                    assert next(step)["id"].tolist() == [4 * life + 2, 4 * life + 3]
-                    batches.ack()
-                    state = batches.state_dict()
-                    assert (state["steps"], state["rows"], state["version"]) == (
-                        2 * life + 2,
-                        4 * life + 4,
-                        2 * life + 1,
-                    )
-                    process.kill()
-                    step.close()  # type: ignore[attr-defined]
-            finally:
-                process.kill()
-
-
-@pytest.mark.long
-def test_a_full_disk_is_backpressure_and_room_is_made_by_acks(tmp_path: Path, small_disk: Path) -> None:
-    put: list[str] = []
-    with node(tmp_path, small_disk / "data") as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+        with living(tmp_path) as (process, plane):
+            if not life:
                 stream = plane.stream("rows", ["train"], durable=True)
-                with pytest.raises(dp.Backpressure) as refused:
-                    while len(put) < 8:
-                        stream.append({"x": [bytes([len(put)]) * MIB]}, keys=[f"k{len(put)}"], timeout=1.0)
-                        put.append(f"k{len(put)}")
-                assert "No space left" in refused.value.spill_error
-                assert 1 <= len(put) <= 4
-                taken = stream.consume("train", rows=1, columns=["x"], timeout=60)
-                assert bytes(taken.get()["x"][0]) == bytes(MIB)
-                taken.ack()
-                stream.append({"x": [b"\xff" * MIB]}, keys=["last"], timeout=30.0)
-                put[:1] = []
-        finally:
+                for version in range(6):
+                    stream.append({"id": [2 * version, 2 * version + 1]}, version=version)
+            batches = loader(plane)
+            if state:
+                batches.load_state_dict(state)
+            step = iter(batches)
+            assert next(step)["id"].tolist() == [4 * life, 4 * life + 1]
+            assert next(step)["id"].tolist() == [4 * life + 2, 4 * life + 3]
+            batches.ack()
+            state = batches.state_dict()
+            assert (state["steps"], state["rows"], state["version"]) == (
+                2 * life + 2,
+                4 * life + 4,
+                2 * life + 1,
+            )
             process.kill()
-    with node(tmp_path, small_disk / "data") as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], durable=True)
-                taken = stream.consume("train", rows=8, columns=["x"], timeout=60)
-                assert taken.keys == [*put, "last"]
-                assert [bytes(row) for row in taken.get()["x"]][-1] == b"\xff" * MIB
-        finally:
-            process.kill()
-
-
-def test_a_wrong_byte_is_corrupt_and_says_where(tmp_path: Path) -> None:
-    with node(tmp_path) as process:
-        assert process.stdout.readline()
-        with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-            stream = plane.stream("rows", ["train"], durable=True)
-            for at in range(2):
-                stream.append({"x": [bytes([at]) * MIB]}, keys=[f"k{at}"])
-            process.kill()
-    (shards,) = (tmp_path / "data" / "shards").iterdir()
-    with shards.open("r+b") as file:
-        file.seek(1000)
-        file.write(b"\x01")
-    with node(tmp_path) as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
-                stream = plane.stream("rows", ["train"], durable=True)
-                first, second = (stream.consume("train", rows=1, columns=["x"], timeout=60) for _ in range(2))
-                with pytest.raises(dp.Corrupt, match=shards.name):
-                    first.get()
-                assert bytes(second.get()["x"][0]) == b"\x01" * MIB
-        finally:
-            process.kill()
+            step.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.timeout(max(180, 20 * KILLS))
@@ -252,7 +196,11 @@ def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()
     for number in range(KILLS):
         starting = number % 5 == 3
-        live(tmp_path, history, draw.uniform(0.0, 3.0 if starting else 0.2), draw, starting=starting)
+        history.due = len(history.acked) + draw.randint(4, 40)
+        works = [partial(produce, history=history, name=f"p{n}", draw=draw) for n in range(PRODUCERS)]
+        works += [partial(consume, history=history, draw=draw) for _ in range(CONSUMERS)]
+        seconds = draw.uniform(0.0, 3.0 if starting else 0.2)
+        history.lives += live(tmp_path, works, history.busy, seconds, starting=starting)
         assert history.broken == []
     left = drained(tmp_path, history)
     assert history.broken == []

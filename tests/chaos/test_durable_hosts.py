@@ -55,18 +55,6 @@ def hosts(
                 pass
 
 
-@contextmanager
-def one_more(path: Path, etcd: EtcdServer, number: int) -> Iterator[dp.Plane]:
-    """A node that comes later than the others."""
-    with started(path, number, f"etcd://{etcd.address}/durable") as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{path / f's{number}'}") as plane:
-                yield plane
-        finally:
-            process.kill()
-
-
 def opened(plane: dp.Plane) -> dp.Stream:
     return plane.stream("rows", ["train"], durable=True)
 

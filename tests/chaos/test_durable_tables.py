@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +14,12 @@ import pytest
 import xxhash
 
 import dataplane as dp
-from tests.chaos.test_durable import KILLS, MIB, node
-from tests.processes import eventually
+from tests.chaos.test_durable import KILLS, MIB, live, living
 
 WRITERS, TAKERS = 2, 2
 NAMES = 40  # of rows that a writer writes again and again
 SIZES = (300, 5_000, 40_000, MIB)
 TASK = "train"
-TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -83,51 +79,9 @@ class Taker:
                 self.given[claim] = taken.tolist()
 
 
-def until_killed(work: Callable[[dp.Plane], None], address: str) -> None:
-    with suppress(dp.PeerUnavailable, dp.OutcomeUnknown, dp.NotReady), dp.connect(address) as plane:
-        work(plane)
-
-
-def live(
-    path: Path, works: list[Callable[[dp.Plane], None]], worked: threading.Event, seconds: float, *, starting: bool
-) -> bool:
-    """One life, killed so long after it was started, or after it had answered something; whether it had started."""
-    worked.clear()
-    with node(path) as process:
-        killing = threading.Timer(seconds, process.kill)
-        if starting:
-            killing.start()
-        started = bool(process.stdout.readline())
-        if started:
-            threads = [threading.Thread(target=until_killed, args=(work, f"unix://{path / 's'}")) for work in works]
-            for thread in threads:
-                thread.start()
-            if not starting and worked.wait(TIMEOUT_S):
-                killing.start()
-            for thread in threads:
-                thread.join()
-        killing.cancel()
-        if killing.ident is not None:
-            killing.join()
-        process.kill()
-    return started
-
-
-@contextmanager
-def living(path: Path) -> Iterator[dp.Plane]:
-    """A node and a client of it, until the node is killed."""
-    with node(path) as process:
-        try:
-            assert process.stdout.readline(), "it starts"
-            with dp.connect(f"unix://{path / 's'}") as plane:
-                yield plane
-        finally:
-            process.kill()
-
-
 def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
     """In a last life: rows, their columns and tags, what was taken, and under which claim."""
-    with living(path) as plane:
+    with living(path) as (_, plane):
         table = plane.table("rows")
         seen = table.look(columns=["x"])
         tags = dict(zip(seen.keys, seen.tags, strict=True))
@@ -149,39 +103,6 @@ def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
                 found_rows = taken.claimed(TASK, claim)
                 assert found_rows is not None, claim
                 assert found_rows.tolist() == rows
-
-
-@pytest.mark.long
-def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
-    with living(tmp_path) as plane:
-        table = plane.table("state", durable=True)
-        assert table.write(["a", "b", "c"], {"x": [b"a" * MIB, b"b", b"c"]}, tags=[{"n": n} for n in range(3)]).tolist()
-        table.write(["a"], {"x": [b"A"], "y": [1.5]})
-        assert table.take("train", [0], give=[0, 2], claim="step-0") is not None
-        table.clear(["b"])
-        plane.table("process").write(["z"], {"x": [b"1"]})
-    for life in range(2):
-        with living(tmp_path) as plane:
-            table = plane.table("state")
-            seen = table.look(columns=["x", "y"])
-            assert (seen.keys, seen.tags) == (["a", "c"], [{"n": 0}, {"n": 2}])
-            assert seen.have.tolist() == [[True, True], [True, False]]
-            assert [bytes(row) for row in plane.get(table.read(["a", "c"], ["x"]))["x"]] == [b"A", b"c"]
-            assert table.taken("train").tolist() == [True, False]
-            claimed = table.claimed("train", "step-0")
-            assert claimed is not None
-            assert claimed.tolist() == [0, 2]
-            assert table.write([f"new {life}"]).tolist() == [3 + life]
-            table.clear([f"new {life}"])
-            assert plane.table("process").look().keys == []
-            assert plane.tables()["state"]["rows"] == 2
-            if life:
-                table.drop()
-                eventually(lambda: plane.stats().shards == 0, "nothing is left of it")
-    with living(tmp_path) as plane:
-        assert plane.stats().shards == 0
-        assert plane.table("state").look().keys == []
-        assert plane.table("state", durable=True).write(["a"]).tolist() == [5], "numbers go on"
 
 
 @pytest.mark.timeout(max(180, 20 * KILLS))

@@ -6,9 +6,7 @@ can write to its memory; who reads them meanwhile is told, or has wrong values.
 
 from __future__ import annotations
 
-import os
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.batch.columns import Plan, plan
-from dataplane.batch.layout import ColumnLayout, aligned
+from dataplane.batch.layout import ColumnLayout
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw
@@ -125,74 +123,4 @@ def test_a_shard_with_false_bytes_is_refused_or_harmless(node: StandingNode, kin
         assert neighbour.join() == 0
         assert found["data"] or found["Corrupt"]
         assert found["refused"] or kind == "numbers"
-        assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1]
-
-
-# After the node has looked
-
-
-def writable() -> Iterator[tuple[int, int]]:
-    """The shared memory that this process may write to: from where to where."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if (found := re.match(r"([0-9a-f]+)-([0-9a-f]+) rw.s .*memfd:", line)) is not None:
-            yield int(found[1], 16), int(found[2], 16)
-
-
-def places(memory: int, mark: bytes) -> Iterator[int]:
-    """Where the bytes are in what this process may write to."""
-    for start, end in writable():
-        found = os.pread(memory, min(end - start, 64 << 20), start).find(mark)
-        if found >= 0:
-            yield start + found
-
-
-def writer(pipe: Any, address: str, kind: str) -> None:
-    """Puts a shard, tells its reference, and then changes its tables for as long as nobody says anything."""
-    made = planned(kind)
-    padding = np.arange(m.MAX_INLINE, dtype=np.int64)  # so that it is written to memory that both share
-    chance, right = random.Random(1), payload(made)
-    with dp.connect(address) as plane:
-        ref = plane.put({kind: KINDS[kind], "padding": np.tile(padding, (ROWS, 1))})
-        memory = os.open("/proc/self/mem", os.O_RDWR)
-        found = list(places(memory, right))
-        pipe.send(ref.select(kind).encode())
-        while not pipe.poll():
-            for place in found:
-                data = false(chance, made)
-                os.pwrite(memory, data, place)
-                os.pwrite(memory, right[: aligned(len(data))], place)
-        os.close(memory)
-
-
-def repeated_reader(pipe: Any, address: str) -> None:
-    """Looks at a reference again and again; tells what it found."""
-    found = Counter[str]()
-    with dp.connect(address) as plane:
-        ref = dp.BatchRef.decode(pipe.recv())
-        for _ in range(150):
-            try:
-                look(plane.get(ref, timeout=60))
-            except dp.DataplaneError as error:
-                found[type(error).__name__] += 1
-            else:
-                found["data"] += 1
-    pipe.send(dict(found))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("numbers", "repeated")])
-def test_bytes_that_change_while_they_are_read_harm_nobody(node: StandingNode, kind: str) -> None:
-    """What the node has looked at is not what is there any more. Where the memory can not be written after the seal,
-    there is nothing to change, and all that is read is right."""
-    with (
-        Worker(writer, node.address, kind) as hostile,
-        Worker(repeated_reader, node.address) as neighbour,
-        dp.connect(node.address) as plane,
-    ):
-        found = neighbour.ask(hostile.hear())
-        hostile.say()
-        assert neighbour.join() == 0
-        assert hostile.join() == 0
-        assert found.keys() <= {"data", "Corrupt"}
-        assert sum(found.values()) == 150
         assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1]

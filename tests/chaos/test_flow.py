@@ -27,29 +27,6 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
 
 
 @pytest.mark.long
-async def test_many_consumers_of_one_plane_that_are_answered_at_once_all_get_their_rows(node: StandingNode) -> None:
-    """More than 100 MiB of answers in one turn of the node's loop."""
-    async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
-        tasks = [f"t{number}" for number in range(CONSUMERS)]
-        stream = await plane.stream("s", tasks=tasks)
-        waiting = [
-            asyncio.ensure_future(stream.consume(task, rows=ROWS, min_rows=ROWS, columns=["x"], timeout=60))
-            for task in tasks
-        ]
-        columns, groups = {"x": np.zeros(ROWS, np.int8)}, [f"group-{row:06d}" for row in range(ROWS)]
-        tags = {"d": [f"tag-{row % 7}" for row in range(ROWS)]}
-        nobodys, ours = await other.stream("nobody's", tasks=tasks), await other.stream("s")
-        before = own_memory(node.pid)
-        await nobodys.append(columns, group=groups, tags=tags)  # what rows take, answered or not
-        between = own_memory(node.pid)
-        await ours.append(columns, group=groups, tags=tags)
-        deliveries = await asyncio.gather(*waiting)
-        assert [len(delivery) for delivery in deliveries] == [ROWS] * CONSUMERS
-        grown = own_memory(node.pid) - between
-        assert grown < between - before + 80 * MIB, "answers are not made before they can be taken"
-
-
-@pytest.mark.long
 def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node: StandingNode) -> None:
     """It takes them later: a process may be stopped for a while."""
     with Raw(node.address) as raw, dp.connect(node.address) as plane:

@@ -66,32 +66,6 @@ def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
 
 
-@pytest.mark.long
-@each_case("closed", [False, True], ids=["plane open", "plane closed"])
-def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
-    with dp.connect(node.address) as watcher:
-        plane = dp.connect(node.address)
-        batch = plane.get(plane.put({"x": pattern(1, MIB)}))
-        views = [batch["x"].numpy(), batch["x"].torch(), batch["x"].arrow()]
-        del batch
-        if closed:
-            plane.close()
-
-        def drop_all() -> int:
-            total = int(views[0].sum())
-            views.clear()
-            return total
-
-        assert in_child(drop_all) == int(pattern(1, MIB).sum())
-        assert watcher.stats().pinned_bytes == MIB
-        for seed in range(2, 6):
-            watcher.free(watcher.put({"x": pattern(seed, 8 * MIB)}, timeout=60))
-        assert np.array_equal(views[0], pattern(1, MIB))
-        views.clear()
-        eventually(lambda: watcher.stats().pinned_bytes == 0, "the parent's own pin drops")
-        plane.close()
-
-
 @pytest.fixture
 def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Forks a process that says what `work` returns each time it is asked; `ask()` is what to ask by."""
@@ -214,33 +188,6 @@ def test_the_child_connects_by_itself(node: StandingNode) -> None:
 
         ref = pickle.loads(in_child(work))
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB))
-
-
-def use_in_process(plane: dp.Plane, pipe: Any) -> None:
-    try:
-        plane.stats()
-    except dp.Forked as error:
-        pipe.send(error)
-
-
-@pytest.mark.long
-def test_a_process_forked_by_multiprocessing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
-        context = multiprocessing.get_context("fork")
-        mine, theirs = context.Pipe()
-        child = context.Process(target=use_in_process, args=(plane, theirs))
-        child.start()
-        assert mine.poll(WAIT_S)
-        error = mine.recv()
-        child.join(WAIT_S)
-        assert child.exitcode == 0
-        child.close()
-        mine.close()
-        theirs.close()
-        assert isinstance(error, dp.Forked)
-        assert plane.stats().pinned_bytes == MIB
-        assert np.array_equal(view, pattern(1, MIB))
 
 
 @pytest.mark.long

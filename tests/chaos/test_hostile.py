@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import numpy as np
-import psutil
 import pytest
 
 import dataplane as dp
@@ -19,9 +15,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
+from tests.attack.neighbour import Neighbour
 from tests.cases import each_case
 from tests.chaos.raw import Raw, framed, one_column
-from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.processes import MIB, StandingNode, pattern
 
 BUDGET = 16 * MIB
 ALLOWED = 64 * MIB  # of the node's own memory, on top of what it had
@@ -33,60 +30,18 @@ def own_memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
-class Neighbour:
-    """A client that goes on working, and counts; every answer it gets must be right, and come in time."""
-
-    def __init__(self, address: str) -> None:
-        self.errors: list[BaseException] = []
-        self.rounds = 0
-        self._stop = threading.Event()
-        self._plane = dp.connect(address)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            kept = self._plane.get(self._plane.put({"x": pattern(77, MIB)}))["x"].numpy()
-            while not self._stop.is_set():
-                ref = self._plane.put({"x": pattern(self.rounds, MIB // 2), "t": ["a"]}, timeout=60)
-                batch = self._plane.get(ref, timeout=60)
-                assert np.array_equal(batch["x"].numpy(), pattern(self.rounds, MIB // 2))
-                assert batch["t"].to_list() == ["a"]
-                del batch
-                self._plane.free(ref)
-                self.rounds += 1
-            assert np.array_equal(kept, pattern(77, MIB))
-        except BaseException as error:
-            self.errors.append(error)
-
-    def works(self) -> None:
-        """Fails unless it gets two more rounds done."""
-        goal = self.rounds + 2
-        eventually(lambda: self.rounds >= goal or self.errors, "the neighbour goes on")
-        assert not self.errors
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        self._plane.close()
-        assert not self.errors
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     """A node with a neighbour on it, whose memory is looked at before and after."""
     with StandingNode(tmp_path, memory=BUDGET, spill="16MiB") as node:
-        neighbour = Neighbour(node.address)
-        try:
-            neighbour.works()
+        with Neighbour(node.address) as neighbour:
             before = own_memory(node.pid)
             yield node
             grown = own_memory(node.pid) - before
-            neighbour.works()
-        finally:
             neighbour.stop()
+        with Neighbour(node.address) as another:  # it goes on
+            another.stop()
         assert grown < ALLOWED
-        assert psutil.pid_exists(node.pid)
 
 
 # What is no message
@@ -95,13 +50,8 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
 NONSENSE = {
     "text": b"GET / HTTP/1.1\r\n\r\n",
     "the largest length": struct.pack("<I", 0xFFFFFFFF),
-    "one byte too long": struct.pack("<I", m.MAX_FRAME + 1),
     "an empty frame": framed(b""),
     "no MessagePack": framed(b"\xc1" * 10),
-    "no array": framed(msgspec.msgpack.encode({"put": 1})),
-    "an unknown tag": framed(msgspec.msgpack.encode(["steal", 1])),
-    "a tag alone": framed(msgspec.msgpack.encode(["put"])),
-    "wrong types": framed(msgspec.msgpack.encode(["pin", "a", 7, None])),
     "text that is no UTF-8": framed(b"\x95\xa4seal\x01\x90\xa2\xff\xfe\xc2"),
     "deep nesting": framed(b"\x91" * 100_000),
     "an announced array of billions": framed(b"\xdd\xff\xff\xff\xff"),
@@ -129,106 +79,7 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
         assert raw.is_cut_off()
 
 
-def random_message(chance: random.Random) -> m.Message:
-    """A valid message with whatever in its fields."""
-
-    def number() -> int:
-        return chance.choice([0, 1, 2, 3, 5, 100, 4096, BUDGET, 2**31, 2**63 - 1, -1])
-
-    def numbers() -> list[int]:
-        return [number() for _ in range(chance.randrange(5))]
-
-    def seconds() -> float:
-        return chance.choice([0.0, 0.001, 1e300])
-
-    def layout() -> bytes:
-        good = one_column(
-            chance.choice([0, 64, 4096]), chance.choice([None, 3, 2**40]), chance.choice([0, 64, -64, 2**50])
-        )
-        return chance.choice([good, good[:-1], b"", chance.randbytes(20)])
-
-    def rows() -> tuple[int, int, bytes]:
-        return chance.choice([(0, 1, b""), (0, 2**60, b""), (0, 3, b"B\x00\x02"), (0, 0, b"Q" + b"\xff" * 8)])
-
-    def others() -> list[m.Wanted]:
-        return [(chance.randbytes(8), number(), [(numbers(), rows())]) for _ in range(chance.randrange(3))]
-
-    def chunks() -> list[m.ChunkPart]:
-        step = (chance.randbytes(8), number(), chance.randbytes(8), number())
-        return [(chance.randbytes(chance.randrange(40)), [step]) for _ in range(chance.randrange(3))]
-
-    identifier = chance.choice([0, 1, 2, 3, 2**60, -5])
-    return chance.choice(
-        [
-            m.Hello(identifier, m.MAJOR, chance.choice([0, 7]), "x" * chance.choice([0, 10, 100_000]), True),
-            m.Reserve(identifier, numbers(), seconds()),
-            m.Seal(identifier, [(number(), layout()) for _ in range(2)], "s", chance.random() < 0.5),
-            m.Abort(numbers()),
-            m.Put(identifier, bytes(chance.choice([0, 64, 4096, m.MAX_INLINE + 1])), layout(), "s", seconds()),
-            m.Pin(identifier, numbers(), seconds()),
-            m.Pin(identifier, numbers(), seconds(), others(), chance.random() < 0.5),
-            m.Pin(identifier, numbers(), seconds(), others(), True, False, True, chunks=chunks()),
-            m.LiveRows(identifier, number(), number(), number(), number()),
-            m.Prefetch(identifier, numbers(), others(), seconds()),
-            m.Unpin(numbers()),
-            m.Free(identifier, [], [(number(), numbers(), rows())], chance.choice(["", "s"])),
-            m.Stats(identifier),
-            m.Cancel(identifier),
-            m.Alive(),
-        ]
-    )
-
-
-def test_valid_frames_with_random_fields(node: StandingNode) -> None:
-    for seed in range(120):
-        chance = random.Random(seed)
-        with Raw(node.address) as raw, suppress(OSError):
-            raw.socket.settimeout(1)
-            for _ in range(30):
-                raw.send(random_message(chance))
-
-
 # Claims that are false
-
-
-def column(buffers: tuple[tuple[int, int], ...], rows: int = 4, kind: str = "ragged") -> bytes:
-    field = Field(kind, "uint8" if kind != "text" else "", (None,) if kind == "ragged" else ())  # type: ignore[arg-type]
-    return ShardLayout((("x", ColumnLayout(field, rows, rows, buffers)),)).encode()
-
-
-FALSE_LAYOUTS = {
-    "not a layout": b"\x90\x91",
-    "no columns": ShardLayout(()).encode(),
-    "beyond the extent": one_column(4096, 8192),
-    "a negative offset": one_column(64, 64, -64),
-    "an offset that is not aligned": one_column(64, 64, 3),
-    "offsets that fall": column(((0, 40), (64, 16))),
-    "an offset that overflows": column(((2**62, 40), (64, 16))),
-    "text with offsets outside": column(((0, 40), (64, 8)), kind="text"),
-    "more rows than can be": one_column(64, 2**61),
-    "a name twice": ShardLayout(
-        tuple(("x", ColumnLayout(Field("dense", "uint8", ()), 1, 1, ((0, 1),))) for _ in range(2))
-    ).encode(),
-}
-
-
-@each_case("how", ["put", "seal"])
-@each_case("what", FALSE_LAYOUTS)
-def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> None:
-    layout = FALSE_LAYOUTS[what]
-    # The bytes read as row offsets: 0, 9, 3, ..., which fall.
-    payload = struct.pack("<5q", 0, 9, 3, 2**62, -1).ljust(4096, b"\0")
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        before = plane.stats().shards
-        if how == "put":
-            reply = raw.ask(m.Put(raw.next(), payload, layout, "", 1.0))
-        else:
-            (shard,) = raw.reserve(4096)
-            reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
-        assert isinstance(reply, m.Failure)
-        assert (reply.name, reply.id) == ("Corrupt", raw.next() - 1)
-        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures), "the connection goes on"
-        eventually(lambda: plane.stats().shards <= before + 1, "nothing came of it")  # the neighbour comes and goes
 
 
 @pytest.mark.long
@@ -268,20 +119,6 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
 
 
 @pytest.mark.long
-def test_half_frames_from_many(node: StandingNode) -> None:
-    """Announces what is large and sends a byte of it: what is kept is what came."""
-    raws = [Raw(node.address) for _ in range(150)]
-    try:
-        for raw in raws:
-            raw.socket.sendall(struct.pack("<I", m.MAX_FRAME) + b"\x95")
-        with dp.connect(node.address) as plane:
-            assert plane.stats().clients >= 150
-    finally:
-        for raw in raws:
-            raw.close()
-
-
-@pytest.mark.long
 def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> None:
     """The answer would describe it a million times."""
     with Raw(node.address) as raw:
@@ -289,38 +126,3 @@ def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> No
         raw.send(m.Pin(raw.next(), [shard] * 1_000_000, 1.0))
         with suppress(EOFError):
             assert isinstance(raw.hear(), m.Failure)
-
-
-def test_an_answer_is_not_read(node: StandingNode) -> None:
-    """The node reads no more from one that does not take its answers, and so keeps few of them."""
-    with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        process = psutil.Process(plane.stats().pid)
-        before = process.memory_info().rss
-        question = frame(m.Stats(1)) * 1000
-        raw.socket.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            for _ in range(10_000):
-                raw.socket.sendall(question)
-        assert process.memory_info().rss < before + (32 << 20)
-        assert np.array_equal(plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
-
-
-# Every request has one answer
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("together", [True, False])
-def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) -> None:
-    with Raw(node.address) as raw:
-        raw.reserve(14 * MIB)
-        request = m.Reserve(raw.next(), [8 * MIB], 60.0)
-        if together:
-            raw.send(request, m.Cancel(request.id))
-        else:
-            raw.send(request)
-            assert isinstance(raw.ask(m.Stats(100)), m.Figures)
-            raw.send(m.Cancel(request.id))
-        reply = raw.hear()
-        assert (reply.id, reply.name) == (request.id, m.CANCELLED)
-        raw.send(m.Cancel(request.id), m.Cancel(12345))
-        assert raw.ask(m.Stats(101)).id == 101

@@ -14,7 +14,7 @@ import pytest
 
 import dataplane as dp
 from tests.integration.test_hosts import Host, Hosts, Planes, members, together
-from tests.processes import MIB, WAIT_S, eventually, pattern
+from tests.processes import MIB, eventually, pattern
 
 
 @pytest.fixture
@@ -61,33 +61,6 @@ def test_unavailable_and_then_lost(two: Hosts, planes: Planes) -> None:
     with pytest.raises(dp.OwnerDied):
         other.get(dp.concat([own, small]))
     other.free(small)
-
-
-@pytest.mark.long
-def test_a_reader_that_waits_hears_of_the_death_as_soon_as_the_node_does(two: Hosts, planes: Planes) -> None:
-    """It was told what the shard is, and waits for leave to read it."""
-    one, other = planes
-    ref = one.put({"x": pattern(1, 8 * MIB, 8)})
-    other.get(ref[:1])  # so it is known what the shard is, and more of it is to be fetched
-    two[0].freeze()
-    errors: list[Exception] = []
-
-    def read() -> None:
-        try:
-            other.get(ref, timeout=600)
-        except dp.DataplaneError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=read)
-    waiting.start()
-    try:
-        eventually(lambda: members(other) == {other.stats().node}, "the other is no member")
-        waiting.join(WAIT_S)
-        assert not waiting.is_alive(), "it waits for who is no member any more"
-        assert isinstance(errors[0], dp.OwnerDied | dp.PeerUnavailable)
-    finally:
-        two[0].thaw()
-        waiting.join()
 
 
 def test_killed_while_others_read(tmp_path: Path) -> None:
@@ -137,7 +110,7 @@ def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> No
         with pytest.raises(dp.PeerUnavailable):
             other.get(ref, timeout=0.1)
         eventually(lambda: members(other) == {other.stats().node}, "it is no member")
-        with pytest.raises(dp.PeerUnavailable):
+        with pytest.raises(dp.PeerUnavailable, match="away"):  # and may come back
             other.get(ref_2, timeout=600)
     finally:
         two[0].thaw()

@@ -103,23 +103,6 @@ def waits(pipe: Any, address: str, how: str) -> None:
         pipe.send(type(error).__name__)
 
 
-@pytest.mark.long
-def test_many_that_wait_keep_no_more_than_one_client_may(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        stream = plane.stream("s", ["a"], max_rows=1)
-        stream.append({"x": [1]})
-        most = m.MAX_WAITING_BYTES // m.MAX_INLINE
-        for _ in range(most + 8):
-            raw.send(appending(raw, stream, nbytes=m.MAX_INLINE, timeout_s=60.0))
-        for _ in range(8):
-            reply = raw.hear()
-            assert (reply.name, reply.fields["what"]) == ("LimitExceeded", "bytes of requests that wait")
-        assert most - 40 <= stream.stats()["waiting"] <= most
-        assert plane.stats().shards == 1
-    with dp.connect(node.address) as plane:
-        eventually(lambda: plane.stream("s").stats()["waiting"] == 0, "they went with their client")
-
-
 # Who lies
 
 

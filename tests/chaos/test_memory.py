@@ -77,25 +77,6 @@ def test_an_object_larger_than_the_budget_is_refused_at_once(tmp_path: Path, how
         assert plane.stats().memory_used == 0
 
 
-@pytest.mark.long
-def test_a_put_whose_columns_exceed_the_budget_together(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        with pytest.raises(dp.LimitExceeded):
-            plane.put({"x": pattern(1, 10 * MIB), "y": pattern(2, 10 * MIB)})
-        assert plane.stats().memory_used == 0
-
-
-@pytest.mark.long
-def test_a_get_of_more_than_the_budget_is_refused_at_once(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(6)]
-        with pytest.raises(dp.LimitExceeded) as caught:
-            plane.get(dp.concat(refs))
-        assert (caught.value.what, caught.value.asked, caught.value.limit) == ("memory", 24 * MIB, 16 * MIB)
-        assert plane.stats().pinned_bytes == 0
-        assert np.array_equal(plane.get(dp.concat(refs[2:4]))["x"].numpy()[1:], pattern(3, 4 * MIB))
-
-
 BUDGET = 32 * MIB
 PIECE = 2 * MIB
 PIECES = 128
@@ -147,17 +128,6 @@ def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Pa
         assert peak <= BUDGET + 100 * MIB
         assert shared(node) <= BUDGET
         assert psutil.Process(node).is_running()
-
-
-@pytest.mark.long
-def test_a_queue_of_twice_the_budget_is_read_back_once(tmp_path: Path) -> None:
-    """Read in order, what is restored is at most 1.05 of what did not fit the budget."""
-    with StandingNode(tmp_path, memory=BUDGET, spill="256MiB") as node, dp.connect(node.address) as plane:
-        refs = [plane.put({"x": pattern(seed, PIECE)}) for seed in range(2 * BUDGET // PIECE)]
-        for seed, ref in enumerate(refs):
-            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, PIECE))
-            plane.free(ref)
-        assert 0 < plane.stats().restored_bytes <= 1.05 * BUDGET
 
 
 def cramped(pipe: Any, address: str, ref: dp.BatchRef) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -44,20 +43,6 @@ def test_waiting_clients_hear_of_the_nodes_death(tmp_path: Path) -> None:
             with pytest.raises(dp.PeerUnavailable):
                 call()
         assert np.array_equal(view, pattern(1, 12 * MIB))  # what was handed out stays
-
-
-@pytest.mark.long
-async def test_the_asynchronous_face_hears_of_it_too(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0) as node:
-        async with dp.aio.connect(node.address) as plane:
-            await plane.put({"x": pattern(1, 12 * MIB)})
-            waiting = [asyncio.create_task(plane.put({"x": pattern(2, 12 * MIB)}, timeout=600)) for _ in range(4)]
-            while (await plane.stats()).waiting < 4:
-                await asyncio.sleep(0.001)
-            os.kill(node.pid, signal.SIGKILL)
-            async with asyncio.timeout(60):
-                results = await asyncio.gather(*waiting, return_exceptions=True)
-            assert [type(error) for error in results] == [dp.PeerUnavailable] * 4
 
 
 @pytest.mark.long

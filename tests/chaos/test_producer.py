@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -62,46 +61,3 @@ def test_a_producer_killed_after_the_seal_leaves_the_shard(tmp_path: Path) -> No
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, SIZE))
         plane.free(ref)
         eventually(lambda: plane.stats().memory_used == 0, "it was freed")
-
-
-def endless_producer(pipe: Any, address: str, seed: int) -> None:
-    plane = dp.connect(address)
-    pipe.send("ready")
-    while True:
-        plane.free(plane.put({"x": pattern(seed, SIZE // 4), "y": pattern(seed + 1, SIZE // 4)}))
-
-
-@pytest.mark.long
-def test_producers_killed_at_any_moment_leave_nothing(tmp_path: Path) -> None:
-    """Killed where they happen to be, eight times: at most the shards of one put each are there, whole."""
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        for seed in range(8):
-            with Worker(endless_producer, node.address, seed) as worker:
-                worker.hear()
-                before = plane.stats().put_bytes
-                eventually(lambda before=before: plane.stats().put_bytes > before, "it puts")
-                worker.kill(signal.SIGKILL)
-            eventually(lambda: plane.stats().clients == 1, "the node noticed")
-            stats = plane.stats()
-            assert stats.reserved_bytes == stats.pinned_bytes == 0
-            assert stats.memory_used == stats.put_bytes - stats.freed_bytes
-            assert stats.shards <= 2 * (seed + 1)
-
-
-def waiting_producer(pipe: Any, address: str) -> None:
-    plane = dp.connect(address)
-    pipe.send("ready")
-    plane.put({"x": pattern(1, 12 * MIB)}, timeout=60)
-
-
-@pytest.mark.long
-def test_a_producer_killed_while_it_waits_leaves_the_queue(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
-        held = plane.put({"x": pattern(0, 8 * MIB)})
-        with Worker(waiting_producer, node.address) as worker:
-            worker.hear()
-            eventually(lambda: plane.stats().waiting == 1, "it waits")
-            worker.kill()
-        eventually(lambda: plane.stats().waiting == 0, "nobody waits")
-        plane.free(held)
-        eventually(lambda: plane.stats().memory_used == 0, "the memory is back")

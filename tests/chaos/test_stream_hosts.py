@@ -20,7 +20,7 @@ from tests.cases import each_case
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integration.test_hosts import LEASE_S, Host, leader, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
-from tests.processes import MIB, eventually, pattern
+from tests.processes import eventually
 
 pytestmark = needs_etcd
 
@@ -183,25 +183,6 @@ def test_rows_go_on_where_others_lead_when_a_leader_dies(cluster: Cluster) -> No
 
 
 @pytest.mark.long
-def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    acked: set[int] = set()
-    while len(acked) < 5:
-        with streams[1].consume("actor", rows=5, columns=["id"], timeout=60) as delivery:
-            acked.update(int(i) for i in delivery.get()["id"].to_list())
-    held = streams[1].consume("actor", rows=30, min_rows=30 - len(acked), columns=["id"], timeout=60).__enter__()
-    cluster.kill(2)
-    with pytest.raises(dp.LeaseExpired):
-        held.ack()  # some of them go to others
-    streams[0].close()
-    again = drained(streams[0], "actor", ["id"])
-    assert not acked.intersection(again)
-    assert len(again) == len(set(again))
-    assert sorted(drained(streams[1], "reward", ["id"])) == list(range(30))
-
-
-@pytest.mark.long
 def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Cluster) -> None:
     """Who is told that his work does not count leaves no row undone."""
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
@@ -213,21 +194,6 @@ def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Clus
         held.ack()
     streams[1].close()
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 112))
-
-
-@pytest.mark.long
-def test_columns_that_came_from_a_third_host_survive_the_leader(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
-        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
-    cluster.kill(2)
-    with streams[0].consume("actor", rows=30, min_rows=30, columns=["id", "reward"], timeout=60) as delivery:
-        batch = delivery.get()
-        assert sorted(batch["id"].to_list()) == list(range(30))
-        assert (batch["reward"].numpy() == batch["id"].numpy() * 2.0).all()
-        del batch
-    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "what was acked is freed on both")
 
 
 @pytest.mark.long
@@ -251,30 +217,6 @@ def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cl
 
 
 @pytest.mark.long
-def test_a_stream_with_limits_goes_on_when_its_leader_dies(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"], max_rows=40) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    cluster.kill(2)
-    with pytest.raises(dp.Backpressure):
-        streams[1].append(ids(30, 30), group=GROUPS, timeout=0.3)
-    streams[1].append(ids(10, 30), group=GROUPS[:10], timeout=60)
-    with streams[0].consume("actor", rows=40, min_rows=40, columns=["id"], timeout=60) as delivery:
-        assert sorted(delivery.get()["id"].to_list()) == list(range(40))
-    streams[1].append(ids(30), group=GROUPS, timeout=60)
-
-
-@pytest.mark.long
-def test_a_consumer_that_waits_when_a_leader_dies_is_given_what_survives(cluster: Cluster) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    held = streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60).__enter__()
-    assert len(held) == 30
-    os.kill(cluster.hosts[2].pid, signal.SIGKILL)  # its client holds all rows, and cannot give them back
-    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
-        assert sorted(delivery.get()["id"].to_list()) == list(range(30))
-
-
-@pytest.mark.long
 def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -292,24 +234,6 @@ def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster:
     streams[2].append(ids(30, 100), group=GROUPS)
     streams[0].close()
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 130))
-
-
-@pytest.mark.long
-def test_a_host_that_joins_consumes_what_others_have_appended(cluster: Cluster, tmp_path: Path, join: str) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
-    streams[0].append(ids(30), group=GROUPS)
-    with Host(tmp_path / "late", join) as late, dp.connect(late.address) as plane:
-        together(*cluster.planes, plane)
-        stream = plane.stream("rollouts")
-        streams[1].append(ids(30, 30), group=GROUPS)
-        streams[0].close()
-        seen: list[int] = []
-        with stream.consume(
-            "actor", rows=60, min_rows=60, columns=["id"], sampler=dp.CompleteGroups(2), timeout=60
-        ) as delivery:
-            seen += [int(i) for i in delivery.get()["id"].to_list()]
-    assert sorted(seen) == list(range(60))
-    assert np.array_equal(np.sort(seen), np.arange(60))
 
 
 def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
@@ -335,40 +259,3 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
             break
     assert sorted(seen) == sorted(set(range(30)) - done)
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")
-
-
-@pytest.mark.long
-def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path, join: str) -> None:
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(4 * MIB - 64 * 1024))
-    full: dict[str, Any] = {"memory": "8MiB", "spill": "64MiB", "spill_dir": small_disk}
-    with (
-        Host(tmp_path / "0", join) as one,
-        Host(tmp_path / "1", join) as two,
-        Host(tmp_path / "2", join, **full) as three,
-        dp.connect(one.address) as a,
-        dp.connect(two.address) as b,
-        dp.connect(three.address) as c,
-    ):
-        together(a, b, c)
-        streams = [plane.stream("rollouts", tasks=["actor"]) for plane in (a, b, c)]
-        sent = 0
-        with pytest.raises(dp.Backpressure) as caught:
-            while True:
-                streams[2].append({"x": pattern(sent, MIB)[None]}, group=[GROUPS[sent]], timeout=0.5)
-                sent += 1
-        assert "No space left" in caught.value.spill_error
-        for number in range(10, 14):
-            streams[0].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=60)
-        with streams[1].consume("actor", rows=2, min_rows=2, columns=["x"], timeout=60):
-            pass  # what is freed is room
-        ballast.unlink()
-        for number in range(sent, 10):
-            streams[2].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=60)
-        streams[0].close()
-        left = 12
-        for _ in range(left):
-            with streams[1].consume("actor", rows=1, columns=["x"], timeout=60) as delivery:
-                number = GROUPS.index(str(delivery.groups[0]))
-                assert np.array_equal(delivery.get()["x"].numpy()[0], pattern(number, MIB))
-        assert streams[1].stats()["rows"] == 0

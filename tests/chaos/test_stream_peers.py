@@ -7,7 +7,6 @@ taken over can do to the others' processes, not to streams, which every member m
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from dataplane.stream.sampler import Fifo
 from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as parts
 from dataplane.wire import peer_messages as pm
-from tests.chaos.test_peers import changed, voices
+from tests.chaos.test_peers import voices
 from tests.integration.test_hosts import Host, leader, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import MIB, eventually
@@ -140,25 +139,3 @@ def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[An
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(12)), "and what was there is delivered"
     streams[0].drop()
     eventually(lambda: all(map(nothing_kept, planes)), "nothing is kept for who lied")
-
-
-@pytest.mark.long
-def test_messages_of_streams_that_were_changed_on_their_way(nodes: tuple[list[Host], list[Any]]) -> None:
-    """Members lie or not: the node goes on, and a stream that nobody named is as it was."""
-    hosts, planes = nodes
-    chance = random.Random(3)
-    planes[0].stream("rollouts", tasks=["actor"]).append(ids(12), group=GROUPS)
-    stream = planes[1].stream("unharmed", tasks=["actor"])
-    stream.append(ids(12), group=GROUPS)
-    other = planes[1].put({"id": np.arange(2)})
-    with voices() as voice:
-        liar = voice(hosts[0].listens, None)
-        right = [encode(message) for message in mean(Facts(planes, other))]
-        for _ in range(1500):
-            liar.say(changed(chance, chance.choice(right)))
-        liar.say(encode(pm.StreamDropped(77, "nothing", "")), wait_s=10)
-        while (answer := liar.hear()).id != 77:
-            pass
-        assert isinstance(answer, m.Done), "it answers still"
-    stream.close()
-    assert sorted(drained(planes[0].stream("unharmed"), "actor", ["id"])) == list(range(12))

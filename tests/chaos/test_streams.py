@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +11,17 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.stream.block import Block, Head
-from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from tests.cases import each_case
-from tests.chaos.raw import Raw, one_column
+from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.streams import take, values
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     with StandingNode(tmp_path, spill=0) as node:
         yield node
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 # Who dies
@@ -77,21 +64,6 @@ def test_what_a_killed_consumer_waited_for_goes_to_nobody(node: StandingNode) ->
             eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 0, "the node noticed")
         stream.append({"x": range(3)})
         assert take(stream) == [0, 1, 2]
-
-
-@pytest.mark.long
-def test_a_process_stopped_past_its_lease_is_refused(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Worker(consumer, node.address, 0.3) as worker:
-        stream = plane.stream("s", ["a"])
-        stream.append({"x": range(3)})
-        assert worker.hear() == [0, 1, 2]
-        worker.freeze()
-        delivery = stream.consume("a", rows=3, columns=["x"], timeout=60)
-        worker.thaw()
-        assert worker.ask() == "LeaseExpired"
-        assert values(delivery) == [0, 1, 2]
-        delivery.ack()
-        assert stream.stats()["task"]["a"]["acked"] == 3
 
 
 def producer(pipe: Any, address: str, step: str) -> None:
@@ -163,11 +135,6 @@ def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: Standing
         stream.append({"x": range(4)}, timeout=60)  # its place is free
 
 
-def waits(plane: dp.Plane, ref: dp.BatchRef) -> None:
-    with suppress(dp.Closed):
-        plane.stream("s").append(ref, timeout=60)
-
-
 @pytest.mark.parametrize("step", ["append", "extend"])
 def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: str) -> None:
     """What it wrote and did not tell the stream of is freed; rows that lack a column stay, and are not ready."""
@@ -192,83 +159,7 @@ def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: s
         assert plane.stats().memory_used == 0
 
 
-@pytest.mark.long
-def test_everybody_hears_of_the_nodes_death_at_once(node: StandingNode) -> None:
-    errors: dict[str, Exception] = {}
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"], max_rows=2)
-        keys = stream.append({"x": [0, 1]})
-        held = stream.consume("a", rows=2, columns=["x"], timeout=0)
-
-        def waits(name: str, call: Callable[[], Any]) -> threading.Thread:
-            def run() -> None:
-                try:
-                    call()
-                except Exception as error:
-                    errors[name] = error
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            return thread
-
-        calls: dict[str, Callable[[], Any]] = {
-            "append": lambda: stream.append({"x": [2]}, timeout=600),
-            "consume": lambda: stream.consume("a", rows=1, columns=["x"], timeout=600),
-            "deliveries": lambda: list(stream.deliveries("a", rows=1, columns=["x"], timeout=600)),
-            "look": lambda: take(stream, timeout=600, sampler=Raises()),
-        }
-        threads = [waits(name, call) for name, call in calls.items()]
-        eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 3, "the consumers wait")
-        eventually(lambda: stream.stats()["waiting"] == 1, "the producer waits")
-        node.kill()
-        for thread in threads:
-            thread.join(60)
-        assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(calls, dp.PeerUnavailable)
-        for call in (lambda: stream.extend(keys, {"y": [1, 2]}), held.ack, stream.stats, stream.close):
-            with pytest.raises(dp.PeerUnavailable):
-                call()
-
-
 # Who never comes, or brings what does not work
-
-
-class Raises:
-    def choose(self, candidates: Any, want: int) -> Any:
-        raise ZeroDivisionError
-
-
-class Invents:
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        return self.rows
-
-
-@pytest.mark.long
-def test_a_sampler_that_does_not_work_harms_its_caller_alone(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
-        stream, theirs = plane.stream("s", ["a"]), other.stream("s")
-        stream.append({"x": range(4)}, group=[0, 0, 0, 1])
-        with pytest.raises(ZeroDivisionError):
-            take(stream, sampler=Raises())
-        for rows in ([4], [-1], [0, 0], [[0]], ["a"], [0.5], list(range(5)), dp.Choice(np.array([0]), np.array([0]))):
-            with pytest.raises(dp.Misuse):
-                take(stream, rows=4, sampler=Invents(rows))
-        failed: list[Exception] = []
-
-        def wait() -> None:
-            try:
-                take(theirs, rows=2, min_rows=2, timeout=600, sampler=dp.CompleteGroups(3))
-            except dp.DataplaneError as error:
-                failed.append(error)
-
-        # A group that is larger than what is asked for: told to who asked, and not to who completes it.
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join(60)
-        assert [type(error) for error in failed] == [dp.Misuse]
-        assert take(stream) == [0, 1, 2, 3]
 
 
 @pytest.mark.long
@@ -288,30 +179,6 @@ def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
         lag.append({"x": [1]}, version=2)
         with pytest.raises(dp.Backpressure, match=r"max_lag.*idle"):
             lag.append({"x": [2]}, version=3, timeout=0.05)
-
-
-@pytest.mark.long
-def test_a_group_that_never_completes(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        keys = stream.append({"x": range(7)}, group=[0, 0, 1, 1, 2, 2, 2])
-        whole = dp.CompleteGroups(3)
-        assert take(stream, sampler=whole) == [4, 5, 6]
-        with pytest.raises(dp.NotReady):
-            take(stream, sampler=whole, timeout=0.05)
-        assert stream.stats()["groups"] == 2
-        stream.drop_rows(keys[:2])
-        stream.append({"x": [7]}, group=[1])
-        assert take(stream, sampler=whole, timeout=0) == [2, 3, 7]
-        stream.append({"x": [8]}, group=[3])
-        with pytest.raises(dp.NotReady):  # it is given up by age, with nothing else happening
-            take(stream, sampler=dp.CompleteGroups(3, timeout=0.1), timeout=2)
-        assert stream.stats()["task"]["a"]["expired"] == 3
-        stream.append({"x": [9]}, group=[4])
-        stream.close()
-        with pytest.raises(dp.Closed):
-            take(stream, sampler=whole, timeout=5)
-        assert (stream.stats()["rows"], plane.stats().memory_used) == (0, 0)
 
 
 # Who lies
@@ -503,129 +370,3 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         assert reply.keys == ["r", "s"]
         assert isinstance(raw.ask(m.Ack(raw.next(), there, reply.grant, None, False, True)), m.Done)
     plane.free(ref)
-
-
-def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    node, plane, stream = lied_to
-    there = token(stream)
-    for message in (
-        m.Admit(7, there, 0, 0, 0, "", b"", 1.0),
-        m.Admit(7, there, 1, -1, 0, "", b"", 1.0),
-        m.Admit(7, there, 1, 1, 0, "", b"", float("nan")),
-        m.DropRows(7, there, b"abc", [], []),
-        m.Extend(7, there, "", b"", b"", b"", [], {}, True),
-        m.Open(7, "t", Settings(tuple(f"{i}" for i in range(64)))),
-    ):
-        with Raw(node.address) as raw:
-            raw.send(message)
-            if isinstance(message, m.Open):
-                assert isinstance(raw.hear(), m.Opened)
-            else:
-                assert raw.is_cut_off()
-    assert set(plane.streams()) == {"s", "t"}
-
-
-@pytest.mark.long
-def test_valid_frames_with_random_fields(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
-    """On a stream of the liar's own, and with tokens that are none: nobody else's is touched."""
-    node, plane, _ = lied_to
-    own = plane.stream("t", ["a"])
-    ref = plane.put({"x": [1, 2]})
-    for seed in range(60):
-        chance = random.Random(seed)
-        with Raw(node.address) as raw, suppress(OSError):
-            raw.socket.settimeout(1)
-            shard = raw.put(layout=one_column(64))
-            for _ in range(30):
-                raw.send(random_request(chance, raw, own, ref, shard))
-        with suppress(dp.Closed):
-            assert own.stats()["rows"] >= 0
-        own = plane.stream("t", ["a"])
-    assert isinstance(plane.streams(), dict)
-    plane.stream("t").drop()
-
-
-def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, shard: int) -> m.Message:
-    def number() -> int:
-        return chance.choice([0, 1, 2, 3, 5, 100, 65536, 2**31, 2**63 - 1, -1])
-
-    def packed() -> bytes:
-        return chance.choice([b"", int64s(number()), int64s(number(), number()), b"abc"])
-
-    def keys() -> list[str]:
-        return chance.choice([[], ["p"], [f"~{own._inner._mark}.0"], ["~1", "~1"], ["\0"], [""]])
-
-    stream = chance.choice([token(own)] * 5 + [b"", b"x" * 8])
-    seconds = chance.choice([0.0, 0.001, 1e300])
-    encoded = chance.choice([ref.encode(), ref[:1].encode(), ref[:0].encode(), b"", chance.randbytes(20)])
-    lengths = chance.choice([{}, {"x": packed()}, {"z": packed()}])
-    tags: dict[str, Any] = chance.choice([{}, {"t": [1, "a"]}, {"t": []}])
-    sampler = chance.choice([None, dp.Fifo(), dp.CompleteGroups(2), dp.TokenBalanced("x", 2), dp.Weighted("t", {1: 1})])
-    groups: list[str | int] = chance.choice([[], [1], [1, "a"]])
-    who: tuple[str, int | None, int] = chance.choice([("", None, 0), ("m", 0, 2), ("m", number(), number())])
-    columns = chance.choice([["x"], [], ["x", "x"], ["x", "y"]])
-    i = raw.next()
-    return chance.choice(
-        [
-            m.Admit(
-                i,
-                stream,
-                chance.choice([1, 2, 2, number()]),
-                number(),
-                number(),
-                chance.choice(["", "p"]),
-                b"",
-                seconds,
-            ),
-            m.GiveBack(stream, number()),
-            m.Append(i, stream, chance.randrange(40), "", encoded, keys(), b"d", groups, packed(), tags, lengths),
-            m.Append(i, stream, chance.randrange(40), "", ref.encode(), [], b"", [], bytes(16), {}, {}),
-            m.Extend(i, stream, "", encoded, packed(), packed(), keys(), lengths, chance.random() < 0.5),
-            m.AppendInline(i, stream, carried(chance), keys(), b"d", groups, packed(), tags, lengths, seconds),
-            m.ExtendInline(i, stream, carried(chance), packed(), packed(), keys(), lengths, True, seconds),
-            consume(raw, own, stream=stream, rows=number(), sampler=sampler, chosen=packed(), timeout_s=seconds),
-            consume(raw, own, columns=columns, member=who[0], replica=who[1], replicas=who[2], lease_s=seconds),
-            m.Look(i, stream, "a", *who, ["x"], ["x"], ["t"], number(), number(), seconds),
-            m.Ack(i, stream, number(), None, chance.random() < 0.5, chance.random() < 0.5),
-            m.Renew(i, stream, number(), None),
-            m.DropRows(i, stream, packed(), keys(), groups),
-            m.End(i, stream, chance.random() < 0.1),
-            m.Dead(i, stream, "a", number()),
-            m.Streams(i, chance.choice([None, "s"])),
-            m.Measure(i, stream),
-            m.TakeSnapshot(i, stream),
-            m.ReadSnapshot(i, chance.choice([1, 2, number()]), number(), number()),
-            m.ReleaseSnapshot(number()),
-            m.Restore(i, chance.choice(["s", "u"]), head(chance)),
-            m.PutBack(i, stream, block(chance, packed)),
-            m.PutColumns(i, stream, "", encoded, packed(), number(), lengths),
-            m.Restored(i, stream),
-            m.Cancel(number()),
-        ]
-    )
-
-
-def carried(chance: random.Random) -> m.Inline:
-    rows = chance.choice([0, 1, 2])
-    layout = chance.choice([one_column(rows), one_column(rows, name="y"), one_column(5000), b"", chance.randbytes(20)])
-    return m.Inline(bytes(rows), layout, chance.choice([[rows], [], [1, 2], [-1], [2**63 - 1]]))
-
-
-def head(chance: random.Random) -> Head:
-    counts = chance.choice([[], [[0] * 5], [[0] * 5] * 2, [[-1] * 5], [[0]]])
-    return Head(Settings(("a",)), "m", chance.choice([0, 5, -1, 1 << 62]), 0, 0, False, counts, [])
-
-
-def block(chance: random.Random, packed: Callable[[], bytes]) -> Block:
-    return Block(
-        rows=packed(),
-        groups=chance.choice([[None], ["g"], [], [1, None]]),
-        versions=packed(),
-        ages_s=packed(),
-        tags=chance.choice([{}, {"t": [1]}, {"t": []}]),
-        keys=chance.choice([[], ["p"], [""], ["", ""], ["~x"]]),
-        calls=chance.choice([[], [("p", 0, 1 << 40, b"d")]]),
-        states=chance.choice([b"", b"\0", b"\1", b"\0\0", b"\7"]),
-        tries=chance.choice([b"", b"\0", b"\1", b"\0\0", b"\7"]),
-        dropped=chance.choice([[], [("g", 1)], [("g", -(2**62))]]),
-    )

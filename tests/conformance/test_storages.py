@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from dataplane.replication.storage import Extend, MemoryStorage, Storage
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.log import SQLiteStorage, names
-from tests.cases import each_case
 from tests.conformance.storages import ME, DurableSuite, StorageSuite
 
 
@@ -127,31 +125,3 @@ def test_who_goes_on_after_a_batch_was_lost_is_told(tmp_path: Path) -> None:
     a.sync()
     assert a.load()[1].entries == [Entry(1, b"1"), Entry(1, b"2")]
     store.close()
-
-
-@each_case(("application", "version", "reason"), [(7, 1, "another program's"), (0, 9, "another program's")])
-def test_a_file_of_another_program(tmp_path: Path, application: int, version: int, reason: str) -> None:
-    path = tmp_path / "node.sqlite"
-    with sqlite3.connect(path) as sql:
-        sql.execute(f"PRAGMA application_id = {application}")
-        sql.execute(f"PRAGMA user_version = {version}")
-        sql.execute("CREATE TABLE mine (x)")
-    sql.close()
-    before = path.read_bytes()
-    with pytest.raises(DirectoryUnusable) as refused:
-        database(tmp_path)
-    assert refused.value.reason == reason
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["node.sqlite"]
-
-
-def test_another_version_is_left_alone(tmp_path: Path) -> None:
-    database(tmp_path).close()
-    path = tmp_path / "node.sqlite"
-    content = bytearray(path.read_bytes())
-    content[60:64] = struct.pack(">I", 1)
-    path.write_bytes(content)
-    with pytest.raises(DirectoryUnusable, match="format 1") as refused:
-        database(tmp_path)
-    assert refused.value.reason == "another version's"
-    assert path.read_bytes() == bytes(content)

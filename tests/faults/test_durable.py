@@ -17,7 +17,7 @@ from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
 from tests.faults.durable_subject import ME, MIB
-from tests.faults.shim import EVERY, Rule, build, compiler
+from tests.faults.shim import EVERY, Rule
 
 pytestmark = pytest.mark.long
 
@@ -37,10 +37,9 @@ STEPS = [
 """What is written, which call fails, how and of what, and what is told."""
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
-async def test_a_disk_that_fails(tmp_path: Path) -> None:
+async def test_a_disk_that_fails(tmp_path: Path, shim: Path) -> None:
     rule = Rule(tmp_path / "rule")
-    environment = os.environ | {"LD_PRELOAD": str(build(tmp_path)), "FAULTS_RULE": str(rule.path)}
+    environment = os.environ | {"LD_PRELOAD": str(shim), "FAULTS_RULE": str(rule.path)}
     command = [sys.executable, "-m", "tests.faults.durable_subject", str(tmp_path / "data")]
     told = []
     with subprocess.Popen(  # noqa: ASYNC220

@@ -9,7 +9,7 @@ import pytest
 from tests.cases import each_case
 from tests.faults.cells import STARTING, sample
 from tests.faults.driver import trials
-from tests.faults.shim import build, compiler, name
+from tests.faults.shim import name
 from tests.faults.subject import Subject
 from tests.faults.trial import Outcome
 
@@ -24,13 +24,6 @@ GROUPS = {
     "serve": {"accept", "getsockopt", "epoll_ctl", "send", "sendmsg", "recv"},
     "memory": {"mmap", "memfd_create", "ftruncate", "fchmod", "fcntl", "madvise", "pthread_create"},
 }
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if compiler() is None:
-        pytest.skip("there is no C compiler to make the library that fails calls")
-    return build(tmp_path_factory.mktemp("shim"))
 
 
 def test_every_call_is_in_a_group() -> None:

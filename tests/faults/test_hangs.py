@@ -12,20 +12,13 @@ import pytest
 
 import dataplane as dp
 from tests.cases import each_case
-from tests.faults.shim import EVERY, HANG, build, compiler
+from tests.faults.shim import EVERY, HANG
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
 
 pytestmark = pytest.mark.long
 
 SHARD = 512 << 10
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if compiler() is None:
-        pytest.skip("there is no C compiler to make the library that fails calls")
-    return build(tmp_path_factory.mktemp("shim"))
 
 
 @contextmanager

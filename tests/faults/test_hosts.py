@@ -13,7 +13,7 @@ import pytest
 import dataplane as dp
 from tests import etcd
 from tests.cases import each_case
-from tests.faults.shim import EVERY, HANG, build, compiler, name
+from tests.faults.shim import EVERY, HANG, name
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
 
@@ -22,13 +22,6 @@ pytestmark = pytest.mark.long
 SHARD = 2 << 20
 MEMORY = 16 << 20
 ALONE = ["--listen", "tcp://127.0.0.1:0", "--transports", "tcp"]
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if compiler() is None:
-        pytest.skip("there is no C compiler to make the library that fails calls")
-    return build(tmp_path_factory.mktemp("shim"))
 
 
 class Pair:

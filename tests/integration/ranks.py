@@ -62,14 +62,11 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     pipe.send(os.getpid())
-    groups = {(): dist.group.WORLD}
     with dp.connect(address) as plane:
         while (told := pipe.recv()) is not None:
-            call, members, arguments, options = told
-            if members not in groups:
-                groups[members] = dist.new_group(list(members), backend="gloo")
+            call, arguments, options = told
             sent.clear()
-            outcome = _outcome(plane, groups[members], call, arguments, options)
+            outcome = _outcome(plane, dist.group.WORLD, call, arguments, options)
             pipe.send(replace(outcome, sent=dict(sent)))
     dist.destroy_process_group()
 
@@ -147,7 +144,7 @@ class Ranks:
     ) -> None:
         """Have these ranks make a call, with one argument each; the group is all ranks."""
         for rank in range(len(self.workers)) if ranks is None else ranks:
-            self.workers[rank].say((call if isinstance(call, str) else call(rank), (), arguments[rank], dict(options)))
+            self.workers[rank].say((call if isinstance(call, str) else call(rank), arguments[rank], dict(options)))
 
     def hear(self, ranks: Sequence[int] | None = None) -> list[Outcome]:
         """What the call gave in these ranks."""
@@ -156,10 +153,4 @@ class Ranks:
     def call(self, call: str | Callable[[int], str], arguments: Sequence[Any], **options: Any) -> list[Outcome]:
         """Have all ranks make a call; what it gave in each."""
         self.begin(call, arguments, **options)
-        return self.hear()
-
-    def within(self, call: str, members: tuple[int, ...], arguments: Sequence[Any]) -> list[Outcome]:
-        """As `call`, in the group of these ranks; the others are told of it, and call too."""
-        for worker, argument in zip(self.workers, arguments, strict=True):
-            worker.say((call, members, argument, {}))
         return self.hear()

@@ -74,27 +74,6 @@ async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
     await nothing_is_left(plane)
 
 
-async def test_those_behind_a_cancelled_one_go_on(plane: AsyncPlane) -> None:
-    held = await plane.put({"x": pattern(0, 32 * MIB)})
-    large = asyncio.create_task(plane.put({"x": pattern(1, 60 * MIB)}, timeout=60))
-
-    async def waiting() -> bool:
-        return (await plane.stats()).waiting >= 1
-
-    await until(waiting, "it waits")
-    await asyncio.sleep(1.1)  # from now on nothing may pass it
-    small = asyncio.create_task(plane.put({"x": pattern(2, MIB)}, timeout=60))
-    await asyncio.sleep(0.1)
-    assert not small.done()
-    large.cancel()
-    async with asyncio.timeout(60):
-        ref = await small
-    assert np.array_equal((await plane.get(ref))["x"].numpy(), pattern(2, MIB))
-    await plane.free(ref)
-    await plane.free(held)
-    await nothing_is_left(plane)
-
-
 async def test_cancelled_before_it_began(plane: AsyncPlane) -> None:
     await cancelled(plane.put({"x": pattern(1, MIB)}))
     await cancelled(plane.stats())
@@ -195,12 +174,3 @@ async def test_a_cancelled_put_writes_nothing_into_what_comes_after(
         ref = await following
         assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
         await plane.free(ref)
-
-
-async def test_a_timeout_of_the_callers_cancels(plane: AsyncPlane) -> None:
-    held = await plane.put({"x": pattern(0, 64 * MIB)})
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await plane.put({"x": pattern(1, MIB)}, timeout=60)
-    await plane.free(held)
-    await nothing_is_left(plane)

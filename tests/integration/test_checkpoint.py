@@ -20,6 +20,7 @@ from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.streams import take, values
 from tests.unit.batch.exact import bits
 
 
@@ -57,16 +58,6 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PIECE", 1000)
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    """The values of one delivery, acked."""
-    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
-        return values(delivery)
 
 
 def tables(path: Path) -> int:
@@ -303,27 +294,6 @@ def test_a_stream_dropped_while_it_is_written(node: Any, file: Path, plane: Any)
     with pytest.raises(dp.Closed):  # the snapshot goes with it, and columns that were not read yet
         stream.checkpoint(file)
     assert not file.exists()
-
-
-@pytest.mark.usefixtures("empty")
-def test_nobody_opens_it_before_all_is_there(node: Any, plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": range(3)})
-    stream.checkpoint(file)
-    stream.drop()
-    seen: list[Any] = []
-
-    def look() -> None:
-        with dp.connect(node.address) as other:
-            seen.append(other.streams())
-            try:
-                other.stream("s")
-            except dp.Misuse:
-                seen.append("there is none")
-
-    during(stream, m.Restored, look)
-    assert take(plane.restore(file)) == [0, 1, 2]
-    assert seen == [{}, "there is none"]
 
 
 @pytest.mark.usefixtures("empty")

@@ -13,7 +13,7 @@ import pytest
 
 import dataplane as dp
 from tests.etcd import EtcdServer, needs_etcd
-from tests.integration.test_hosts import ANY, Host, members, node_command, together
+from tests.integration.test_hosts import ANY, Host, node_command, together
 from tests.processes import WAIT_S, eventually
 
 pytestmark = needs_etcd
@@ -36,25 +36,6 @@ def two(tmp_path: Path, etcd: EtcdServer) -> Iterator[tuple[Host, Host]]:
 
 def read(plane: Any, ref: dp.BatchRef) -> Any:
     return plane.get(ref)["x"].to_list()
-
-
-@pytest.mark.long
-def test_a_node_that_is_stopped_past_its_lease_comes_back_as_the_same(two: tuple[Host, Host], etcd: EtcdServer) -> None:
-    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
-        together(one, other)
-        number = other.stats().node
-        ref, later = other.put({"x": [1, 2]}), one.put({"x": [3]})
-        two[1].freeze()
-        eventually(lambda: members(one) == {one.stats().node}, "the others remove it")
-        with pytest.raises(dp.PeerUnavailable, match="away"):  # and may come back
-            one.get(ref)
-        eventually(lambda: etcd.count(NODES) == 1, "its lease has run out")
-        two[1].thaw()
-        together(one, other)
-        assert other.stats().node == number
-        assert read(one, ref) == [1, 2]
-        assert read(other, later) == [3]
-        eventually(lambda: etcd.count(NODES) == 2, "it is registered again")
 
 
 @pytest.mark.parametrize("how", ["the same", "empty"])

@@ -167,21 +167,6 @@ def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Pl
 # What was put
 
 
-@pytest.mark.parametrize("how", ["reference", "scope"])
-def test_who_put_what_a_stream_was_given_may_free_it(plane: dp.Plane, how: str) -> None:
-    used = plane.stats().memory_used
-    ref = plane.put({"x": np.arange(1 << 16)}, scope="step-1")
-    stream = plane.stream("rollouts", tasks=["actor"])
-    stream.append(ref[: 1 << 15])
-    if how == "reference":
-        plane.free(ref)
-    else:
-        plane.free(scope="step-1")
-    with stream.consume("actor", rows=1 << 15, columns=["x"]) as delivery:
-        assert delivery.get()["x"].numpy()[-1] == (1 << 15) - 1
-    assert plane.stats().memory_used == used
-
-
 def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane: dp.Plane) -> None:
     with testing.plane() as other:
         ref = other.put({"x": [1]})
@@ -222,23 +207,6 @@ def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane
         assert error.scope == "step-1"
         assert f"shard {error.shard}, put under scope 'step-1', was freed" in str(error)
         assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
-
-
-# Answering twice
-
-
-def test_rows_are_answered_for_once(plane: dp.Plane) -> None:
-    stream = stream_of(plane, 2)
-    acked, given_back = (stream.consume("actor", rows=1, columns=["x"]) for _ in range(2))
-    acked.ack()
-    acked.ack()
-    with pytest.raises(dp.LeaseExpired, match="acked before"):
-        acked.nack()
-    given_back.nack()
-    with pytest.raises(dp.LeaseExpired, match="given back before"):
-        given_back.ack()
-    with stream.consume("actor", rows=1, columns=["x"]) as delivery:
-        delivery.nack()
 
 
 # What is waited for
@@ -409,13 +377,6 @@ def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plan
 
 
 # Settings
-
-
-def test_a_spill_directory_that_a_node_made_goes_with_it(tmp_path: Path) -> None:
-    with testing.node(memory="16MiB", spill="16MiB", spill_dir=tmp_path / "a" / "b") as node:
-        assert (tmp_path / "a" / "b").exists()
-        assert node.address
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_beyond_the_hosts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

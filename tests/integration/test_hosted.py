@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,6 @@ def clustered() -> ClusterConfig:
 
 def settings(directory: Path) -> NodeConfig:
     return NodeConfig(memory="16MiB", spill="16MiB", prewarm=0, spill_dir=directory)
-
-
-@contextmanager
-def hosted(directory: Path, count: int) -> Iterator[tuple[list[Hosted], list[Any]]]:
-    """So many nodes that share a key, and a plane of each."""
-    key, cluster = new_key(), clustered()
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(Hosted(settings(directory), cluster, key))) for _ in range(count)]
-        yield nodes, [stack.enter_context(dp.connect(node.address)) for node in nodes]
-
-
-def test_they_know_each_other(tmp_path: Path) -> None:
-    with hosted(tmp_path, 3) as (_, planes):
-        together(*planes)
-        assert planes[2].get(planes[0].put({"x": [1]}))["x"].to_list() == [1]
 
 
 def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
@@ -67,6 +51,7 @@ def test_the_key_keeps_others_out_and_is_on_no_command_line(tmp_path: Path) -> N
             planes.append(stack.enter_context(dp.connect(node.address)))
         *planes, stranger = planes
         together(*planes)
+        assert planes[1].get(planes[0].put({"x": [1]}))["x"].to_list() == [1]
         assert members(stranger) == {stranger.stats().node}
     with closing(Hosted(settings(tmp_path), cluster, key)) as node, dp.connect(node.address) as plane:
         process = psutil.Process(plane.stats().pid)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -210,54 +209,31 @@ def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, lis
     assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "a byte",
-        pytest.param("the end", marks=pytest.mark.long),
-        pytest.param("all of it", marks=pytest.mark.long),
-        pytest.param("the record", marks=pytest.mark.long),
-        pytest.param("its pages", marks=pytest.mark.long),
-        "its file",
-    ],
-)
-@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.long), 64])
-def test_a_spill_file_that_was_changed_is_no_data(
-    tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]], what: str, rows: int
-) -> None:
+def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
     """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
-    paths = files(tmp_path)  # once: a shard that is still in memory may be written meanwhile
-    whole = [path.read_bytes() for path in paths]
-    for at, path in enumerate(paths):
-        size = path.stat().st_size
-        if what == "all of it":
-            path.unlink()
-        elif what == "its pages":  # change places
-            path.write_bytes(whole[at][4096:8192] + whole[at][:4096] + whole[at][8192:])
-        elif what == "its file":  # is another's
-            path.write_bytes(whole[at - 1])
-        elif what == "the end":
-            os.truncate(path, MIB)
-        else:
-            with path.open("r+b") as file:
-                place = MIB if what == "a byte" else size - 4000
-                file.seek(place)
-                byte = file.read(1)
-                file.seek(place)
-                file.write(bytes([byte[0] ^ 1]))
+    paths = files(tmp_path)
+    for path in paths:  # once: a shard that is still in memory may be written meanwhile
+        with path.open("r+b") as file:
+            file.seek(MIB)
+            byte = file.read(1)
+            file.seek(MIB)
+            file.write(bytes([byte[0] ^ 1]))
     outcomes: list[str] = []
     for seed, ref in enumerate(refs):
         try:
-            got = np.asarray(other.get(ref[32 : 32 + rows] if rows == 1 else ref)["x"].numpy())
+            got = np.asarray(other.get(ref)["x"].numpy())
         except dp.Corrupt:
             outcomes.append("corrupt")
         else:
-            expected = pattern(seed, 2 * MIB, 64)
-            assert np.array_equal(got, expected[32:33] if rows == 1 else expected)
+            assert np.array_equal(got, pattern(seed, 2 * MIB, 64))
             outcomes.append("right")
     assert outcomes.count("corrupt") >= 4
+    for ref in [ref for ref, outcome in zip(refs, outcomes, strict=True) if outcome == "corrupt"]:
+        with pytest.raises(dp.Corrupt) as told:  # and so it is here
+            one.get(ref)
+        assert Path(told.value.path) in paths
     assert set(outcomes) == {"corrupt", "right"}
     assert other.get(one.put({"x": [1]}))["x"].to_list() == [1]
 
@@ -448,19 +424,6 @@ def test_what_crosses_is_counted_at_both_ends(planes: Planes, size: int) -> None
 # Who is there
 
 
-def test_members_are_told(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    for plane, host in zip(planes, two, strict=True):
-        figures = plane.members()
-        own = figures["members"][plane.stats().node]
-        assert own["self"]
-        assert own["address"] == host.listens
-        assert list(own["transports"]) == ["tcp"]
-        assert sum(member["self"] for member in figures["members"].values()) == 1
-        assert figures["epoch"] >= 2
-    assert members(one) == members(other)
-
-
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     auth.generate(tmp_path / "key")
@@ -534,32 +497,9 @@ def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
 
 
-def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
-    with (
-        Host(tmp_path / "one", key=key) as host,
-        dp.connect(host.address) as one,
-        node_command(tmp_path, "--listen", ANY, "--key", str(key), "--join", host.joins) as started,
-    ):
-        try:
-            assert started.stdout is not None
-            address = started.stdout.readline().strip().removeprefix("DATAPLANE_ADDRESS=")
-            with dp.connect(address) as other:
-                together(one, other)
-                assert other.get(one.put({"x": [1, 2]}))["x"].to_list() == [1, 2]
-            started.send_signal(signal.SIGTERM)
-            assert started.wait(WAIT_S) == 0
-        finally:
-            started.kill()
-
-
 NOBODY = ["--join", "etcd://127.0.0.1:1"]
 NO_ARGUMENTS = {
     "join without listen": ["--join", "etcd://127.0.0.1:1"],
-    "listen without a cluster": ["--listen", ANY],
-    "key without listen": ["--key", "k"],
-    "beyond loopback without a key": ["--listen", "tcp://10.0.0.1:0", *NOBODY],
-    "no address": ["--listen", "127.0.0.1:0", *NOBODY],
-    "every address and none to tell": ["--listen", "tcp://0.0.0.0:0", "--key", "KEY", *NOBODY],
     "advertise without listen": ["--advertise", "10.0.0.1"],
 }
 WRONG = {

@@ -139,14 +139,7 @@ def test_pinning(stream: Stream, collate: Any) -> None:
 # Order, acks, prefetching
 
 
-@pytest.mark.parametrize(
-    "prefetch",
-    [
-        pytest.param(0, marks=pytest.mark.long),
-        pytest.param(1, marks=pytest.mark.long),
-        3,
-    ],
-)
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -> None:
     fill(stream, 20)
     seen, batches = [], load(stream, prefetch=prefetch)
@@ -157,14 +150,7 @@ def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -
     assert (batches.steps, batches.rows, figures(stream)["acked"]) == (10, 20, 20)
 
 
-@pytest.mark.parametrize(
-    "prefetch",
-    [
-        pytest.param(0, marks=pytest.mark.long),
-        pytest.param(1, marks=pytest.mark.long),
-        3,
-    ],
-)
+@pytest.mark.parametrize("prefetch", [3])
 def test_no_more_are_held_than_are_fetched_ahead(stream: Stream, prefetch: int) -> None:
     fill(stream, 20)
     for i, _ in enumerate(load(stream, prefetch=prefetch)):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode
 from tests.unit.batch.pictures import file, is_lazy, noise, opened
 
@@ -92,22 +91,6 @@ def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> No
         assert same(batch, columns, [*range(5, 32), 0])
         del batch
     again.drop()
-
-
-def test_images_of_another_host(tmp_path: Path) -> None:
-    columns = rollouts()
-    with (
-        Host(tmp_path / "a") as a,
-        Host(tmp_path / "b", a) as b,
-        dp.connect(a.address) as first,
-        dp.connect(b.address) as second,
-    ):
-        together(first, second)
-        ref = first.put(columns)
-        picked = [30, 2]
-        assert same(second.get(ref[picked]), columns, picked)
-        assert same(second.get(ref), columns)
-        first.free(ref)
 
 
 @pytest.mark.usefixtures("empty")

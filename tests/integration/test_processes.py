@@ -17,28 +17,7 @@ import pytest
 import dataplane as dp
 from dataplane.client import embedded
 from tests.cases import each_case
-from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, pattern
-
-
-def reader(pipe: Any, address: str) -> None:
-    with dp.connect(address) as plane:
-        while (ref := pipe.recv()) is not None:
-            pipe.send(int(plane.get(ref)["x"].numpy().sum()))
-
-
-def test_one_process_puts_and_two_get(tmp_path: Path) -> None:
-    with (
-        StandingNode(tmp_path) as node,
-        dp.connect(node.address) as plane,
-        Worker(reader, node.address) as one,
-        Worker(reader, node.address) as two,
-    ):
-        for seed in range(20):
-            size = (4 << 10, 2 * MIB)[seed % 2]
-            ref = plane.put({"x": pattern(seed, size, 4)})
-            assert one.ask(ref[:2]) == int(pattern(seed, size, 4)[:2].sum())
-            assert two.ask(ref[[3, 3]]) == 2 * int(pattern(seed, size, 4)[3].sum())
-            plane.free(ref)
+from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
 
 def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:

@@ -263,12 +263,3 @@ def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> No
 
 def _readable(plane: Any, ref: dp.BatchRef) -> bool:
     return len(plane.get(ref)) == len(ref)
-
-
-def test_a_link_to_a_node_that_has_died_says_so(hosts: tuple[Any, Any, Host, Host]) -> None:
-    near, far, one, _ = hosts
-    first = near.put(columns())
-    one.kill()
-    eventually(lambda: len(far.members()["members"]) == 1, "it has died")
-    with pytest.raises(dp.OwnerDied):
-        far.retain(first)

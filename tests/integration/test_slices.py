@@ -74,15 +74,3 @@ def test_slices_of_many_kinds_of_another_host(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(batch["same"].numpy()[at], images[row // 4 * 4][cut])
             assert host.facts()["fetched"] < MIB, "of 8 MiB"
             np.testing.assert_array_equal(other.get(ref)["dense"].numpy(), dense)  # what is asked for later is added
-
-
-def test_two_slices_of_a_column_of_another_host_are_read_one_after_the_other(tmp_path: Path) -> None:
-    x = np.arange(256 * 4096).reshape(256, 4096)
-    with Host(tmp_path / "one", memory="64MiB") as owner, dp.connect(owner.address) as one:
-        ref = one.put({"x": x})
-        with Host(tmp_path / "two", owner, memory="64MiB") as host, dp.connect(host.address) as other:
-            together(one, other)
-            for start in (0, 1024, 0, 512):
-                part = other.get(ref.slice_rows("x", 0, start, start + 512))["x"]
-                np.testing.assert_array_equal(part.numpy(), x[:, start : start + 512])
-            assert host.facts()["fetched"] < 1.01 * 3 / 8 * x.nbytes

@@ -7,9 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,7 @@ import sys
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-if sys.argv[3:] == ["grpc"]:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-else:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=sys.argv[2])))
 trace.set_tracer_provider(provider)
@@ -88,31 +83,6 @@ class Receiver:
         self._thread.join()
 
 
-class GrpcReceiver:
-    """An OTLP collector over gRPC: the spans that it was sent."""
-
-    def __init__(self) -> None:
-        import grpc
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-        self.spans: list[Any] = []
-        spans = self.spans
-
-        class Service(trace_service_pb2_grpc.TraceServiceServicer):
-            def Export(self, request: Any, context: Any) -> Any:
-                spans.extend(s for r in request.resource_spans for scope in r.scope_spans for s in scope.spans)
-                return ExportTraceServiceResponse()
-
-        self._server = grpc.server(ThreadPoolExecutor(1))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), self._server)
-        self.url = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def close(self) -> None:
-        self._server.stop(None).wait()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
@@ -132,21 +102,6 @@ def attributes(span: Any) -> dict[str, Any]:
         return [value(v) for v in each.array_value.values] if kind == "array_value" else getattr(each, kind)
 
     return {each.key: value(each.value) for each in span.attributes}
-
-
-@pytest.mark.skipif(find_spec("grpc") is None, reason="needs the extra otel-grpc")
-def test_spans_are_sent_over_grpc(tmp_path: Path) -> None:
-    """The exporter has threads of its own: the process ends all the same."""
-    receiver = GrpcReceiver()
-    try:
-        with StandingNode(tmp_path) as node:
-            run(_PRELUDE + _PRODUCER + _END, node.address, receiver.url, "grpc")
-        first, second = (attributes(span) for span in receiver.spans)
-    finally:
-        receiver.close()
-    assert first["rollout_id"] == ["r1", "r2"]
-    assert (first["group"], second["group"]) == ("g7", "g8")
-    assert {span.name for span in receiver.spans} == {"append rollouts"}
 
 
 def test_two_processes_send_spans_over_otlp_that_are_linked(tmp_path: Path, receiver: Receiver) -> None:

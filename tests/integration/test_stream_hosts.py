@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,37 +44,6 @@ def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[
     streams[1].close()
     found = drained(streams[2], "actor", ["id"])
     assert sorted(found) == list(range(72))
-    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
-
-
-def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS, version=3, tags={"domain": [str(i % 3) for i in range(24)]})
-    delivery = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__()
-    got = [int(i) for i in delivery.get()["id"].to_list()]
-    assert sorted(got) == list(range(24))
-    assert delivery.groups == [GROUPS[i] for i in got]
-    assert delivery.versions == [3] * 24
-    assert delivery.tags["domain"] == [str(i % 3) for i in got]
-    assert len(set(delivery.keys)) == 24
-    streams[1].extend(delivery.ref[5:], {"reward": np.array(got[5:], np.float32)})
-    streams[2].extend(delivery.keys[:5], {"reward": np.array(got[:5], np.float32)})
-    delivery.renew()
-    delivery.ack()
-    with pytest.raises(dp.Misuse):
-        streams[0].extend(delivery.keys[:1], {"late": np.zeros(1)})
-
-
-def test_what_one_host_computes_reaches_the_next_task_on_another(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    with streams[1].consume("reward", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 0.5})
-    streams[0].close()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id", "reward"], timeout=60) as delivery:
-        batch = delivery.get()
-        assert (batch["reward"].numpy() == batch["id"].numpy() * 0.5).all()
-        del batch
     eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
@@ -181,25 +149,3 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
     again.append(ids(24, 100), group=GROUPS)
     again.close()
     assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
-
-
-def test_hundreds_who_wait_keep_nobody_from_acking(planes: list[Any]) -> None:
-    """Each waits at all homes; what is at once done at those gets through, and so does what they wait for."""
-    streams = [plane.stream("rollouts", tasks=["actor", "critic"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    got: list[int] = []
-
-    def wait() -> None:
-        with suppress(dp.Closed), streams[1].consume("critic", rows=1, columns=["id", "late"], timeout=60) as delivery:
-            got.extend(int(i) for i in delivery.get()["id"].to_list())
-
-    waiting = [threading.Thread(target=wait) for _ in range(200)]
-    for thread in waiting:
-        thread.start()
-    eventually(lambda: streams[2].stats()["rows"] == 24, "homes answer")
-    with streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=30) as delivery:
-        streams[1].extend(delivery.ref, {"late": np.arange(24)})
-    streams[0].close()
-    for thread in waiting:
-        thread.join(60)
-    assert sorted(got) == list(range(24))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import dataplane as dp
 from dataplane.wire.messages import MAX_INLINE
 from tests.cases import each_case
 from tests.processes import StandingNode, eventually
+from tests.streams import take
 
 MORE_THAN_A_MESSAGE = np.zeros((1, 2 * MAX_INLINE), np.uint8)
 """A row of which the columns are put before it is appended."""
@@ -70,24 +70,8 @@ class Call:
         return self._result
 
 
-def after(seconds: float) -> None:
-    """Let time pass that something is measured by."""
-    until = time.monotonic() + seconds
-    eventually(lambda: time.monotonic() > until, f"{seconds} s have passed")
-
-
 def task(stream: Any, name: str = "a") -> Any:
     return stream.stats()["task"][name]
-
-
-def values(delivery: Any) -> list[int]:
-    return [int(x) for x in delivery.get("x")["x"].to_list()]
-
-
-def take(stream: Any, name: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
-    """The values of one delivery, acked."""
-    with stream.consume(name, rows=rows, timeout=timeout, **{"columns": ["x"]} | how) as delivery:
-        return values(delivery)
 
 
 # Appending, and appending again
@@ -128,16 +112,6 @@ def test_an_append_made_again_on_a_full_stream_is_answered_at_once(plane: dp.Pla
     assert stream.stats()["appended"] == 6, "the rows had gone, so it was another append"
 
 
-def test_an_append_made_again_on_a_closed_stream_is_answered(plane: dp.Plane) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]}, keys=["k"])
-    stream.close()
-    assert stream.append({"x": [1]}, keys=["k"]) == ["k"]
-    with pytest.raises(dp.Closed):
-        stream.append({"x": [2]}, keys=["k"])
-    assert take(stream) == [1]
-
-
 OTHERWISE: dict[str, dict[str, Any]] = {
     "a value": {"columns": {"x": [2]}},
     "a type": {"columns": {"x": np.array([1], np.int32)}},
@@ -166,27 +140,6 @@ def test_an_append_with_the_same_keys_and_other_content_is_refused(plane: dp.Pla
     assert stream.stats()["rows"] == 1
 
 
-async def test_a_producer_that_takes_long_and_is_alive_keeps_its_admission(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, spill=0, reservation_lease_s=0.4) as node:
-        async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
-            stream, slow = await plane.stream("s", ["a"], max_rows=1), await other.stream("s")
-            write, written, go_on = slow._writer.write, asyncio.Event(), asyncio.Event()
-
-            async def slowly(*args: Any) -> Any:
-                written.set()
-                await go_on.wait()
-                return await write(*args)
-
-            slow._writer.write = slowly  # type: ignore[method-assign]
-            appended = asyncio.create_task(slow.append({"x": MORE_THAN_A_MESSAGE}))
-            await written.wait()
-            with pytest.raises(dp.Backpressure):
-                await stream.append({"x": [2]}, timeout=1.0)  # for more than two leases
-            go_on.set()
-            await appended
-            assert (await stream.stats())["rows"] == 1
-
-
 @each_case("first", ["the scope is freed", "the stream lets go"])
 @each_case("how", ["drop", "ack", "drop_rows"])
 def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, first: str, how: str) -> None:
@@ -207,28 +160,6 @@ def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, fi
     assert plane.stats().shards == plane.stats().memory_used == 0
 
 
-def test_what_a_stream_has_of_a_scope_that_was_freed_can_be_read(plane: dp.Plane) -> None:
-    ref = plane.put({"x": np.arange(10)}, scope="mine")
-    stream = plane.stream("s", ["a"])
-    stream.append(ref[3:5])
-    plane.free(scope="mine")
-    assert take(stream) == [3, 4]
-
-
-# Extending
-
-
-def test_a_made_key_of_another_stream_is_refused(plane: dp.Plane) -> None:
-    stream, another = plane.stream("s", ["a"]), plane.stream("t", ["a"])
-    stream.append({"x": [1]})
-    (key,) = another.append({"x": [2]})
-    for call in (lambda: stream.extend([key], {"y": [9]}), lambda: stream.drop_rows([key])):
-        with pytest.raises(dp.Misuse, match="no row"):
-            call()
-    another.extend([key], {"y": [9]})
-    assert take(stream) == [1]
-
-
 # Replicas
 
 
@@ -242,16 +173,6 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
         assert task(stream)["acked"] == 0
         step.ack()
     assert task(stream)["acked"] == 2
-
-
-@each_case("shards", [0, -1, "2", 1.5, None])
-def test_a_step_for_no_ranks_is_refused_before_anything_is_leased(plane: dp.Plane, shards: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]})
-    with pytest.raises(dp.Misuse):
-        stream.take("a", rows=1, shards=shards, columns=["x"], timeout=0)
-    assert (task(stream)["leased"], task(stream)["pending"]) == (0, 1)
-    stream.drop()
 
 
 # Samplers
@@ -277,6 +198,24 @@ def test_a_sampler_of_ones_own_is_shown_as_many_rows_as_a_message_holds(plane: d
     assert len(set(Longest.shown)) == len(Longest.shown) == 2, "first some, then more"
 
 
+def test_a_sampler_that_does_not_work_harms_its_caller_alone(plane: dp.Plane) -> None:
+    class Says:
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+        def choose(self, candidates: Any, want: int) -> Any:
+            return self.rows if self.rows is not None else 1 // 0
+
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": range(4)})
+    with pytest.raises(ZeroDivisionError):
+        take(stream, sampler=Says(None))
+    for rows in ([4], [-1], [0, 0], [[0]], ["a"], [0.5], list(range(5)), dp.Choice(np.array([0]), np.array([0]))):
+        with pytest.raises(dp.Misuse):
+            take(stream, rows=4, sampler=Says(rows))
+    assert take(stream) == [0, 1, 2, 3]
+
+
 def test_a_built_in_sampler_with_a_choose_of_ones_own_chooses_by_it(plane: dp.Plane) -> None:
     class Last(dp.Fifo):
         def choose(self, candidates: Any, want: int) -> Any:
@@ -289,20 +228,6 @@ def test_a_built_in_sampler_with_a_choose_of_ones_own_chooses_by_it(plane: dp.Pl
 
 
 # Going on, and leaving
-
-
-def test_each_delivery_is_waited_for_from_when_it_is_asked_for(plane: dp.Plane) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]})
-    several = stream.deliveries("a", rows=1, columns=["x"], prefetch=1, timeout=0.3)
-    assert values(next(several)) == [1]
-    after(0.5)  # the next is being fetched all that time, but nobody has asked for it
-    append = Call(lambda: stream.append({"x": [2]}))
-    assert values(next(several)) == [2]
-    append.result()
-    with pytest.raises(dp.NotReady):
-        next(several)
-    assert task(stream)["leased"] == 0
 
 
 async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode) -> None:
@@ -327,32 +252,6 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
         assert (figures["pending"], figures["dead"], figures["waiting"]) == (3, 0, 0)
 
 
-async def test_a_delivery_that_comes_as_its_wait_is_cancelled_is_given_back(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("s", ["a"], max_deliveries=1)
-        await stream.append({"x": [1]})
-        consume, cancelled = stream.consume, asyncio.Event()
-
-        async def consumed(*args: Any, **how: Any) -> Any:
-            delivery = await consume(*args, **how)
-            asyncio.get_running_loop().call_soon(waiting.cancel)
-            cancelled.set()
-            return delivery
-
-        stream.consume = consumed  # type: ignore[assignment, method-assign]
-
-        async def run() -> None:
-            async for _ in stream.deliveries("a", rows=1, columns=["x"], prefetch=0):
-                await asyncio.Event().wait()
-
-        waiting = asyncio.create_task(run())
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert cancelled.is_set()
-        figures = (await stream.stats())["task"]["a"]
-        assert (figures["leased"], figures["pending"], figures["dead"]) == (0, 1, 0)
-
-
 @each_case("meanwhile", ["its lease ends", "the stream is dropped"])
 @each_case("how", ["consume", "take", "deliveries"])
 def test_what_leaves_the_block_is_what_its_caller_sees(plane: dp.Plane, how: str, meanwhile: str) -> None:
@@ -372,15 +271,6 @@ def test_what_leaves_the_block_is_what_its_caller_sees(plane: dp.Plane, how: str
             raise ZeroDivisionError
     if meanwhile == "its lease ends":
         assert take(stream) == [1]
-
-
-async def test_a_timeout_within_the_block_is_a_timeout(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("s", ["a"])
-        await stream.append({"x": [1]})
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), stream.consume("a", rows=1, columns=["x"], lease=0.05):
-                await asyncio.Event().wait()
 
 
 # What there is
@@ -444,44 +334,45 @@ class Needs:
         return [0]
 
 
-WRONG: dict[str, Callable[[dp.Plane, Any], Any]] = {
-    "a number as task": lambda plane, _: plane.stream("t", tasks=[1]),
-    "a text as tasks": lambda plane, _: plane.stream("t", tasks="x"),
-    "a task that is no text": lambda plane, _: plane.stream("t", tasks=[SURROGATE]),
+WRONG: dict[
+    str, Callable[[dp.Plane, Any], Any]
+] = {  # one of each argument; of values, tests/unit/client/test_arguments.py
     "a name that is no text": lambda plane, _: plane.stream(SURROGATE, tasks=["a"]),
     "a number as name": lambda plane, _: plane.stream(5, tasks=["a"]),
-    "deliveries and a half": lambda plane, _: plane.stream("t", tasks=["a"], max_deliveries=2.5),
-    "a text as deliveries": lambda plane, _: plane.stream("t", tasks=["a"], max_deliveries="5"),
-    "rows and a bit": lambda plane, _: plane.stream("t", tasks=["a"], max_rows=2.7),
-    "no rows": lambda plane, _: plane.stream("t", tasks=["a"], max_rows=0),
-    "fewer": lambda plane, _: plane.stream("t", tasks=["a"], max_rows=-1),
-    "too many": lambda plane, _: plane.stream("t", tasks=["a"], max_rows=2**70),
-    "a lag below none": lambda plane, _: plane.stream("t", tasks=["a"], max_lag=-1),
+    "a text as tasks": lambda plane, _: plane.stream("t", tasks="x"),
     "limits without tasks": lambda plane, _: plane.stream("s", max_deliveries=9),
-    "a tag that is a number": lambda _, stream: stream.append({"x": [1]}, tags={1: "t"}),
-    "a tag that is no text": lambda _, stream: stream.append({"x": [1]}, tags={SURROGATE: "t"}),
-    "a tag's value that is none": lambda _, stream: stream.append({"x": [1]}, tags={"t": SURROGATE}),
-    "tags without names": lambda _, stream: stream.append({"x": [1]}, tags=["t"]),
     "a key that is no text": lambda _, stream: stream.append({"x": [1]}, keys=[SURROGATE]),
+    "more groups than rows": lambda _, stream: stream.append({"x": [1]}, group=[1, 2]),
+    "a version that is a text": lambda _, stream: stream.append({"x": [1]}, version="new"),
+    "tags without names": lambda _, stream: stream.append({"x": [1]}, tags=["t"]),
+    "a text as an append's timeout": lambda _, stream: stream.append({"x": [1]}, timeout="1"),
     "dead letters of a number": lambda _, stream: stream.dead_letters(1),
     "dead letters of nobody": lambda _, stream: stream.dead_letters("nobody"),
     "a text as most": lambda _, stream: stream.dead_letters("a", most="1"),
     "rows for a number": lambda _, stream: take(stream, 1),
-    "rows for what is no text": lambda _, stream: take(stream, SURROGATE),
+    "none of the rows": lambda _, stream: take(stream, rows=0),
+    "more at least than at most": lambda _, stream: take(stream, rows=1, min_rows=2),
     "a text as columns": lambda _, stream: take(stream, columns="x"),
-    "no columns": lambda _, stream: take(stream, columns=None),
-    "a column that is no text": lambda _, stream: take(stream, columns=[SURROGATE]),
+    "columns that are none": lambda _, stream: take(stream, columns=[]),
+    "a column twice": lambda _, stream: take(stream, columns=["x", "x"]),
+    "a lease of nothing": lambda _, stream: take(stream, lease=0),
+    "a very long timeout": lambda _, stream: take(stream, timeout=10**400),
     "a member that is none": lambda _, stream: take(stream, member=SURROGATE),
+    "a replica of nobody": lambda _, stream: take(stream, replica=0),
     "a replica that is none": lambda _, stream: take(stream, member="m", replica="0"),
+    "a replica beyond them": lambda _, stream: take(stream, member="m", replica=2, replicas=2),
     "fewer replicas than none": lambda _, stream: take(stream, member="m", replica=0, replicas=-1),
+    "a step for no ranks": lambda _, stream: stream.take("a", rows=1, shards=0, columns=["x"], timeout=0),
+    "a step for a text of ranks": lambda _, stream: stream.take("a", rows=1, shards="2", columns=["x"], timeout=0),
     "a sampler that is a number": lambda _, stream: take(stream, sampler=5),
     "a sampler that is a class": lambda _, stream: take(stream, sampler=dp.Fifo),
     "needs that are numbers": lambda _, stream: take(stream, sampler=Needs((1,))),
     "a text as needs": lambda _, stream: take(stream, sampler=Needs("ids")),
-    "needs that are no text": lambda _, stream: take(stream, sampler=Needs([SURROGATE])),
     "a group that is none": lambda _, stream: stream.drop_rows(groups=[1.5]),
-    "a group that is no text": lambda _, stream: stream.drop_rows(groups=[SURROGATE]),
     "a key to drop that is no text": lambda _, stream: stream.drop_rows([SURROGATE]),
+    "rows to extend that are a number": lambda _, stream: stream.extend(5, {"y": [1]}),
+    "rows to drop that are a number": lambda _, stream: stream.drop_rows(5),
+    "groups to drop that are a number": lambda _, stream: stream.drop_rows(groups=5),
 }
 
 
@@ -495,23 +386,3 @@ def test_what_can_not_be_said_is_refused_and_the_connection_goes_on(plane: dp.Pl
     assert list(plane.streams()) == ["s"]
     assert (task(stream)["leased"], task(stream)["waiting"]) == (0, 0)
     assert take(stream) == [1, 2, 3]
-
-
-@each_case(
-    "say",
-    [
-        lambda stream: stream.extend(5, {"y": [1]}),
-        lambda stream: stream.extend(None, {"y": [1]}),
-        lambda stream: stream.drop_rows(5),
-        lambda stream: stream.drop_rows(None),
-        lambda stream: stream.drop_rows(groups=5),
-        lambda stream: take(stream, timeout=10**400),
-    ],
-    ids=["extend 5", "extend None", "drop 5", "drop None", "drop group 5", "a very long timeout"],
-)
-def test_what_is_no_list_of_rows_or_number_of_seconds_is_refused(plane: dp.Plane, say: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]})
-    with pytest.raises(dp.Misuse):
-        say(stream)
-    assert take(stream) == [1]

@@ -333,35 +333,3 @@ def test_a_full_node_makes_writers_wait(plane: Any) -> None:
     table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
     assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
     table.drop()
-
-
-# Each row's own share
-
-
-@pytest.mark.usefixtures("empty")
-def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
-    table, keys = plane.table("t"), [str(i) for i in range(256)]
-    values = {"x": pattern(1, 16 * MIB, 256), "ids": [np.arange(row, row + 2000) for row in range(256)]}
-    table.write(keys, values)
-    before = plane.stats().memory_used
-    left = plane.get(table.read(["3"]))
-    table.clear(keys[4:])
-    assert plane.stats().memory_used == before  # somebody looks at it
-    del left
-    plane.stats()
-    assert plane.stats().memory_used < before / 32
-    table.clear(keys[:3])
-    used = plane.stats().memory_used
-    assert used < before / 256 + 2 * (
-        8 * 256 + 2 * 4096
-    )  # the row's share, with its tables and pages that it has a part of
-    batch = plane.get(table.read(["3"]))
-    assert (batch["x"].numpy() == values["x"][3]).all()
-    assert (batch["ids"].to_list()[0] == values["ids"][3]).all()
-    del batch
-    with pytest.raises(dp.Misuse, match="no row '4'"):
-        table.read(["4"])
-    table.clear(["3"])
-
-
-# Size

@@ -71,11 +71,7 @@ def test_a_small_write_waits_for_memory_and_leaves_nothing_where_there_is_none(n
 
 ROW = one_column(64, rows=1, width=64)
 FALSE: dict[str, Any] = {
-    "bytes of no column": ({"columns": m.Inline(bytes(64), ROW, [])}, {}),
     "bytes of two columns": ({"columns": m.Inline(bytes(64), ROW, [64, 64])}, {}),
-    "fewer bytes than none": ({"columns": m.Inline(bytes(64), ROW, [-1])}, {}),
-    "no layout": ({"columns": m.Inline(bytes(64), b"\x93nonsense", [64])}, {}),
-    "too many bytes": ({"columns": m.Inline(bytes(m.MAX_INLINE + 64), ROW, [64])}, {}),
     "two keys for a row": ({}, {"keys": ["a", "b"]}),
     "no table": ({}, {"table": ""}),
     "no reference": ({}, {"ref": b"\x93nonsense"}),

@@ -12,7 +12,7 @@ import pytest
 
 import dataplane as dp
 from tests.integration.test_hosts import Host
-from tests.processes import StandingNode, Worker, eventually
+from tests.processes import StandingNode, eventually
 
 BOTH = pytest.mark.parametrize("node", ["alone", "clustered"], indirect=True)
 """A node that keeps streams by itself, and one whose streams have partitions."""
@@ -36,18 +36,6 @@ def stream(plane: Any) -> Iterator[Any]:
     """A stream that leaves nothing behind once all rows are done."""
     yield plane.stream("rollouts", tasks=["actor"])
     eventually(lambda: plane.stats().shards == 0, "nothing is left in the node")
-
-
-def free_row(stream: Any) -> Any:
-    """A row that somebody has left."""
-    found: list[Any] = []
-
-    def look() -> bool:
-        found.append(stream.resume())
-        return found[-1] is not None
-
-    eventually(look, "the row is free")
-    return found[-1]
 
 
 def taken(stream: Any, *columns: str, rows: int = 1) -> dict[str, list[Any]]:
@@ -176,35 +164,13 @@ def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path:
     again.drop()
 
 
-def _holding(pipe: Any, address: str) -> None:
-    with dp.connect(address) as plane:
-        row = plane.stream("rollouts").begin("r")
-        row.append({"response_ids": [[1, 2]]}, version=1)
-        pipe.send(row.key)
-        pipe.recv()
-
-
-@BOTH
-def test_a_row_of_a_process_that_dies_is_taken_up_from_its_last_piece(plane: Any, stream: Any) -> None:
-    with Worker(_holding, plane.address) as worker:
-        worker.hear()
-        assert stream.resume() is None
-        worker.kill()
-    row = free_row(stream)
-    assert (row.key, row.tokens) == ("r", 2)
-    row.append({"response_ids": [[3]]}, version=2)
-    row.finish()
-    assert taken(stream, "response_ids", "version_spans") == {
-        "response_ids": [[1, 2, 3]],
-        "version_spans": [[[0, 2, 1], [2, 3, 2]]],
-    }
-
-
 def test_a_row_that_a_process_has_only_begun_is_free_at_once_when_it_goes(node: Any, stream: Any) -> None:
     with dp.connect(node.address) as other:
         other.stream("rollouts").begin("r", lease=3600).append({"response_ids": [[1, 2]]}, version=1)
         assert stream.resume() is None
-    row = free_row(stream)
+    found: list[Any] = []
+    eventually(lambda: found.append(stream.resume()) or found[-1], "the row is free")
+    row = found[-1]
     assert (row.key, row.tokens) == ("r", 2)
     row.finish()
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}

@@ -43,7 +43,7 @@ def made(plane: dp.Plane, several: Sequence[Sequence[int]]) -> tuple[dp.BatchRef
     return ref, rows
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(LENGTHS, ENDS, ENDS, st.integers(0, 2), st.data())
 def test_slices_of_rows_of_pieces_are_those_of_the_rows(
     plane: dp.Plane, several: list[list[int]], start: int | None, stop: int | None, rank: int, data: st.DataObject

@@ -136,25 +136,6 @@ def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: St
         eventually(lambda: plane.stats().memory_used == 0, "the array held it")
 
 
-@pytest.mark.parametrize("keep", ["draft", "array"])
-def test_a_draft_open_when_its_plane_is_closed_writes_nowhere(node: StandingNode, keep: str) -> None:
-    with dp.connect(node.address) as other:
-        plane = dp.connect(node.address)
-        draft = plane.draft({"x": dp.dense((1, SIZE // 8), "int64")})
-        array = draft["x"]
-        array[:] = 1
-        plane.close()
-        eventually(lambda: other.stats().memory_used == 0, "its memory is back")
-        ref = other.put({"x": pattern(2, 8 * SIZE)}, timeout=60)
-        array[:] = 0xBAD
-        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(2, 8 * SIZE))
-        draft.drop()
-        if keep == "array":
-            del draft
-        array[:] = 0xBAD
-        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(2, 8 * SIZE))
-
-
 def test_views_outlive_the_node(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node:
         with dp.connect(node.address) as plane:

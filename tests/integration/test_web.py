@@ -103,16 +103,6 @@ async def test_a_node_that_ends_is_an_alert_and_one_in_its_place_is_shown(tmp_pa
                 assert tick["alerts"] == []
 
 
-async def test_a_node_that_is_stopped_is_an_alert_until_it_goes_on(node: StandingNode) -> None:
-    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
-        await until(session, server.url, lambda tick: tick["sample"])
-        await asyncio.to_thread(node.freeze)
-        tick = await until(session, server.url, lambda tick: tick["down"])
-        assert [alert["tag"] for alert in tick["alerts"]] == ["no answer"]
-        node.thaw()
-        await until(session, server.url, lambda tick: not tick["down"])
-
-
 def test_a_node_tells_the_figures_of_another(tmp_path: Path) -> None:
     with (
         Host(tmp_path / "0") as one,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.pipeline import Cluster, Cost, Executor, Pipeline, Plan, Rows, Stage, StageFailed, fifo, in_turn
+from dataplane.pipeline import Cluster, Executor, Pipeline, Plan, Stage, StageFailed, fifo, in_turn
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.stages import ROWS
 from tests.processes import StandingNode, eventually
@@ -151,20 +150,6 @@ def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
         executor.step(plane.put({"x": X}))
 
 
-def test_a_frozen_worker_that_is_killed_is_replaced(plane: dp.Plane) -> None:
-    """A worker that others kill between two steps is missed in the next one."""
-    pipeline = stages.pipeline()
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        ref = plane.put({"x": X})
-        executor.step(ref)
-        crew: Any = executor.crew
-        import os
-        import signal
-
-        os.kill(crew.pid(1), signal.SIGKILL)
-        assert values(plane, executor.step(ref).ref, "z") == (3 * X).tolist()
-
-
 def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> None:
     pipeline = stages.pipeline()
     with (
@@ -172,15 +157,3 @@ def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> Non
         pytest.raises(StageFailed, match="'x'"),
     ):
         executor.step(plane.put({"other": X}))
-
-
-def test_rows_that_cost_what_was_measured(plane: dp.Plane) -> None:
-    """Costs that are fitted to steps of one plan are those that the stage has."""
-    from dataplane.pipeline import measure
-
-    pipeline = Pipeline([Stage("wait", stages.wait_by_rows, ("x",), ("y",), Cost())])
-    plan = fifo(pipeline, ROWS, Cluster.uniform(1), {"wait": [0]}, [[0], [1, 2], [3, 4, 5, 6, 7]])
-    with Executor(plane, pipeline, plan, method=METHOD) as executor:
-        results = [executor.step(plane.put({"x": X})) for _ in range(2)]
-    cost = measure(pipeline, [(plan, Rows.of([1] * 8), result) for result in results]).stages[0].cost
-    assert cost.seconds(np.ones(8, np.int64)) > 0.07  # 8 waits of 10 ms, of which a fit takes some for a beginning

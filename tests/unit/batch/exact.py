@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import plan
+from dataplane.batch.columns import Plan, plan
 from dataplane.batch.layout import check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
@@ -47,12 +47,18 @@ def same(a: Any, b: Any) -> bool:
     return bool(bits(a) == bits(b))
 
 
-def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = False) -> Piece:
-    """The values as a piece of a shard of their own."""
-    planned = plan({name: values}, dedupe=[name] if dedupe else [])
+def filled(planned: Plan) -> np.ndarray[Any, Any]:
+    """The bytes of a plan, written piece by piece."""
     memory = aligned_bytes(planned.nbytes)
     for job in planned.jobs(memory, piece=64):
         job()
+    return memory
+
+
+def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = False) -> Piece:
+    """The values as a piece of a shard of their own."""
+    planned = plan({name: values}, dedupe=[name] if dedupe else [])
+    memory = filled(planned)
     shard = planned.layout()
     check(shard, planned.nbytes)  # whatever is put passes what a node checks
     check_contents(shard, memory)

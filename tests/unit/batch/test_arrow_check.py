@@ -106,29 +106,6 @@ def test_what_is_not_as_its_type_says_is_refused(what: str) -> None:
             plan(pa.table({"x": given}))
 
 
-GOOD = {
-    "text": pa.array(["a", None, "ü", ""]),
-    "lists": pa.array([["a"], None, ["b", "c"], []]),
-    "lists of a fixed size": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]], pa.list_(pa.int8(), 2)),
-    "structs": pa.array([{"a": "x", "b": [1, 2]}, None, {"a": None, "b": None}, {"a": "y", "b": []}]),
-    "nulls": pa.nulls(4),
-    "flags": pa.array([True, None, False, True]),
-    "views": pa.array(["a", "b", "a string that is longer than a view", None], pa.string_view()),
-    "maps": pa.array([[("a", 1)], [], None, [("b", 2)]], pa.map_(pa.string(), pa.int8())),
-    "a dictionary": pa.array(["a", "b", "a", None]).dictionary_encode(),
-    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24.0).reshape(4, 3, 2)),
-}
-
-
-@each_case("what", GOOD)
-def test_what_is_as_its_type_says_passes(what: str) -> None:
-    array = GOOD[what]
-    for part in (array, array.slice(1), array.slice(1, 2), array.slice(0, 0), array.slice(4)):
-        check("x", part)
-        check("x", pa.chunked_array([part, array]))
-    check("x", pa.chunked_array([], array.type))
-
-
 def test_rows_that_take_no_bytes_are_bounded() -> None:
     """Plain values of them take memory all the same."""
     for many in (np.empty((4, 1 << 40, 0)), [np.empty((1 << 30, 0))], [np.empty((1 << 30, 0, 2)), np.empty((3, 4, 2))]):

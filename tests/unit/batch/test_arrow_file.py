@@ -15,12 +15,13 @@ from dataplane.batch import arrow_file, arrow_in
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
 from dataplane.batch.layout import check, check_contents
-from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.local import LocalMemory
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
 from tests.cases import each_case
 from tests.mutation import mutated
 from tests.processes import Worker
+from tests.unit.batch.exact import filled
 
 ROWS = 4
 KINDS: dict[str, Any] = {
@@ -43,9 +44,7 @@ KINDS: dict[str, Any] = {
 def stored(columns: Any) -> Batch:
     """The columns as a put of them would be read."""
     planned = plan(columns)
-    memory = aligned_bytes(planned.nbytes)
-    for job in planned.jobs(memory):
-        job()
+    memory = filled(planned)
     layout = planned.layout()
     check(layout, len(memory))
     check_contents(layout, memory)

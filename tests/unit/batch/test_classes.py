@@ -185,10 +185,6 @@ def _local() -> Any:
     return Local()
 
 
-def _unset() -> Slotted:
-    return object.__new__(Slotted)
-
-
 @each_case("value", [Deleted(), Error(), Plain(), Pair((1, 2)), _local(), Reward, lambda: 1])
 def test_what_is_none_of_these_is_refused_by_name(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:

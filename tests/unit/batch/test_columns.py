@@ -111,19 +111,3 @@ def test_jobs_write_every_byte_in_any_order_and_in_threads(piece: int) -> None:
     layout = planned.layout()
     check(layout, planned.nbytes)
     check_contents(layout, results[0])
-
-
-def test_large_buffers_are_cut_into_pieces_and_small_ones_share_a_job() -> None:
-    planned = plan({"x": np.zeros(1 << 20, np.uint8)}).columns[0]
-    assert len(planned.jobs(np.empty(planned.nbytes, np.uint8), 1 << 18)) == 4
-    planned = plan({"x": [np.zeros(length, np.uint8) for length in (5, 7, 1 << 20, 5)]}).columns[0]
-    jobs = planned.jobs(np.empty(planned.nbytes, np.uint8), 1 << 18)
-    assert len(jobs) == 1 + 4 + 1 + 1, "the offsets, the large row, and what is before and after it"
-    planned = plan({"x": [{"a": 1, "b": "x", "c": [1]}]}).columns[0]
-    assert len(planned.jobs(np.empty(planned.nbytes, np.uint8))) == 1
-
-
-def test_memory_of_another_size_is_refused() -> None:
-    planned = plan({"x": [1, 2]}).columns[0]
-    with pytest.raises(ValueError, match="bytes of memory"):
-        planned.jobs(np.empty(8, np.uint8))

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import copying
 from tests.cases import each_case
@@ -51,7 +51,6 @@ def test_rows_are_joined_whatever_they_are_made_of(way: str, dtype: str) -> None
 
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
-@settings(max_examples=100)
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
     join = copying._join
     if join is None:

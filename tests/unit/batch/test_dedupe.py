@@ -68,22 +68,6 @@ def _noise(count: int = 1) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).integers(0, 255, (count, _LARGE), np.uint8).astype(np.uint8)
 
 
-@each_case(
-    "rows",
-    [
-        pytest.param(_noise(4), id="dense"),
-        pytest.param(list(_noise(4)), id="ragged"),
-        pytest.param([bytes(row) for row in _noise(4)], id="bytes"),
-        pytest.param([torch.from_numpy(row) for row in _noise(4)], id="tensors"),
-        pytest.param([np.zeros(_LARGE + i, np.uint8) for i in range(4)], id="of other lengths"),
-    ],
-)
-def test_large_rows_that_a_few_bytes_tell_apart_are_not_hashed(rows: Any, hashed: list[int]) -> None:
-    assert _stored(rows) == 4
-    assert _stored([*rows, rows[0]]) == 4
-    assert hashed == []
-
-
 @each_case("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
 def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[int]) -> None:
     hashed.clear()  # of the case before

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import gathering
 from dataplane.batch.columns import columns_of
@@ -44,7 +44,6 @@ _ONE = {"ids": [[1, 2]], "logp": [[0.5]], "array": np.zeros((1, 2, 2), np.int64)
 
 
 @given(st.lists(rows(), min_size=1, max_size=8), st.data())
-@settings(max_examples=100, deadline=None)
 def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.DataObject) -> None:
     gathered = of(_ONE)
     counts = [gathered.take(each, sys.maxsize) for each in several]

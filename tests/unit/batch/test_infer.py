@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import infer
@@ -177,7 +177,6 @@ _NUMBERS = st.one_of(
 
 
 @given(_NUMBERS)
-@settings(deadline=None)
 def test_lists_of_numbers_are_the_same_by_the_extension_and_without(rows: list[list[Any]]) -> None:
     if infer._read is None:
         pytest.skip("the extension was not built: there was no C compiler")

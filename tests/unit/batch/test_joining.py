@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch.columns import values_of
 from dataplane.batch.joining import joined, owned
@@ -26,7 +26,6 @@ _KINDS: list[st.SearchStrategy[list[Any]]] = [
 
 
 @given(st.one_of(*[st.lists(kind, min_size=1, max_size=5) for kind in _KINDS]))
-@settings(deadline=None)
 def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[Any]]) -> None:
     values = [owned(values_of("x", rows)) for rows in several]
     if any(each.index is not None or each.field != values[0].field for each in values):

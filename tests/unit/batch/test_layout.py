@@ -19,6 +19,7 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 _PLAN = plan(
     {
@@ -35,9 +36,7 @@ _PLAN = plan(
 
 
 def _shard() -> tuple[ShardLayout, np.ndarray[Any, Any]]:
-    memory = aligned_bytes(_PLAN.nbytes)
-    for job in _PLAN.jobs(memory):
-        job()
+    memory = filled(_PLAN)
     return _PLAN.layout(), memory
 
 

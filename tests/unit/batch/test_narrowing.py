@@ -12,30 +12,20 @@ import torch
 from hypothesis import given
 
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.columns import plan
 from dataplane.batch.dtypes import INTEGERS, storage
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.layout import check, check_contents
-from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.narrowing import narrowed
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import same
+from tests.unit.batch.exact import piece, same
 
 WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
 SHAPES = st.sampled_from([(), (3,), (2, 2), (0,)])
 
 
 def stored(values: Any, rows: Rows | None = None, *, dedupe: bool = False, name: str = "x") -> Piece:
-    planned = plan(narrowed({name: values}, True), dedupe=[name] if dedupe else [])
-    memory = aligned_bytes(planned.nbytes)
-    for job in planned.jobs(memory, piece=64):
-        job()
-    layout = planned.layout()
-    check(layout, planned.nbytes)
-    check_contents(layout, memory)
-    return Piece(layout.columns[0][1], LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)
+    return piece(name, narrowed({name: values}, True)[name], rows, dedupe=dedupe)
 
 
 def column(*pieces: Piece, order: Any = None) -> Column:
@@ -78,8 +68,8 @@ def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) ->
         for narrow, row in zip(found.narrow().numpy(), expected, strict=True):
             np.testing.assert_array_equal(narrow, row)
             assert narrow.dtype.itemsize <= row.dtype.itemsize
-    for piece, block in zip(pieces, given_, strict=True):
-        assert storage(piece.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
+    for stored_, block in zip(pieces, given_, strict=True):
+        assert storage(stored_.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
 
 
 def test_strides_lists_tensors_and_views() -> None:

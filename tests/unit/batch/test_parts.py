@@ -20,7 +20,7 @@ from dataplane.batch.parts import LARGE
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt
 from tests.cases import each_case
-from tests.unit.batch.exact import column, piece, same
+from tests.unit.batch.exact import column, filled, piece, same
 
 _BIG = LARGE // 8
 
@@ -80,9 +80,7 @@ def _of(array: pa.Array) -> list[Any]:
 def test_all_of_a_column_is_fetched_where_rows_share_parts() -> None:
     for rows, every in ((_rows(8, large(1)), True), ([[large(i // 4)] for i in range(8)], False)):
         planned = plan({"x": rows})
-        memory = np.zeros(planned.nbytes, np.uint8)
-        for job in planned.jobs(memory):
-            job()
+        memory = filled(planned)
         shard = planned.layout()
         own = stretches.values(shard, [0], Rows.range(0, 1), memory)
         whole = stretches.values(shard, [0], Rows.range(0, 8), memory)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.batch import Column, Piece
@@ -49,7 +49,6 @@ def _rows(values: Any) -> list[Any]:
     return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
 
 
-@settings(max_examples=40)
 @given(st.data())
 @pytest.mark.parametrize("kind", _PIECES)
 def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject) -> None:

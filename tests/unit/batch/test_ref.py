@@ -164,17 +164,6 @@ class TestValue:
         assert one() != "x"
         assert one()[:0] == one(shard=3)[:0]
 
-    def test_nbytes_of_rows_meant(self) -> None:
-        ref = one(10)
-        assert ref.nbytes == 160
-        assert ref[3:5].nbytes == 32
-        assert ref.repeat(8).nbytes == 1280
-        assert ref[[1, 1, 1]].nbytes == 48
-        assert verl_ref().nbytes == sum(size for _, _, size in VERL)
-        assert ref[:0].nbytes == 0
-        shuffled = concat([one(40, shard=1), one(40, shard=2)])[np.arange(80)[::-1].reshape(2, 40).T.ravel()]
-        assert shuffled.nbytes == 80 * 16
-
     def test_of_refuses_what_is_not_stored(self) -> None:
         for node, rows, columns in [
             (b"short", 1, [("x", MASK, 16, 1, 0)]),

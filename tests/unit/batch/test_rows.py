@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
 import pytest
 
 from dataplane.batch.rows import Rows
 from tests.cases import each_case
-
-ranges = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: list(range(min(pair), max(pair))))
 
 
 @each_case(("top", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32 - 1, 4), (2**32, 8)])

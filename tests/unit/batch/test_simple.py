@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import infer
 from dataplane.batch.columns import plan
@@ -27,7 +27,6 @@ def _column(rows: int) -> st.SearchStrategy[Any]:
 
 
 @given(st.integers(1, 4).flatmap(lambda rows: st.dictionaries(st.text("abc", min_size=1), _column(rows), min_size=1)))
-@settings(deadline=None)
 def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
     laid = laid_out(columns, _MOST)
     if laid is None:  # a list without any number, or no extension

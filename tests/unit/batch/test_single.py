@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import objects, variants
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.single import LARGE, Row, Single, laid_out, single
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 _DTYPES = (torch.int64, torch.float32, torch.uint8, torch.bool, torch.complex64)
 _shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -30,9 +31,7 @@ _columns = st.dictionaries(
 def planned(columns: dict[str, Any]) -> tuple[bytes, bytes, list[Any]]:
     """The bytes, the layout, and what is known of each column, by a plan."""
     found = plan(columns)
-    memory = np.zeros(found.nbytes, np.uint8)
-    for job in found.jobs(memory):
-        job()
+    memory = filled(found)
     described = [(column.name, column.field, column.logical_nbytes) for column in found.columns]
     return memory.tobytes(), found.layout().encode(), described
 
@@ -46,7 +45,6 @@ def singles(columns: dict[str, tuple[Any, bool]]) -> dict[str, Single | None]:
     }
 
 
-@settings(deadline=None)  # PyTorch's first tensors take longer than most
 @given(_columns)
 def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> None:
     found = {name: one for name, one in singles(columns).items() if one is not None}
@@ -64,7 +62,6 @@ def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> Non
     assert row == Row(*planned(given))
 
 
-@settings(deadline=None)
 @given(_columns, st.sampled_from(("=object", "=even/int64/1")))
 def test_a_row_of_variants_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]], kind: str) -> None:
     """As the module of TransferQueue's calls has them: each column is a struct, of the one kind that the row is of."""

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.alike import _FEW, Laid, laid, one
+from dataplane.batch.alike import _FEW, Laid, laid
 from dataplane.batch.batch import Column
 from dataplane.batch.columns import plan
-from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.layout import ShardLayout
 from dataplane.batch.local import local_batch
 from dataplane.batch.pieces import Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 
 def columns(i: int) -> dict[str, Any]:
@@ -34,9 +34,7 @@ def columns(i: int) -> dict[str, Any]:
 
 def stored(given: dict[str, Any]) -> tuple[bytes, np.ndarray[Any, Any]]:
     planned = plan(given)
-    memory = np.zeros(planned.nbytes, np.uint8)
-    for job in planned.jobs(memory):
-        job()
+    memory = filled(planned)
     return planned.layout().encode(), memory
 
 
@@ -111,18 +109,6 @@ def _refused(layout: ShardLayout, nbytes: int) -> bool:
     except Corrupt:
         return True
     return False
-
-
-def test_sizes_that_wrap_around_are_not_believed() -> None:
-    rows = 1 << 61
-    false = ColumnLayout(Field("text"), rows, rows, ((0, 8), (64, 0)))
-    with pytest.raises(Corrupt):
-        one(ShardLayout((("x", false),)).encode(), 4096)
-    good = ColumnLayout(Field("text"), 0, 0, ((0, 8), (64, 0)))
-    alike = [ShardLayout((("x", each),)).encode() for each in (*[good] * _FEW, false)]
-    laid(alike[:-1], [4096] * _FEW)
-    with pytest.raises(Corrupt):
-        laid(alike, [4096] * len(alike))
 
 
 @each_case("memories", [1, 3])

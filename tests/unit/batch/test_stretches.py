@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch import stretches
 from dataplane.batch.batch import Column, Piece
@@ -15,7 +15,7 @@ from dataplane.batch.layout import check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from tests.cases import each_case
-from tests.unit.batch.exact import same
+from tests.unit.batch.exact import filled, same
 
 ROWS = 40
 
@@ -40,9 +40,7 @@ def columns() -> dict[str, Any]:
 
 PLANNED = plan(columns(), dedupe=["repeated"])
 LAYOUT = PLANNED.layout()
-WHOLE = aligned_bytes(PLANNED.nbytes)
-for job in PLANNED.jobs(WHOLE):
-    job()
+WHOLE = filled(PLANNED)
 
 
 def read(memory: Any, ordinal: int, rows: Rows) -> Any:
@@ -58,7 +56,6 @@ def read(memory: Any, ordinal: int, rows: Rows) -> Any:
         st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(lambda ends: list(range(min(ends), max(ends)))),
     ),
 )
-@settings(max_examples=60)
 def test_tables_and_values_are_all_that_rows_are_read_from(ordinals: set[int], rows: list[int]) -> None:
     chosen = Rows.index(rows)
     memory = aligned_bytes(PLANNED.nbytes)

@@ -10,7 +10,7 @@ from dataplane.batch.columns import plan, values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import column, same
+from tests.unit.batch.exact import column, filled, same
 
 _DTYPES = [
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
@@ -76,9 +76,7 @@ def test_contiguous_tensors_are_read_in_place() -> None:
     tensor = torch.arange(6)
     planned = plan({"x": tensor})
     tensor[0] = 9
-    memory = np.zeros(planned.nbytes, np.uint8)
-    for job in planned.jobs(memory):
-        job()
+    memory = filled(planned)
     assert memory[:8].view(np.int64)[0] == 9
 
 

@@ -185,13 +185,3 @@ def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
     path.write_bytes(old[: len(MAGIC)] + path.read_bytes()[len(MAGIC) :])
     with pytest.raises(Corrupt):
         read(path)
-
-
-def test_what_is_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / "stream.dp", tmp_path / "\0"):
-        with pytest.raises(Misuse):
-            CheckpointReader(path)
-    for other in (b"", MAGIC[:-1], b"PAR1" * 10):
-        (tmp_path / "other").write_bytes(other)
-        with pytest.raises(Corrupt):
-            CheckpointReader(tmp_path / "other")

@@ -19,7 +19,7 @@ from dataplane.client.connection import Connection
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, format_address, listen
 from dataplane.wire.places import pack
-from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.processes import MIB, StandingNode, pattern
 
 _requests = msgspec.msgpack.Decoder(m.Request)
 
@@ -250,21 +250,3 @@ def test_a_failed_put_keeps_its_columns_no_longer_than_its_error(node: StandingN
                 del column
             assert gone() is None
         assert kept[0, 9] == 9
-
-
-def test_what_an_abandoned_call_was_granted_is_given_back_while_nobody_calls(
-    node: StandingNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.1)
-    with dp.connect(node.address) as plane:
-        node.freeze()
-        try:
-            with pytest.raises(dp.PeerUnavailable):
-                plane.put({"x": pattern(1, MIB)}, timeout=0)
-        finally:
-            node.thaw()
-        monkeypatch.undo()
-        with dp.connect(node.address) as watcher:
-            eventually(lambda: watcher.stats().memory_peak >= MIB, "it was granted")
-            eventually(lambda: watcher.stats().memory_used == 0, "it was given back")
-        assert np.array_equal(plane.get(plane.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))

@@ -106,14 +106,3 @@ def test_errors_are_those_of_the_loop(plane: dp.Plane, call: Callable[..., Any],
     assert stream.append(ROW)
     assert stream.stats()["rows"] == 2
     stream.drop()
-
-
-def test_a_node_that_goes_meanwhile_is_told_of(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", tasks=["t"])
-        node.kill()
-        with pytest.raises(dp.PeerUnavailable):
-            for _ in range(100):
-                stream.append(ROW)
-        with pytest.raises(dp.PeerUnavailable):
-            plane.put(ROW)

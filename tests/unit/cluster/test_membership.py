@@ -7,7 +7,7 @@ later that has happened."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,17 @@ import pytest
 from dataplane.cluster.detector import Detector
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
-from tests.etcd import EtcdServer, needs_etcd
 from tests.keys import KEY
 from tests.unit.cluster.line import Line
 
 LEASE_S = 2.0
 ONE, TWO, THREE = (name.hex() for name in (b"one.....", b"two.....", b"three..."))
-MEMBERS = "/dataplane/test/members/"
 
 
 class Clock:
@@ -306,55 +303,3 @@ async def test_who_has_not_the_key_makes_no_member(
     await coordinator.register(b"copied..".hex(), mine, 3600.0)  # another's entry is not one's own
     four = start(b"four....".hex(), key=key)
     await until(lambda: one.sees == four.sees == {ONE, TWO, b"four....".hex()})
-
-
-# By a real etcd
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    with EtcdServer(tmp_path) as server:
-        yield server
-
-
-@needs_etcd
-@pytest.mark.parametrize("how", ["killed", "wiped", pytest.param("frozen", marks=pytest.mark.long)])
-async def test_members_stay_members_while_etcd_is_away(etcd: EtcdServer, how: str) -> None:
-    # Frozen, etcd ends all leases when it goes on, and each node has that long to return.
-    lease_s = 1.5 * LEASE_S if how == "frozen" else LEASE_S
-    made = [EtcdCoordinator([etcd.address], "test", timeout_s=lease_s / 4) for _ in range(3)]
-    clients = list(made)
-    nodes = [Node(name, clients.pop(), 1, None, lease_s) for name in (ONE, TWO)]
-    one, two = nodes
-    try:
-        await until(lambda: one.sees == two.sees == {ONE, TWO})
-        await settle(one, two)
-        if how == "frozen":
-            etcd.freeze()
-        else:
-            etcd.stop()
-        await until(lambda: not one.answers and not two.answers)
-        if how == "wiped":
-            etcd.wipe()
-        if how == "frozen":
-            await asyncio.sleep(1.5 * lease_s)  # for their leases to run out there
-            etcd.thaw()
-        else:
-            await asyncio.to_thread(etcd.start)
-        await until(lambda: all(settled(node) for node in nodes))
-        assert etcd.count(MEMBERS) == 2
-        assert one.sees == two.sees == {ONE, TWO}
-        assert (one.changes, two.changes) == ([{ONE, TWO}], [{ONE, TWO}]), "nothing has changed"
-        nodes.append(Node(THREE, clients.pop(), 1, None, lease_s))  # and it serves again
-        await until(lambda: all(node.sees == {ONE, TWO, THREE} for node in nodes))
-    finally:
-        for node in nodes:
-            await node.end()
-        for client in made:
-            await client.aclose()
-
-
-def settled(node: Node) -> bool:
-    """Whether the coordinator has answered it for a lease, by the clock."""
-    since = node.membership._answers_since
-    return since is not None and node.clock() > since + node.membership._lease_s

@@ -9,13 +9,14 @@ import pytest
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
-from dataplane.batch.local import LocalMemory, aligned_bytes, local_batch
+from dataplane.batch.local import LocalMemory, local_batch
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
 from dataplane.collective.memory import Received
 from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 from tests.cases import each_case
+from tests.unit.batch.exact import filled
 
 ROWS = 23
 KINDS: dict[str, Any] = {
@@ -79,9 +80,7 @@ def test_pieces_of_two_shards_arrive() -> None:
 
 def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     planned = plan({"x": np.zeros((3, 1 << 20), np.float32)})
-    memory = aligned_bytes(planned.nbytes)
-    for job in planned.jobs(memory):
-        job()
+    memory = filled(planned)
     ((name, layout),) = planned.layout().columns
     column = Column(name, layout.field, [Piece(layout, LocalMemory(memory), Rows.range(1, 3))])
     pieces = pack(Batch({name: column})).pieces

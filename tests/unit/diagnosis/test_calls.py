@@ -72,21 +72,6 @@ def test_what_is_called_may_fail(kind: Callable[..., Calls]) -> None:
         calls.called("1", 1)  # type: ignore[arg-type]
 
 
-@each_case("kind", KINDS)
-def test_more_sites_than_are_kept_are_walked_to(kind: Callable[..., Calls]) -> None:
-    walks = 0
-
-    def find() -> Found:
-        nonlocal walks
-        walks += 1
-        return 1, walks << 4, walks, 1
-
-    calls = kind(unknown, find, nothing, 0)
-    calls.active = True
-    assert {calls.place() for _ in range(5000)} == {1}
-    assert walks == 5000
-
-
 def test_nothing_is_held_by_calls_that_are_forgotten() -> None:
     class Finds:
         def __call__(self) -> Found:
@@ -162,23 +147,6 @@ def test_a_function_that_is_called_back_has_places_of_its_own() -> None:
     places = {place.number: place for place in recorder._places}
     assert (places[right].line, places[right].kind) == (2, "get")
     assert (places[outer].line, places[outer].kind) == (4, "consume")
-
-
-def test_lines_called_through_many_depths_are_told_apart() -> None:
-    recorder = Recorder()
-    recorder.active = True
-    scope = package("def f0(): return place()\n", place=recorder.place)
-    for depth in range(1, 8):
-        exec(
-            compile(f"def f{depth}(): return f{depth - 1}()\n", f"{recording._INSIDE}dataplane/made.py", "exec"), scope
-        )
-    source = "".join(f"def work{depth}():\n return f{depth}()\n" for depth in range(8))
-    made = user(source, **{f"f{depth}": scope[f"f{depth}"] for depth in range(8)})
-    lines = {place: depth for depth in range(8) for place in {made[f"work{depth}"]()}}
-    assert len(lines) == 8
-    for turn in range(200):
-        depth = turn * 5 % 8
-        assert lines[made[f"work{depth}"]()] == depth
 
 
 @each_case("ask", [current_frames, plain_current_frames])

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dataplane.diagnosis.causes import Diagnosis
-from dataplane.diagnosis.contention import Host, hosts
+from dataplane.diagnosis.contention import Host
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Index, Node, Run
+from dataplane.diagnosis.graph import Node, Run
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
 
@@ -50,15 +50,6 @@ def test_what_a_job_owes_to_its_own_want_of_processors_is_a_cause_for_that_part(
     assert Host("n", 2, job=2.0, wanted=9.0, others=0.0).own == 1.0
 
 
-def test_nodes_of_one_host_share_its_processors() -> None:
-    found = job(8.0, queued_s=1.0)
-    for node in found.nodes.values():
-        node.host, node.processors, node.busy_s = "both", 2, 12.0
-    (host,) = hosts(Index(found))
-    assert (host.processors, host.job) == (2, pytest.approx(0.3))
-    assert host.others == pytest.approx(0.9)
-
-
 def test_calls_of_a_host_that_is_short_of_processor_are_told_as_such() -> None:
     quiet, busy = diagnosed(job(8.0)), diagnosed(job(8.0, queued_s=9.0))
     assert quiet.causes[0].kind == "plane"
@@ -68,23 +59,6 @@ def test_calls_of_a_host_that_is_short_of_processor_are_told_as_such() -> None:
     assert kinds["processor"] > 5 * kinds["plane"]
     told = sum(cause.seconds for cause in busy.causes) + sum(each.seconds for each in busy.crowded)
     assert told == pytest.approx(sum(cause.seconds for cause in quiet.causes))
-
-
-def test_code_that_computes_owes_what_it_queued() -> None:
-    found = job(0.1)
-    found.processes = [replace(each, ran_s=5.0, queued_s=4.0 * (each.role == "roll_out")) for each in found.processes]
-    shares = {cause.kind: cause.share for cause in diagnosed(found).causes}
-    assert shares["processor"] == pytest.approx(shares["code"] * 4 / 6, rel=0.1)  # it alone wants all there are
-
-
-def test_no_more_is_the_processors_than_was_queued() -> None:
-    """A process that hardly ran, and queued as long as it ran: its calls took seconds for another reason."""
-    found = job(8.0)
-    found.processes = [replace(each, ran_s=0.01, queued_s=0.01) for each in found.processes]
-    found.nodes = {name: Node(name, 0.1, 0.1) for name in found.nodes}
-    told = diagnosed(found)
-    causes = {cause.kind: cause for cause in told.causes}
-    assert causes["plane"].seconds > 10 * told.crowded[0].seconds > 0
 
 
 def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:

@@ -108,14 +108,6 @@ def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
     assert not [each for each in threading.enumerate() if each.name == "dataplane-recorder"]
 
 
-def test_to_detach_twice_does_nothing() -> None:
-    recorder, reports = Recorder(), Reports()
-    recorder.attach(reports, 1.0)
-    recorder.detach(reports)
-    recorder.detach(reports)
-    assert not recorder.active
-
-
 def test_a_node_is_told_nothing_of_the_planes_that_were_closed_before() -> None:
     """Else the process would seem to do there what it did for another."""
     recorder, reports = Recorder(), Reports()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.history import matching
@@ -19,7 +19,6 @@ def key(tokens: list[int], at: int) -> list[int]:
 
 
 @given(texts)
-@settings(max_examples=60, deadline=None)
 def test_an_order_sorts_positions_by_what_is_before_them(tokens: np.ndarray) -> None:
     found = matching.order(tokens).tolist()
     assert found == sorted(range(len(tokens)), key=lambda at: key(tokens.tolist(), at))
@@ -30,7 +29,6 @@ def test_an_order_sorts_positions_by_what_is_before_them(tokens: np.ndarray) -> 
 @given(
     st.lists(st.tuples(texts, st.floats(0.1, 2.0)), max_size=5), texts, st.integers(1, 3), st.sampled_from([0.0, 0.3])
 )
-@settings(max_examples=60, deadline=None)
 def test_both_propose_the_same(responses: list, new: np.ndarray, branches: int, threshold: float) -> None:
     both = matching._suffix.Matcher(), matching.PlainMatcher()
     for each in both:

@@ -18,13 +18,6 @@ def test_the_streams_are_shown() -> None:
     assert not any("wait for" in line or "waits for" in line for line in lines)
 
 
-def test_who_waits_for_what() -> None:
-    tasks = {"reward": task(), "actor": task(waiting=2, ready={"ids,reward": 12})}
-    text = status_text(stats(streams={"s": stream(waiting=1, behind=["reward"], task=tasks)}))
-    assert "1 append waits for room, made by reward" in text
-    assert "2 consumers of actor wait for ids,reward (12 rows ready)" in text
-
-
 def test_groups_that_are_waited_for_are_named() -> None:
     group = {"group": "p\n17", "rows": 5, "dropped": 1, "of": 8, "age_s": 90.0}
     text = status_text(stats(streams={"s": stream(task={"actor": task(incomplete=[group] * 5)})}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.pipeline import events
@@ -109,7 +109,6 @@ class TestPlay:
 
 @pytest.mark.skipif("extension" not in WAYS, reason="the extension was not built: no C compiler")
 class TestExtension:
-    @settings(max_examples=60)
     @given(st.integers(0, 2**32), st.booleans())
     def test_it_gives_the_same(self, seed: int, ordered: bool) -> None:
         rng = np.random.default_rng(seed)
@@ -120,7 +119,6 @@ class TestExtension:
             again = played(tasks, room, found.order(), None, extension=True)
             same(again, played(tasks, room, found.order(), None, extension=False))
 
-    @settings(max_examples=40)
     @given(st.integers(0, 2**32))
     def test_arrays_that_do_not_fit_are_refused(self, seed: int) -> None:
         rng = np.random.default_rng(seed)

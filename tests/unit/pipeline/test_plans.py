@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.pipeline import (
@@ -17,12 +17,15 @@ from dataplane.pipeline import (
     Model,
     Pipeline,
     Plan,
+    Result,
     Rows,
+    Span,
     Stage,
     fifo,
     gpipe,
     in_turn,
     interleaved,
+    measure,
     plan,
     plan_model,
     profiles,
@@ -75,7 +78,6 @@ class TestKnownSchedules:
 
 class TestPartition:
     @given(st.lists(st.integers(1, 50), min_size=4, max_size=14), st.integers(1, 4))
-    @settings(max_examples=60)
     def test_the_longest_chunk_is_as_short_as_can_be(self, seconds: list[int], chunks: int) -> None:
         model = model_of([float(s) for s in seconds])
         bounds = balanced(model, chunks)
@@ -205,6 +207,14 @@ class TestStages:
         rollouts = 1e-4 * float(ROWS.tokens("tokens").sum()) + 2e-3
         assert given_plan.predict(asynchronous, ROWS).step_s == pytest.approx(rollouts)
         assert given_plan.predict(pipeline, ROWS).step_s > rollouts
+
+    def test_costs_are_fitted_to_what_steps_took(self) -> None:
+        pipeline, rows = Pipeline([Stage("wait", None, ("x",), ("y",), Cost())]), Rows.of([1] * 8)
+        made = fifo(pipeline, rows, Cluster.uniform(1), {"wait": [0]}, [[0], [1, 2], [3, 4, 5, 6, 7]])
+        took = [0.01 * len(made.parts[each.micro]) for each in made.instructions]
+        spans = tuple(Span(0, at, 0.0, seconds, seconds, seconds) for at, seconds in enumerate(took))
+        found = measure(pipeline, [(made, rows, Result(0, None, 0.1, 0.1, spans))])
+        assert found.stages[0].cost.seconds(np.ones(8, np.int64)) == pytest.approx(0.08)
 
     def test_computing_on_shared_cores_is_no_faster_with_more_workers(self) -> None:
         first = Stage("draw", None, (), ("a",), Cost(token_s=1e-4, cores=1), replicas=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from dataplane.batch.batch import Batch
@@ -100,70 +96,6 @@ KINDS: dict[str, Any] = {
 
 def test_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
     check(tmp_path, local_batch(KINDS))
-
-
-@st.composite
-def arrays(draw: st.DrawFn, dtype: str, dims: int) -> np.ndarray[Any, Any]:
-    shape = draw(st.tuples(*[st.integers(0, 3)] * dims))
-    if dtype == "?":
-        return draw(hnp.arrays(np.bool_, shape))
-    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype).reshape(shape)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | st.text(max_size=2), inner, max_size=2)
-    | st.tuples(inner, inner),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@st.composite
-def columns(draw: st.DrawFn) -> dict[str, Any]:
-    """Columns of the same few rows, of any kind."""
-    rows = draw(st.integers(1, 4))
-    found: dict[str, Any] = {}
-    for number in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(["dense", "ragged", "text", "bytes", "struct", "object", "repeated"]))
-        dtype, dims = draw(st.sampled_from(DTYPES + TIMES)), draw(st.integers(1, 3))
-        several = st.lists(arrays(dtype, dims), min_size=rows, max_size=rows)
-        values: Any
-        if kind == "dense":
-            shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-            count = int(np.prod((rows, *shape)))
-            raw = np.frombuffer(draw(st.binary(min_size=count * 16, max_size=count * 16)), np.uint8)
-            bits = raw[: count * np.dtype(dtype).itemsize] & (1 if dtype == "?" else 255)
-            values = bits.view(dtype).reshape(rows, *shape)
-        elif kind == "ragged":
-            values = draw(several)
-        elif kind == "repeated":
-            one = np.resize(draw(arrays("u2", 1)), (draw(st.integers(1, 2)), 4096))
-            values = [one[: draw(st.integers(0, 2))] for _ in range(rows)]
-        elif kind == "text":
-            values = draw(st.lists(st.text(max_size=5), min_size=rows, max_size=rows))
-        elif kind == "bytes":
-            size = draw(st.sampled_from([1, 3000]))
-            values = [each * size for each in draw(st.lists(st.binary(max_size=3), min_size=rows, max_size=rows))]
-        elif kind == "struct":
-            values = [{"k": each} if draw(st.booleans()) else {"n": {"x": "y"}} for each in draw(several)]
-        else:
-            values = [
-                (each, b"z" * draw(st.sampled_from([1, 5000])))
-                for each in draw(st.lists(VALUES, min_size=rows, max_size=rows))
-            ]
-        found[f"c{number}"] = values
-    return found
-
-
-@settings(
-    max_examples=int(os.environ.get("RECORDING_EXAMPLES", "20")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(columns())
-def test_columns_of_any_kind_come_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, given: Any) -> None:
-    check(tmp_path_factory.mktemp("r"), local_batch(given))
 
 
 def test_images_come_back_and_are_stored_once(tmp_path: Path) -> None:

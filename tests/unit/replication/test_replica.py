@@ -150,15 +150,6 @@ def test_a_follower_takes_the_place_of_a_leader_whose_process_has_ended(three: B
     assert three.replicas[B].serves(three.now)  # without a wait
 
 
-def test_nobody_takes_the_place_of_a_leader_that_was_started_again_since(three: Bench) -> None:
-    before = three.now - 0.01
-    three.configuration = three.configuration.restarted()
-    three.watch()
-    three.pass_time(2 * SETTINGS.beat_s)
-    three.do(B, three.replicas[B].gone("a", before, three.now))
-    assert not three.swaps
-
-
 def test_a_leader_that_has_ended_is_not_heard_any_more(three: Bench) -> None:
     """What it sent may come later than the word of its end."""
     three.ask(A, "one")
@@ -200,53 +191,6 @@ def test_a_follower_tells_it_nothing_though_its_leader_has_ended(three: Bench) -
     three.do(B, three.replicas[B].gone("a", three.now, three.now))
     assert told(three, B, C) == []
     assert three.replicas[B].mute
-
-
-def test_a_follower_that_is_dropped_is_told_if_it_hears(three: Bench) -> None:
-    three.pass_time(SETTINGS.lease_s + 2 * SETTINGS.beat_s, deliver=False)
-    three.mail.clear()
-    three.decide()
-    assert three.configuration.leader == A
-    for sender, to, message in [mail for mail in three.mail if mail[0] == A]:
-        three.hand(sender, to, message)
-    assert three.replicas[B].configuration == three.configuration
-    assert not three.configuration.followers
-
-
-def test_a_leader_goes_on_without_a_follower_whose_process_has_ended(three: Bench) -> None:
-    three.cut = {B}
-    request = three.ask(A, "one")
-    three.do(A, three.replicas[A].gone("b", three.now, three.now))
-    three.decide()
-    three.deliver()
-    assert three.answers[request] == b"1"
-    assert three.configuration == Configuration(3, A, (C,))
-
-
-def test_a_follower_that_was_started_again_is_heard_though_the_coordinator_is_away(three: Bench) -> None:
-    three.cut = {B}
-    three.do(A, three.replicas[A].gone("b", three.now, three.now))
-    three.cut = set()
-    three.swaps.clear()
-    three.now += 0.01
-    request = three.ask(A, "one")
-    three.pass_time(SETTINGS.retry_s + SETTINGS.beat_s)
-    assert three.answers[request] == b"1"
-
-
-def test_a_follower_acknowledges_while_it_asks(three: Bench) -> None:
-    """With the coordinator away, a link that was cut for a while stops nothing once it is back."""
-    three.cut = {A}
-    three.pass_time(SETTINGS.grace_s + 0.1)
-    assert any(name == B for name, _ in three.swaps)
-    three.cut = set()
-    three.pass_time(SETTINGS.retry_s)
-    assert three.replicas[A].serves(three.now)
-    late = next(entry for entry in three.swaps if entry[0] == B)
-    three.swaps = [late]
-    three.decide()  # it happens after all
-    assert three.replicas[B].leads
-    assert not three.replicas[B].serves(three.now)  # a may not have heard of it yet
 
 
 def test_a_leader_that_starts_again_asks_for_a_new_epoch(three: Bench) -> None:

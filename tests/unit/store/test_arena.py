@@ -133,7 +133,7 @@ class ArenaUnderLoad(RuleBasedStateMachine):
 
 
 TestArenaUnderLoad = ArenaUnderLoad.TestCase
-TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArenaUnderLoad.settings = settings(stateful_step_count=40)
 
 
 def test_released_pages_stay_warm_and_a_reuse_needs_no_more(arena: Arena) -> None:

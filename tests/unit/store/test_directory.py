@@ -14,6 +14,7 @@ from dataplane.store.durable import directory
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.errors import DirectoryUnusable
 from tests.cases import each_case
+from tests.mounts import mounted
 
 HOLD = "import sys; from pathlib import Path; from dataplane.store.durable.directory import DataDirectory; \
 d = DataDirectory(Path(sys.argv[1])); print(d.identity.node.hex(), flush=True); sys.stdin.read()"
@@ -132,18 +133,13 @@ def test_another_user(tmp_path: Path) -> None:
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        DataDirectory(tmp_path / "data").close()
-        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
-        for path in (tmp_path / "data", tmp_path / "new"):
+    with mounted(tmp_path / "disk") as disk:
+        DataDirectory(disk / "data").close()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for path in (disk / "data", disk / "new"):
             with pytest.raises(DirectoryUnusable, match="mount it to be written") as refused:
                 DataDirectory(path)
             assert refused.value.reason == "read-only"
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_an_identity_that_was_changed(tmp_path: Path) -> None:

@@ -6,51 +6,32 @@ import asyncio
 import mmap
 import os
 import random
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
-from dataplane.config import PAGE, NodeConfig
+from dataplane.config import PAGE
 from dataplane.errors import Backpressure, Corrupt, Misuse
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.shared import MOST
 from dataplane.store.spillfile import whole_pages
 from dataplane.store.store import Store
+from tests.mounts import mounted
+from tests.unit.store.stores import content, layout, moving
 
 MIB = 1 << 20
 SIZES = [1, 64, 200, PAGE, MOST, MOST + 1, MIB // 8, 5 * MIB]
 
 
-def layout(nbytes: int) -> bytes:
-    column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
-    return ShardLayout((("x", column),)).encode()
-
-
-def content(seed: int, nbytes: int) -> bytes:
-    return random.Random(seed).randbytes(nbytes)
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
+def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Store]:
     """A store on the data directory, without room to spill."""
-    config = NodeConfig(**({"memory": 32 * MIB, "spill": 0, "spill_dir": directory, "prewarm": 0} | settings))
-    store = Store(config, directory=DataDirectory(directory / "data"))
-    mover = asyncio.create_task(store.run())
-    try:
-        yield store
-        assert not mover.done(), mover.exception()
-    finally:
-        mover.cancel()
-        await asyncio.gather(mover, return_exceptions=True)
-        await store.aclose()
+    defaults = {"memory": 32 * MIB, "spill": 0, "spill_dir": directory}
+    return moving(defaults | settings, directory=DataDirectory(directory / "data"))
 
 
 def soon(seconds: float = 15.0) -> Deadline:
@@ -211,13 +192,8 @@ async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A data directory on a file system of 6 MiB."""
-    path = tmp_path / "data"
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)], check=False)
-    if done.returncode:
-        pytest.skip("mounting is not permitted here")
-    yield tmp_path
-    subprocess.run(["umount", str(path)], check=True)
+    with mounted(tmp_path / "data", "-o", "size=6m"):
+        yield tmp_path
 
 
 async def test_a_full_disk_is_backpressure(small: Path) -> None:

@@ -163,9 +163,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
 
 TestOwnersAgainstAModel = OwnersAgainstAModel.TestCase
-TestOwnersAgainstAModel.settings = settings(
-    max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck)
-)
+TestOwnersAgainstAModel.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 
 
 def test_links_over_several_blocks_of_rows() -> None:

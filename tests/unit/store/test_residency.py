@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
+from tests.unit.store.stores import moving
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB  # of every shard here
@@ -33,19 +33,10 @@ def soon() -> Deadline:
     return Deadline.after(WAIT_S)
 
 
-@asynccontextmanager
-async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
-    """A store whose shards move, and that is empty at the end of it all."""
-    defaults = {"memory": MEMORY, "spill": 64 * MIB, "spill_dir": directory, "prewarm": 0, "compression": "never"}
-    store = Store(NodeConfig(**(defaults | settings)))
-    mover = asyncio.create_task(store.run())
-    try:
-        yield store
-        assert not mover.done(), mover.exception()
-    finally:
-        mover.cancel()
-        await asyncio.gather(mover, return_exceptions=True)
-        await store.aclose()
+def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Store]:
+    """A store whose shards move."""
+    defaults = {"memory": MEMORY, "spill": 64 * MIB, "spill_dir": directory, "compression": "never"}
+    return moving(defaults | settings)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig
 from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
+from tests.unit.store.stores import content, layout, moving
 
 MIB = 1 << 20
 
 
-def layout(nbytes: int) -> bytes:
-    column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
-    return ShardLayout((("x", column),)).encode()
-
-
-def content(seed: int, nbytes: int) -> bytes:
-    return random.Random(seed).randbytes(nbytes)
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
-    defaults = {"memory": MIB, "spill": 64 * MIB, "spill_dir": directory, "prewarm": 0}
-    store = Store(NodeConfig(**(defaults | settings)))
-    mover = asyncio.create_task(store.run())
-    try:
-        yield store
-        assert not mover.done(), mover.exception()
-    finally:
-        mover.cancel()
-        await asyncio.gather(mover, return_exceptions=True)
-        await store.aclose()
+def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Store]:
+    return moving({"memory": MIB, "spill": 64 * MIB, "spill_dir": directory} | settings)
 
 
 async def put(store: Store, data: bytes, seconds: float = WAIT_S) -> int:

@@ -379,4 +379,4 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReplicas.settings = settings(stateful_step_count=30)

@@ -30,14 +30,6 @@ def test_each_byte_is_granted_once(offered: Offered, pair: tuple[socket.socket, 
     assert [offered.take(stream, each) for each in wanted] == [True, False, False, True, False, True]
 
 
-@pytest.mark.parametrize("asked", [[(0, 101)], [(5, 5)], [(6, 5)], [(100, 101)], [(-1, 5)], [(0, 2), (1, 3)]])
-def test_no_byte_that_is_not_there(
-    offered: Offered, pair: tuple[socket.socket, socket.socket], asked: list[tuple[int, int]]
-) -> None:
-    assert not offered.take(pair[0], asked)
-    assert offered.take(pair[0], [(0, 100)])
-
-
 def test_an_end_before_the_last_word_leaves_the_reader_without_it(
     offered: Offered, pair: tuple[socket.socket, socket.socket]
 ) -> None:

@@ -67,7 +67,7 @@ def stretches(draw: st.DrawFn) -> list[Stretch]:
 
 
 @given(chosen=stretches(), gathers=st.booleans())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_named_arrives_and_nothing_else(
     ends: tuple[socket.socket, socket.socket], memory: Memory, chosen: list[Stretch], gathers: bool
 ) -> None:

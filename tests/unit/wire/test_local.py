@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
-from dataplane.wire.local import Channel, connect, listen, parse_address, peer
-from tests.cases import each_case
+from dataplane.wire.local import Channel, connect, listen, peer
 
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.Request | m.Reply)
 
@@ -79,15 +78,6 @@ def raw() -> Any:
     two.close()
 
 
-# Addresses
-
-
-@each_case("address", ["", "unix://", "unix://node.sock", "/node.sock", "tcp:///node.sock", "UNIX:///x"])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ValueError, match="no address of a node"):
-        parse_address(address)
-
-
 # Listening and connecting
 
 
@@ -107,12 +97,6 @@ def test_who_is_at_the_other_end(tmp_path: Path) -> None:
         with theirs:
             assert peer(ours) == peer(theirs) == (os.getpid(), os.getuid())
         assert not ours.getblocking()
-
-
-def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(PeerUnavailable) as caught:
-        connect(tmp_path / "s")
-    assert caught.value.address == f"unix://{tmp_path}/s"
 
 
 # Messages
@@ -278,22 +262,6 @@ async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> Non
     await asyncio.gather(*tasks)
     assert order == [number for number in range(20) if number != 3]
     assert end.closed == []
-    end.channel.close()
-
-
-async def test_who_is_let_in_and_does_not_come_lets_the_next_in(raw: Any) -> None:
-    _, ours = raw
-    end = End(ours)
-    message = m.Put(1, bytes(4_000_000), b"", "", 1.0)
-    end.channel.send(message)
-    first, second = (asyncio.create_task(end.channel.room()) for _ in range(2))
-    await asyncio.sleep(0)
-    end.channel._unsent_bytes = 0  # as if all of it were taken at once
-    end.channel._let_in()
-    first.cancel()
-    async with asyncio.timeout(60):
-        assert await second
-    assert first.cancelled()
     end.channel.close()
 
 

@@ -254,30 +254,6 @@ async def test_what_is_no_address_raises_as_everything_does(start: Start, addres
     await asks(one, other)
 
 
-# Keys
-
-
-@each_case("keyed", [True, False])
-async def test_who_has_another_key_or_none_is_not_heard(start: Start, keyed: bool) -> None:
-    heard: list[Any] = []
-
-    async def answer(message: Any) -> Message:
-        heard.append(message)
-        return Done(message.id)
-
-    other = start(answer)
-    if keyed:
-        with pytest.raises(PeerUnavailable):
-            await asks(start(key=Key(*zmq.curve_keypair())), other, SOON_S)
-    else:
-        with Raw(other.address, None) as raw:
-            raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
-            assert not raw.socket.poll(int(SOON_S * 1000))
-    assert heard == []
-    await asks(start(), other)
-    assert len(heard) == 1
-
-
 # Nonsense
 
 

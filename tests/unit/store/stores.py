@@ -1,0 +1,38 @@
+"""Stores whose shards move, and shards of plain bytes for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.config import NodeConfig
+from dataplane.store.store import Store
+
+
+def layout(nbytes: int) -> bytes:
+    """One dense column of one row."""
+    column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
+    return ShardLayout((("x", column),)).encode()
+
+
+def content(seed: int, nbytes: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+@asynccontextmanager
+async def moving(settings: dict[str, Any], **more: Any) -> AsyncIterator[Store]:
+    """A store with these settings, until it has ended in good order."""
+    store = Store(NodeConfig(**({"prewarm": 0} | settings)), **more)
+    mover = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not mover.done(), mover.exception()
+    finally:
+        mover.cancel()
+        await asyncio.gather(mover, return_exceptions=True)
+        await store.aclose()
