@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -40,13 +41,14 @@ def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[st
 
 
 def test_status_finds_this_users_one_node_and_names_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    runtime = TemporaryDirectory(dir="/tmp")  # a socket's path is short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime.name)
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0)
     assert cli.main(["status"]) == 2
-    assert f"no node of yours was found in {tmp_path}" in capsys.readouterr().err
+    assert f"no node of yours was found in {runtime.name}" in capsys.readouterr().err
     with dp.connect(config=config) as first:
         monkeypatch.delenv("DATAPLANE_ADDRESS")
         assert cli.main(["status"]) == 0
@@ -57,6 +59,7 @@ def test_status_finds_this_users_one_node_and_names_several(
             said = capsys.readouterr().err
             assert first.address in said
             assert second.address in said
+    runtime.cleanup()
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
