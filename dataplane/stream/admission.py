@@ -123,3 +123,11 @@ class Admission:
         """The client has gone: what it was admitted to bring does not come."""
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
             self.give_back(number)
+
+    def end(self) -> None:
+        """The stream is no more, and holds nothing."""
+        self._held = _nothing
+
+
+def _nothing() -> Held:
+    return Held(0, 0, None)

@@ -242,6 +242,10 @@ class Books:
             self.nbytes -= sum(patch.nbytes for patch in patches)
             self._released([each for patch in patches for each in patch.each])
 
+    def end(self) -> None:
+        """Tell nobody anything any more: the stream is no more."""
+        self.loose = self._released = _nobody
+
     def clear(self) -> None:
         """Everything goes."""
         patches = self.rows.clear()
@@ -298,3 +302,7 @@ class Books:
                 raise Misuse(f"there is no row of the group {name!r}: each task is done with it, or it never was")
             numbers.append(number)
         return self.facts.in_groups(numbers)
+
+
+def _nobody(_: object) -> None:
+    """Nobody is told."""

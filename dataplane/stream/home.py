@@ -470,6 +470,12 @@ class Home:
         self.books.look_again()
         self.changes += 1
 
+    def end(self) -> None:
+        """The stream is no more. Nothing here refers to itself afterwards: all of it goes at once, and not when garbage
+        is looked for."""
+        self.books.end()
+        self.admission.end()
+
     def drained(self, task: int) -> bool:
         """Whether nothing will ever come for this task again."""
         return self.closed and not self.books.progress.left[task]

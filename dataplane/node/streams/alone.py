@@ -123,3 +123,11 @@ class Alone:
             waiting.done(Closed("the stream was dropped"))
         self.machine.run(r.Clear(), now)
         self.machine.snapshots.leave(self.machine)
+        self.home.end()
+        self.machine.columns, self.machine.waits = None, tuple
+        self.waiters = Waiters(_nobody)
+
+
+def _nobody(_: Waiting) -> bool:
+    """Nobody waits."""
+    return False

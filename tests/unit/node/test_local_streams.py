@@ -1,0 +1,44 @@
+"""Streams of one node."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Closed
+from dataplane.node.streams.local import LocalStream
+from dataplane.stream import requests as r
+from dataplane.stream.settings import Settings
+
+
+class Needed:
+    """Shards that rows need, of which this test looks at none."""
+
+    def released(self, patches: Any, stream: str) -> None:
+        pass
+
+
+def test_a_stream_that_is_dropped_is_no_garbage() -> None:
+    """It goes at once, with all that is known of it: nobody has to look for it."""
+    needed: Any = Needed()
+    stream = LocalStream("s", Settings(("a",)), "m", needed, lambda: 0.0)
+    ref = BatchRef.of(b"the-node", 3, [("x", Field("dense", "int64", ()), 24, 1, 0)])
+    stream.run(r.Append(client="c", ref=ref, versions=np.zeros(3, np.int64)))
+    home = stream.home
+    refs = [weakref.ref(each) for each in (stream, home, home.books, home.books.rows, home.admission, home.leases)]
+    del home
+    gc.disable()
+    try:
+        stream.end()
+        with pytest.raises(Closed):
+            stream.run(r.Measure())
+        del stream
+        assert [each() for each in refs] == [None] * len(refs)
+    finally:
+        gc.enable()
