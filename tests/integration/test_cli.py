@@ -43,23 +43,24 @@ def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[st
 def test_status_finds_this_users_one_node_and_names_several(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime = TemporaryDirectory(dir="/tmp")  # a socket's path is short
-    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime.name)
-    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0)
-    assert cli.main(["status"]) == 2
-    assert f"no node of yours was found in {runtime.name}" in capsys.readouterr().err
-    with dp.connect(config=config) as first:
-        monkeypatch.delenv("DATAPLANE_ADDRESS")
-        assert cli.main(["status"]) == 0
-        assert first.address in capsys.readouterr().out
-        with dp.connect(config=config) as second:
-            monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-            assert cli.main(["status"]) == 2
-            said = capsys.readouterr().err
-            assert first.address in said
-            assert second.address in said
-    runtime.cleanup()
+    with TemporaryDirectory(dir="/tmp") as runtime:  # a socket's path is short
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+        config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0)
+        with pytest.raises(SystemExit):
+            cli.main(["status"])
+        assert f"no node of yours was found in {runtime}" in capsys.readouterr().err
+        with dp.connect(config=config) as first:
+            monkeypatch.delenv("DATAPLANE_ADDRESS")
+            assert cli.main(["status", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["address"] == first.address
+            with dp.connect(config=config) as second:
+                monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+                with pytest.raises(SystemExit):
+                    cli.main(["status"])
+                said = capsys.readouterr().err
+                assert first.address in said
+                assert second.address in said
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
