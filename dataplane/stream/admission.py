@@ -19,6 +19,9 @@ _numbers = itertools.count(1)
 """Of tickets: of no two streams the same, nor of what keeps a stream's limits now and what did before."""
 
 
+LET_IN = -1
+"""In place of a ticket: of rows of a stream of one node, which were found to fit in the same moment."""
+
 LAG = "max_lag"
 """The limit that older rows do not wait for."""
 

@@ -21,7 +21,7 @@ from dataplane.replication.sessions import Settled
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
-from dataplane.stream.admission import Entry
+from dataplane.stream.admission import LET_IN, Entry
 from dataplane.stream.choosing import Demand
 from dataplane.stream.figures import Waiting
 from dataplane.stream.lease import Grant
@@ -145,7 +145,8 @@ class Leader(Replicated):
         home.check_open()
         admitted = home.admission.ticket(asked.ticket) if asked.ticket else None
         if admitted is None or admitted.client != asked.client:
-            if home.settings.limited:
+            let_in = self.columns is not None and asked.ticket == LET_IN
+            if home.settings.limited and not let_in:
                 self._ticket = home.admit(self.entry_of(asked))
         elif not 1 <= len(asked.ref) <= admitted.rows:
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")

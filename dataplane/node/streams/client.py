@@ -38,6 +38,7 @@ from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Wai
 from dataplane.node.streams.snapshots import Snapshots
 from dataplane.node.streams.staged import Staged
 from dataplane.stream import requests as r
+from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import Piece
 from dataplane.wire import messages as m
 
@@ -381,7 +382,7 @@ class StreamClient:
         `_append`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
-        ticket = self._used(number, stream) if number else _Ticket(stream)
+        ticket = self._used(number, stream) if number else _Ticket(stream, number=LET_IN)
         try:
             asked = _append_of(request, versions, ref, client=self._session.client, ticket=ticket.number)
             reply = self._local.append(stream, asked, shard, sum(request.columns.nbytes))
