@@ -80,6 +80,7 @@ class Residency:
         """Whether the shard that should go to disk next did not fit the quota there."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: dict[asyncio.Task[None], int] = {}  # of how many bytes each
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
         disk.removed = self.wake_up
 
@@ -290,11 +291,13 @@ class Residency:
                 break
             self._evict(clean)
         dirty = self._budget.used - self._clean_bytes
+        late = sum(self._writing.values())
         self._ahead = dirty > (self._low if self._ahead else self._high)
-        need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
+        need = max(self._budget.shortfall, dirty - late - self._low if self._ahead else 0)
         for shard in self._victims(need) if need and not self._refused else []:
             task = asyncio.create_task(self._save(shard))
             self._tasks.add(task)
+            self._writing[task] = shard.size
             self._batch.add(task)
             task.add_done_callback(self._saved)
         if self._batch:
@@ -310,6 +313,7 @@ class Residency:
 
     def _saved(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        del self._writing[task]
         if not task.cancelled() and task.exception() is not None:  # a fault of ours; the shard is in memory
             log.error("a shard could not be written", exc_info=task.exception())
         self._leave({task})

@@ -13,6 +13,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Corrupt
+from dataplane.store import residency
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
@@ -128,10 +129,15 @@ async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp
         assert (now.budget.used, now.disk.used, now.shards) == (0, 0, 0)
 
 
-@each_case(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
+@each_case(
+    ("low", "files", "late"),
+    [(0.5, 17, False), (0.125, 41, False), (0.5, 17, True)],  # at once, in more than one go, and by a slow disk
+)
 async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
-    tmp_path: Path, low: float, files: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, files: int, late: bool
 ) -> None:
+    if late:  # nothing waits for a write
+        monkeypatch.setattr(residency, "_LATE_S", 0.0)
     async with running(tmp_path, high_watermark=0.75, low_watermark=low) as store:
         numbers = [await put(store, seed) for seed in range(48)]
         await at_rest(store)
