@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dataplane.errors import Backpressure, Closed, DataplaneError, NotReady
+from dataplane.errors import Backpressure, Closed, NotReady
 from dataplane.node.partitions.waiters import Waiters, Waiting
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LAG, Entry
@@ -63,7 +63,7 @@ class Alone:
 
     def wait(self, waiting: Waiting, now: float) -> None:
         """As `run`, of a request that waits until there is something for it; `waiting.done` is called with the result,
-        with what refuses it, or with nothing. Raises Backpressure where too many wait."""
+        the error, or nothing. Raises Backpressure where too many wait."""
         self.waiters.add(waiting, now)
         self.settle(now)
 
@@ -108,7 +108,7 @@ class Alone:
             waiting.in_vain = self.home.changes
             self.waiters.add(waiting, now, first=True)
             return
-        except DataplaneError as error:
+        except Exception as error:  # the boundary: who is served now is not the end of who acked just now
             outcome = error
         waiting.done(outcome)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +34,7 @@ from dataplane.errors import (
 from dataplane.node.streams import packed
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.restores import Restores
-from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Waiting, asked_until, happened
+from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Waiting, asked_until, at_once, happened
 from dataplane.node.streams.snapshots import Snapshots
 from dataplane.node.streams.staged import Staged
 from dataplane.stream import requests as r
@@ -667,17 +667,6 @@ class StreamClient:
         ref = b"" if found.ref is None else found.ref.with_origin(stream.token, found.rows).encode()
         told = found.groups, found.versions, found.tags
         return m.Delivered(request.id, stream.token, 0, None, ref, found.keys, *told, {})
-
-
-def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    work.close()
-    raise RuntimeError("a stream of this node is to answer at once")
 
 
 def _append_of(

@@ -23,7 +23,7 @@ from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded
 from dataplane.node.partitions.waiters import NOTHING, Waiting
 from dataplane.node.shards.needed import NeededShards
 from dataplane.node.streams.alone import Alone
-from dataplane.node.streams.sessions import NOT_ASKED, Claim, Outcome, R
+from dataplane.node.streams.sessions import NOT_ASKED, Claim, Outcome, R, at_once
 from dataplane.stream import requests as r
 from dataplane.stream.admission import Entry
 from dataplane.stream.figures import Waiting as WaitingFor
@@ -148,8 +148,10 @@ class LocalStream:
 
     def _tick(self) -> None:
         self._timer, self._due_s = None, math.inf
-        self._alone.settle(self._clock())
-        self._schedule()
+        try:
+            self._alone.settle(self._clock())
+        finally:
+            self._schedule()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -233,7 +235,7 @@ class LocalSession:
             raise
         if admits:
             wait.turn("")
-        if isinstance(result, DataplaneError):
+        if isinstance(result, Exception):
             raise result
         if result == NOTHING:
             raise Backpressure("is full") if admits else NotReady("no rows became ready")
@@ -250,8 +252,8 @@ class LocalSession:
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """See `sessions.Session.run_soon`: at once."""
-        with suppress(DataplaneError, StopIteration):
-            work().send(None)
+        with suppress(DataplaneError):
+            at_once(work())
 
     def give_back_soon(self, partition: LocalStream, grant: int) -> None:
         """See `sessions.Session.give_back_soon`: at once."""

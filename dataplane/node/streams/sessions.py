@@ -32,6 +32,17 @@ def asked_until(deadline: Deadline) -> Deadline:
     return Deadline.after(max(deadline.remaining_s, ASK_S))
 
 
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("a stream of this node is to answer at once")
+
+
 class Stream(Protocol):
     """A stream that is open on this node. `generation`: what its keys begin with that it makes. `partition`: what
     requests are asked of."""

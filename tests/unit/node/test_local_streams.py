@@ -42,3 +42,20 @@ def test_a_stream_that_is_dropped_is_no_garbage() -> None:
         assert [each() for each in refs] == [None] * len(refs)
     finally:
         gc.enable()
+
+
+async def test_what_fails_for_one_that_waits_is_no_end_of_who_ends_the_wait() -> None:
+    needed: Any = Needed()
+    stream = LocalStream("s", Settings(("a",)), "m", needed, lambda: 0.0)
+    outcomes: list[Any] = []
+    nothing: Any = object()  # no request that there is
+    stream.wait(nothing, "q", outcomes.append, 60.0)
+    (error,) = outcomes
+    assert isinstance(error, KeyError)
+    waits = r.Consume(client="c", task="a", columns=("x",), rows=1)
+    stream.wait(waits, "r", outcomes.append, 60.0)
+    stream.wait(nothing, "q", outcomes.append, 60.0)
+    ref = BatchRef.of(b"the-node", 1, [("x", Field("dense", "int64", ()), 8, 1, 0)])
+    stream.run(r.Append(client="c", ref=ref, versions=np.zeros(1, np.int64)))
+    assert [type(each) for each in outcomes] == [KeyError, KeyError, r.Delivered]
+    stream.end()
