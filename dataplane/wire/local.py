@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import logging
 import os
 import socket
@@ -178,6 +177,7 @@ class Channel:
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
+        self._half_sent = False
         self._gathering = False  # what is sent waits for more that goes with it
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
@@ -324,7 +324,7 @@ class Channel:
                 return
             except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
                 self._drop_unsent()
-                self._unsent_bytes = 0
+                self._unsent_bytes, self._half_sent = 0, False
                 break
             except OSError as error:
                 if error.errno in _SHORT_OF:
@@ -334,7 +334,8 @@ class Channel:
                 return
             _done(descriptors)
             self._unsent_bytes -= sent
-            if sent < len(data):
+            self._half_sent = sent < len(data)
+            if self._half_sent:
                 self._unsent[0] = (data[sent:], ())
             else:
                 self._unsent.popleft()
@@ -453,11 +454,10 @@ class Channel:
     def detach(self) -> tuple[socket.socket, bytes]:
         """Take the socket out of the loop, still connected: it is the caller's now, and the channel is closed.
 
-        With it comes what waits to be sent, up to a message that brings descriptors: it must be sent before anything
-        else.
+        With it comes what is left of a message that is half sent, which must be sent before anything else.
         """
         self._gathered()
-        rest = b"".join(data for data, _ in itertools.takewhile(lambda waiting: not waiting[1], self._unsent))
+        rest = bytes(self._unsent[0][0]) if self._half_sent else b""
         self._leave_loop()
         return self._socket, rest
 

@@ -51,11 +51,11 @@ def test_status_finds_this_users_one_node_and_names_several(
             cli.main(["status"])
         assert f"no node of yours was found in {runtime}" in capsys.readouterr().err
         with dp.connect(config=config) as first:
-            monkeypatch.delenv("DATAPLANE_ADDRESS")
+            del os.environ["DATAPLANE_ADDRESS"]  # which `connect` has set
             assert cli.main(["status", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["address"] == first.address
             with dp.connect(config=config) as second:
-                monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+                os.environ.pop("DATAPLANE_ADDRESS", None)
                 with pytest.raises(SystemExit):
                     cli.main(["status"])
                 said = capsys.readouterr().err

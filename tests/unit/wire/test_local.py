@@ -216,22 +216,6 @@ async def test_a_detached_socket_is_still_connected(ends: Ends) -> None:
     assert await two.end() is None
 
 
-async def test_what_waits_to_be_sent_comes_with_a_detached_socket(ends: Ends) -> None:
-    one, two = ends
-    told = [m.Stats(number) for number in range(5000)]  # more than the socket takes
-    for message in told:
-        one.channel.send(message)
-    connected, rest = one.channel.detach()
-    assert rest
-    connected.setblocking(True)
-    sending = asyncio.create_task(asyncio.to_thread(connected.sendall, rest))
-    await two.message(len(told))
-    assert two.got == told
-    await sending
-    connected.close()
-    assert await two.end() is None
-
-
 # Room for answers
 
 
