@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.batch import arrow_out
 from dataplane.batch.arrow import VariableShapeTensorType
 from dataplane.batch.columns import values_of
 from dataplane.batch.local import local_batch
@@ -67,22 +66,6 @@ def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
     assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
 
 
-def test_the_arrays_are_arrows_own_types() -> None:
-    dense = column(np.zeros((2, 3, 4), np.float32)).arrow()
-    assert dense.type == pa.fixed_shape_tensor(pa.float32(), [3, 4])
-    assert column([[1], [2, 3]]).arrow().type == pa.large_list(pa.int64())
-    assert column(["a"]).arrow().type == pa.large_string()
-    assert column([b"a"]).arrow().type == pa.large_binary()
-    assert column(np.array([1, 2], np.uint8)).arrow().to_pylist() == [1, 2]
-    images = column([np.zeros((2, 3)), np.zeros((1, 3))]).arrow()
-    assert images.type.extension_name == "arrow.variable_shape_tensor"
-    assert images.type.uniform_shape == (None, 3)
-    assert images.storage.field("shape").to_pylist() == [[2, 3], [1, 3]]
-    assert images.storage.type.field("data").type == pa.list_(pa.float64())
-    for values in ([[1.0], []], [np.zeros((2, 3))], ["ü"], [{"a": 1}, {}], np.zeros((2, 2))):
-        column(values).arrow().validate(full=True)
-
-
 @each_case(
     ("array", "kind", "rows"),
     [
@@ -130,37 +113,6 @@ def test_arrows_types_become_columns(array: Any, kind: str, rows: list[Any]) -> 
         assert column(chunked).to_list() == rows + rows[1:]
 
 
-def test_tensors_of_other_writers() -> None:
-    storage = pa.array(
-        [{"data": [1, 2, 3, 4], "shape": [2, 2]}, {"data": [], "shape": [0, 5]}],
-        pa.struct([("data", pa.list_(pa.int16())), ("shape", pa.list_(pa.int32(), 2))]),
-    )
-    free = pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2), storage)
-    assert column(free).shape == (2, None, None)
-    assert column(free).to_list() == [[[1, 2], [3, 4]], []]
-    assert column(free[1:]).to_list() == [[]]
-    turned = pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2, None, (1, 0)), storage)
-    with pytest.raises(SchemaMismatch, match="permutation"):
-        values_of("x", turned)
-    fixed = pa.fixed_shape_tensor(pa.int16(), [2, 2], permutation=[1, 0])
-    with pytest.raises(SchemaMismatch, match="permutation"):
-        values_of("x", pa.ExtensionArray.from_storage(fixed, pa.array([[1, 2, 3, 4]], pa.list_(pa.int16(), 4))))
-    unknown = pa.schema([pa.field("x", storage.type, metadata={"ARROW:extension:name": "arrow.variable_shape_tensor"})])
-    table = pa.Table.from_arrays([storage], schema=unknown)
-    assert local_batch(table).to_dict() == {"x": [[[1, 2], [3, 4]], []]}
-
-
-def test_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_out, "_INT32_MAX", 7)
-    rows = [np.ones((2, 2, 2)), np.zeros((0, 2, 2)), np.ones((1, 2, 2))]
-    array = column(rows).arrow()
-    assert pa.types.is_large_list(array.type)
-    array.validate(full=True)
-    assert same(column(array).numpy(), rows)
-    with pytest.raises(SchemaMismatch, match="fewer rows"):
-        column([np.ones((2, 2)), np.ones((1, 5))]).arrow()
-
-
 def test_false_shapes_are_refused() -> None:
     storage = pa.array(
         [{"data": [1, 2, 3], "shape": [2, 2]}],
@@ -169,21 +121,3 @@ def test_false_shapes_are_refused() -> None:
     with pytest.raises(SchemaMismatch, match="shapes") as caught:
         values_of("x", pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2), storage))
     assert caught.value.column == "x"
-
-
-def test_metadata_that_does_not_fit_the_column_is_left_aside() -> None:
-    field = pa.field("x", pa.float64(), metadata={b"dataplane.dtype": b"bfloat16"})
-    table = pa.Table.from_arrays([pa.array([1.5])], schema=pa.schema([field]))
-    assert local_batch(table)["x"].dtype == "float64"
-    field = pa.field("x", pa.int8(), metadata={b"dataplane.dtype": b"\xffno such", b"dataplane.shape": b"["})
-    table = pa.Table.from_arrays([pa.array([1], pa.int8())], schema=pa.schema([field]))
-    assert local_batch(table)["x"].to_list() == [1]
-
-
-def test_values_are_not_copied_into_a_plan() -> None:
-    source = np.arange(1000)
-    values = values_of("x", pa.array(source))
-    assert np.shares_memory(values.data.array, source)  # type: ignore[union-attr]
-    table = pa.table({"r": pa.LargeListArray.from_arrays(pa.array([0, 400, 1000]), pa.array(source))})
-    values = values_of("r", table["r"])
-    assert np.shares_memory(values.data.data, source)  # type: ignore[union-attr]

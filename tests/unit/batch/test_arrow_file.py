@@ -8,8 +8,6 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pytest
 
 from dataplane.batch import arrow_file, arrow_in
 from dataplane.batch.batch import Batch, Column, Piece
@@ -62,25 +60,6 @@ def test_each_kind_is_read_as_it_was_written(name: str) -> None:
     after = stored(dict(arrow_in.columns_of(arrow_file.decoded(written(name)), checked=True)))
     assert after.schema == before.schema
     assert repr(after[name].to_list()) == repr(before[name].to_list())
-
-
-OTHERS = {
-    "nulls": pa.nulls(3),
-    "lists of nulls": pa.array([[None]]),
-    "lists of no width": pa.array([[[], []]], pa.large_list(pa.list_(pa.int8(), 0))),
-    "lists of text": pa.array([["a"]], pa.large_list(pa.large_string())),
-    "a dictionary": pa.array(["a"]).dictionary_encode(),
-    "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([1 << 30]), pa.array([1])),
-    "a struct of nulls": pa.array([{"a": None}]),
-    "decimals": pa.array([1], pa.decimal128(4)),
-}
-
-
-@each_case("what", OTHERS)
-def test_types_that_are_never_written_are_refused(what: str) -> None:
-    """Some are a value a row that takes no byte."""
-    with pytest.raises(Corrupt, match="type"):
-        arrow_file.decoded(bytes(arrow_file.encoded(pa.table({"x": OTHERS[what]}))))
 
 
 def outcome(data: bytes) -> str:

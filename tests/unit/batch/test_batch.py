@@ -4,12 +4,9 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
-from dataplane.errors import Misuse, SchemaMismatch
-from tests.unit.batch.exact import batch_of, column
+from tests.unit.batch.exact import batch_of
 
 
 def test_a_batch_is_rows_of_named_columns() -> None:
@@ -24,35 +21,6 @@ def test_a_batch_is_rows_of_named_columns() -> None:
     assert batch.nbytes == 27
     assert batch.to_dict() == {"x": [[0, 0]] * 3, "text": ["a", "b", "c"]}
     assert repr(batch) == "Batch(3 rows; x: dense float32 [2], text: text)"
-
-
-def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
-    batch = batch_of(x=[1], y=[2])
-    with pytest.raises(SchemaMismatch, match="x, y") as caught:
-        batch["z"]
-    assert caught.value.column == "z"
-
-
-def test_columns_of_one_batch_have_equally_many_rows() -> None:
-    with pytest.raises(SchemaMismatch, match="2 rows") as caught:
-        batch_of(x=[1], y=[2, 3])
-    assert caught.value.column == "y"
-    with pytest.raises(SchemaMismatch, match="at least one"):
-        Batch({})
-
-
-def test_rows_of_a_column_by_position() -> None:
-    found = column([[1], [2, 3], []])
-    assert found[1].tolist() == [2, 3]
-    assert found[-1].tolist() == []
-    assert found[1:].to_list() == [[2, 3], []]
-    assert found[::-1].to_list() == [[], [2, 3], [1]]
-    assert [row.tolist() for row in found] == [[1], [2, 3], []]
-    with pytest.raises(IndexError, match="row 3 of 3 rows"):
-        found[3]
-    for mistake in (1.5, [1], slice(None, None, 0), slice(0, 1.5)):
-        with pytest.raises(Misuse):
-            found[mistake]  # type: ignore[call-overload]
 
 
 def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None:

@@ -40,16 +40,6 @@ def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to:
     assert (place[64 + to + len(source) :] == 7).all()
 
 
-@each_case("dtype", ["uint8", "int64", "float32", "bool", "complex64", "datetime64[s]", "float16"])
-def test_rows_are_joined_whatever_they_are_made_of(way: str, dtype: str) -> None:
-    rows = [some(8 * n, n).view("uint8" if dtype == "bool" else dtype) for n in (0, 1, 100_000, 3, 500_000)]
-    rows = [(row % 2).astype(bool) for row in rows] if dtype == "bool" else rows
-    whole = np.concatenate([row.view(np.uint8) for row in rows])
-    target = np.zeros(len(whole), np.uint8)
-    copying.join(target, rows, ())
-    assert (target == whole).all()
-
-
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
     join = copying._join
@@ -95,21 +85,3 @@ def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -
         rows[2][at] ^= 128
         assert copying.equal([memoryview(row) for row in rows]) == [True, True, False, True, True]
         rows[2][at] ^= 128
-
-
-@each_case(
-    ("rows", "error"),
-    [((b"abc", b"abcd"), ValueError), ((b"abc", 4), TypeError), ([b"a", b"a"], TypeError), ((b"a", "b"), TypeError)],
-)
-def test_the_extension_refuses_what_it_can_not_compare(rows: Any, error: type[Exception]) -> None:
-    equal: Any = copying._equal
-    if equal is None:
-        pytest.skip("the extension was not built: there was no C compiler")
-    with pytest.raises(error):
-        equal(rows)
-    assert equal((b"", b"")) == [True, True]
-    assert equal((b"a",)) == [True]
-    assert equal(()) == []
-    held = bytearray(b"ab")
-    assert equal((held, b"ab", b"ac")) == [True, True, False]
-    held.append(1)  # which is refused while somebody has the buffer

@@ -5,22 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.dtypes import BITS, decoded, name_of, storage
+from dataplane.batch.dtypes import BITS, decoded, storage
 from tests.cases import each_case
-
-
-@each_case("spelling", ["?", "i1", "u8", "f2", "f8", "c8", ">f4", ">c16", ">u2", "M8[ns]", "m8[25s]", ">M8[D]", "M8"])
-def test_a_numpy_dtype_comes_back_from_its_name(spelling: str) -> None:
-    dtype = np.dtype(spelling)
-    name = name_of(dtype)
-    assert name is not None
-    assert storage(name) == dtype
-    assert storage(name).isnative == dtype.isnative
-
-
-@each_case("spelling", ["g", "G", "U3", "S3", "O", "V8", "i4,f4"])
-def test_what_has_no_portable_bytes_has_no_name(spelling: str) -> None:
-    assert name_of(np.dtype(spelling)) is None
 
 
 @given(st.text(max_size=12))

@@ -40,16 +40,6 @@ def test_tensors_and_arrays_take_columns(batch: Batch) -> None:
     assert torch.equal(bits, torch.arange(4).bfloat16())
 
 
-@each_case("rows", [slice(1, 3), slice(None, None, -1), slice(2, 2)], ids=str)
-def test_rows_are_gathered_into_their_place(batch: Batch, rows: slice) -> None:
-    chosen = Batch({name: batch[name][rows] for name in ("dense", "ragged")})
-    items = np.concatenate([np.empty((0, 2), np.int64), *RAGGED[rows]])
-    dense, ragged = torch.zeros(len(chosen), 3), torch.zeros(items.shape, dtype=torch.int64)
-    fill(chosen, dense=dense, ragged=ragged)
-    np.testing.assert_array_equal(dense.numpy(), DENSE[rows])
-    np.testing.assert_array_equal(ragged.numpy(), items)
-
-
 @each_case(
     ("out", "error", "match"),
     [

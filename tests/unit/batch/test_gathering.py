@@ -113,14 +113,3 @@ def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error:
         assert gathering._write([[1], []], memory, at, False) == (1, 0)
     assert memory[:8] == b"\xaa" * 8
     assert (memory[8:] == b"\xaa" * 8) == (at != 8)
-
-
-@each_case("given", [((1,),), ([1],), (5,)])
-def test_the_extension_refuses_what_it_can_not_read(given: Any) -> None:
-    assert gathering._write is not None
-    for memory in (bytearray(16), b"constant", None):
-        if isinstance(memory, bytearray) and given == ([1],):
-            assert gathering._write(given[0], memory, 0, False) is None
-            continue
-        with pytest.raises((TypeError, BufferError)):
-            gathering._write(given[0], memory, 0, False)  # type: ignore[arg-type]

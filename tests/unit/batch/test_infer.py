@@ -108,32 +108,6 @@ def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str,
 
 
 @each_case(
-    ("array", "kind", "rows"),
-    [
-        (np.array(["a", "bc"]), "text", ["a", "bc"]),
-        (np.array([b"a", b"bc"]), "bytes", [b"a", b"bc"]),
-        (np.array([["a"], ["b"]]), "object", [["a"], ["b"]]),
-        (np.array([(1, 2.0)], "i4,f4"), "object", [np.array((1, 2.0), "i4,f4")[()]]),
-        (np.array([[(1, b"x")]], "i4,S2"), "object", [np.array([(1, b"x")], "i4,S2")]),
-        (np.zeros(1, "V3"), "object", [np.zeros((), "V3")[()]]),
-    ],
-)
-def test_a_whole_array_is_its_rows(array: Any, kind: str, rows: list[Any]) -> None:
-    assert values_of("x", array).field.kind == kind
-    assert same(column(array).to_list(), rows)
-
-
-def test_a_struct_too_deep_or_with_too_many_keys_becomes_objects() -> None:
-    deep: Any = 1
-    for _ in range(40):
-        deep = {"k": deep}
-    assert column([deep]).to_list() == [deep]
-    wide = [{str(i): i} for i in range(1100)]
-    assert column(wide).kind == "object"
-    assert column(wide).to_list() == wide
-
-
-@each_case(
     ("rows", "row", "found"),
     [
         (["a", "\ud800"], 1, "surrogate"),
@@ -188,14 +162,6 @@ def test_lists_of_numbers_are_the_same_by_the_extension_and_without(rows: list[l
     assert ours.nbytes == plain.nbytes
     assert np.array_equal(ours.offsets, plain.offsets)
     assert _bytes(ours) == _bytes(plain)
-
-
-@each_case("rows", [(), [()], [[1], (2,)], [[1], None]])
-def test_the_extension_refuses_what_is_no_list_of_lists(rows: Any) -> None:
-    if infer._read is None:
-        pytest.skip("the extension was not built: there was no C compiler")
-    with pytest.raises(TypeError):
-        infer._read(rows)
 
 
 def _bytes(values: Values) -> bytes:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout, check, check_conte
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
-from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
+from dataplane.errors import Corrupt, DataplaneError
 from tests.cases import each_case
 from tests.unit.batch.exact import filled
 
@@ -96,39 +95,6 @@ def test_a_false_layout_is_refused(layout: ShardLayout) -> None:
         check(layout, 4096)
 
 
-@each_case("depth", [17, 200, 5000])
-def test_structs_nested_too_deeply_are_refused(depth: int) -> None:
-    field: Any = ["dense", "int8", [], []]
-    column: Any = [field, 0, 0, [[0, 0]], [], False]
-    for _ in range(depth):
-        field = ["struct", "", [], [["k", field]]]
-        column = [field, 0, 0, [[0, 0]], [column], False]
-        if depth > 200:  # the field alone: encoding the column too would be quadratic
-            column = [field, 0, 0, [[0, 0]], [], False]
-    data = b"\x91\x91\x92\xa1c" + _packed(column)
-    with pytest.raises((Corrupt, ProtocolMismatch)):
-        check(ShardLayout.decode(data), 64)
-
-
-def _packed(value: Any) -> bytes:
-    """MessagePack of lists nested more deeply than an encoder would follow."""
-    out, stack = bytearray(), [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, list):
-            out.append(0x90 | len(item))
-            stack += reversed(item)
-        else:
-            out += msgspec.msgpack.encode(item)
-    return bytes(out)
-
-
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_layout_are_a_protocol_mismatch(data: bytes) -> None:
-    with contextlib.suppress(ProtocolMismatch):
-        ShardLayout.decode(data)
-
-
 @given(st.data())
 def test_a_layout_with_a_wrong_byte_is_refused_or_can_be_read(data: st.DataObject) -> None:
     layout, memory = _shard()
@@ -188,18 +154,6 @@ def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
         found = laid([layout.encode()] * 8, [len(memory)] * 8)
         table = np.array([each.numbers for each in found])
         _ = Stack(found[0].outline, table, Scattered.of([memory] * 8)).column("c", 0).tables
-
-
-def test_presence_that_does_not_fit_the_children_is_refused() -> None:
-    layout, memory = _shard()
-    column = layout.column("struct")
-    assert column is not None
-    memory[column.buffers[0][0]] = 2
-    with pytest.raises(Corrupt, match="neither 0 nor 1"):
-        check_contents(layout, memory)
-    memory[column.buffers[0][0]] = 0
-    with pytest.raises(Corrupt, match="present"):
-        check_contents(layout, memory)
 
 
 def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:

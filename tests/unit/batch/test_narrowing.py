@@ -7,17 +7,13 @@ from typing import Any
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.dtypes import INTEGERS, storage
-from dataplane.batch.field import Field, check_field
+from dataplane.batch.field import Field
 from dataplane.batch.narrowing import narrowed
 from dataplane.batch.rows import Rows
-from dataplane.errors import Corrupt, Misuse, SchemaMismatch
-from tests.cases import each_case
 from tests.unit.batch.exact import piece, same
 
 WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
@@ -72,28 +68,6 @@ def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) ->
         assert storage(stored_.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
 
 
-def test_strides_lists_tensors_and_views() -> None:
-    array = np.arange(24).reshape(4, 6)
-    assert same(column(stored(array.T)).numpy(), array.T)
-    assert column(stored([[1, 2], [], [300]])).to_list() == [[1, 2], [], [300]]
-    tensor = torch.arange(24).reshape(4, 6)
-    for values in (tensor, tensor.T, tensor[:, ::2], torch.broadcast_to(tensor[:1], (4, 6))):
-        assert same(column(stored(values)).torch(), values.contiguous())
-    rows = [tensor[:n] for n in (0, 3, 1)]
-    assert [row.tolist() for row in column(stored(rows)).tensors()] == [row.tolist() for row in rows]
-    again = column(stored(column(stored(array))))
-    assert again.narrow().dtype == "uint8"
-
-
-def test_what_is_stored_is_in_place() -> None:
-    piece = stored([np.arange(n) for n in (3, 5)])
-    found = column(piece).narrow()
-    assert [row.dtype for row in found.numpy()] == [np.uint8] * 2
-    assert all(np.shares_memory(row, piece.memory._data) for row in found.numpy())  # type: ignore[attr-defined]
-    assert column(piece).is_narrow
-    assert not found[:1].is_narrow or found.dtype == "uint8"
-
-
 def test_of_a_struct_the_integers() -> None:
     rows = [{"ids": [1, 2], "logprobs": [0.5, 1.0]}, {"logprobs": [2.0]}, {"ids": [70_000], "logprobs": []}]
     piece = stored(rows)
@@ -101,25 +75,3 @@ def test_of_a_struct_the_integers() -> None:
     assert dict(piece.layout.field.children)["logprobs"].dtype == "float64"
     assert column(piece).to_list() == rows
     assert same(column(piece).narrow().numpy()[0]["ids"], np.array([1, 2], np.int32))
-
-
-def test_what_is_named_and_what_is_not() -> None:
-    columns = {"a": [1, 2], "b": np.array([1, 2]), "c": [0.5, 1.0], "d": ["x", "y"]}
-    fields = {name: values.field.dtype for name, values in narrowed(columns, True).items()}
-    assert fields == {"a": "int64:uint8", "b": "int64:uint8", "c": "float64", "d": ""}
-    assert narrowed(columns, "a")["b"].field.dtype == "int64"
-    for wrong in (["absent"], ["c"], "d"):
-        with pytest.raises(SchemaMismatch):
-            narrowed(columns, wrong)
-    with pytest.raises(Misuse):
-        narrowed(columns, 7)  # type: ignore[arg-type]
-
-
-@each_case(
-    "dtype", ["int64:int64", "int8:uint8", "int64:float32", "float64:uint8", "int64:", ":uint8", "int64:uint8:uint8"]
-)
-def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
-    if dtype == "int64:":
-        return  # which is int64
-    with pytest.raises(Corrupt):
-        check_field("x", Field("dense", dtype))

@@ -6,7 +6,6 @@ import copy
 import pickle
 from typing import Any
 
-import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -42,11 +41,6 @@ def test_a_stack_has_what_tensordicts_own_has(count: int) -> None:
     assert all(a is b for a, b in zip(made.tolist(), values, strict=True) if not isinstance(b, list))
 
 
-def test_a_stack_is_copied_and_not_built_here() -> None:
-    """Else what follows says nothing."""
-    assert non_tensors._maker().__name__ == non_tensors._COPYING
-
-
 def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
     made = TensorDict({"x": non_tensors.stack(list(range(6)))}, batch_size=[6])
     assert [part["x"].tolist() for part in made.chunk(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -56,14 +50,3 @@ def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
     made.lock_()
     assert made.get("x").is_locked
     made.unlock_()
-
-
-def test_what_tensordict_makes_otherwise_is_made_by_its_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(non_tensors, "_is_simple", lambda one, several: False)
-    non_tensors._maker.cache_clear()
-    try:
-        assert non_tensors.stack([1, "a"]).tolist() == [1, "a"]
-        assert non_tensors.rows_of(theirs([1, "a"])) == [1, "a"]
-        assert non_tensors._maker().__name__ != non_tensors._COPYING
-    finally:
-        non_tensors._maker.cache_clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -43,12 +41,3 @@ def test_what_is_concatenated_has_one_where_all_have() -> None:
     assert concat([ref, a_ref("a", 3)]).origin() is None
     with pytest.raises(Misuse, match="several streams"):
         concat([ref, a_ref("a", 3).with_origin(OTHER, np.arange(10))]).origin()
-
-
-def test_it_is_no_shard_and_costs_little() -> None:
-    ref = a_ref(rows=1024)
-    labelled = ref.with_origin(STREAM, np.arange(1 << 20, (1 << 20) + 1024))
-    assert labelled.shards() == ref.shards()
-    assert labelled.nbytes == ref.nbytes
-    assert labelled == ref
-    assert len(pickle.dumps(labelled)) < len(pickle.dumps(ref)) + 64

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import struct
 from typing import Any
 
@@ -11,41 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch import stretches
 from dataplane.batch.batch import Column
-from dataplane.batch.columns import plan
-from dataplane.batch.layout import ShardLayout
-from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.batch.objects import decode_row
 from dataplane.batch.parts import LARGE
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt
 from tests.cases import each_case
-from tests.unit.batch.exact import column, filled, piece, same
+from tests.unit.batch.exact import column, piece, same
 
 _BIG = LARGE // 8
 
 
 def large(seed: int) -> Any:
     return np.random.default_rng(seed).random(_BIG)
-
-
-def stored(values: Any) -> int:
-    return plan({"x": values}).nbytes
-
-
-def _rows(n: int, value: Any) -> list[Any]:
-    return [({"image": value, "answer": str(i)},) for i in range(n)]
-
-
-@each_case("again", [lambda value: value, lambda value: value.copy()], ids=["same", "equal"])
-def test_parts_that_rows_share_are_stored_once(again: Any) -> None:
-    array = large(1)
-    rows = [[({"image": again(array), "answer": str(i)},), array] for i in range(8)]
-    assert stored(rows) < 1.2 * array.nbytes + 8 * 256
-    found = column(rows)
-    assert same(found.to_list(), rows)
-    found.to_list()[0][1][:] = 0
-    assert same(found.to_list(), rows)
 
 
 _PARTS = st.sampled_from([large(1), large(2), b"x" * LARGE, torch.ones(LARGE), 7, "a", None, np.ones(2)])
@@ -77,22 +54,6 @@ def _of(array: pa.Array) -> list[Any]:
     return [decode_row("x", row.as_buffer()) for row in array]
 
 
-def test_all_of_a_column_is_fetched_where_rows_share_parts() -> None:
-    for rows, every in ((_rows(8, large(1)), True), ([[large(i // 4)] for i in range(8)], False)):
-        planned = plan({"x": rows})
-        memory = filled(planned)
-        shard = planned.layout()
-        own = stretches.values(shard, [0], Rows.range(0, 1), memory)
-        whole = stretches.values(shard, [0], Rows.range(0, 8), memory)
-        assert (stretches.total(own) == stretches.total(whole)) == every
-
-
-def test_a_layout_with_an_indexed_child_is_one_of_objects() -> None:
-    shard = plan({"x": [{"a": [large(1)], "b": i} for i in range(3)]}).layout()
-    assert shard.columns[0][1].children[0].indexed
-    assert ShardLayout.decode(shard.encode()) == shard
-
-
 # Forged
 
 
@@ -120,14 +81,3 @@ def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
 def test_a_row_of_false_parts_is_corrupt(row: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_row("x", row)
-
-
-@given(st.data())
-def test_rows_with_wrong_bytes_are_corrupt_or_others(data: st.DataObject) -> None:
-    [row] = encode_rows("x", [[large(1), (b"x" * LARGE,)]])
-    raw = bytearray(row)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, 63) | st.integers(len(raw) - 64, len(raw) - 1))
-        raw[at] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(Corrupt):
-        decode_row("x", bytes(raw))

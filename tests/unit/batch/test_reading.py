@@ -129,27 +129,6 @@ def test_one_run_is_read_in_place_and_the_rest_is_gathered() -> None:
     assert not np.shares_memory(Column("x", one.layout.field, [one, one]).numpy(), stored)
 
 
-def test_two_tensors_of_a_column_share_memory_and_the_source_keeps_its_own() -> None:
-    one = piece("x", np.zeros((4, 2)))
-    column = Column("x", one.layout.field, [one])
-    column.torch()[0] = 7
-    assert float(column.torch()[0, 0]) == 7
-    assert float(column[:2].torch()[0, 0]) == 7
-    assert float(column.numpy()[0, 0]) == 0
-    assert float(Column("x", one.layout.field, [one]).torch()[0, 0]) == 0
-    repeated = column[::2]
-    repeated.torch()[0] = 9
-    assert float(repeated.torch()[0, 0]) == 9
-    assert float(repeated.numpy()[0, 0]) == 0
-
-
-def test_a_piece_of_another_field_is_corrupt() -> None:
-    one = piece("x", [1, 2, 3])
-    for field in (Field("dense", "float64"), Field("text"), Field("dense", "int64", (2,))):
-        with pytest.raises(Corrupt, match="dense int64"):
-            Column("x", field, [one])
-
-
 def test_memory_that_gives_fewer_bytes_is_corrupt() -> None:
     class Short:
         def read(self, offset: int, nbytes: int) -> Any:
@@ -162,16 +141,3 @@ def test_memory_that_gives_fewer_bytes_is_corrupt() -> None:
         column = Column("x", one.layout.field, [one])
         with pytest.raises(Corrupt):
             column.to_list()
-
-
-def test_text_that_is_not_utf8_is_corrupt() -> None:
-    one = piece("x", [b"a", b"\xff\xfe"])
-    false = Piece(_as_text(one.layout), one.memory, one.rows)
-    column = Column("x", Field("text"), [false])
-    for view in (column.to_list, column.numpy, column.arrow):
-        with pytest.raises(Corrupt, match="UTF-8"):
-            view()
-
-
-def _as_text(layout: Any) -> Any:
-    return type(layout)(Field("text"), layout.rows, layout.stored, layout.buffers)

@@ -46,33 +46,13 @@ def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
     assert laid.lengths == {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
 
 
-@each_case(
-    "columns",
-    [
-        {},
-        {"x": np.ones(0)},
-        {"x": np.float32(1)},
-        {"x": np.ones((2, 0))},
-        {"x": []},
-        {"x": [[]]},
-        {"x": [[1], (2,)]},
-        {"x": [[1, 2.0]]},
-        {"x": [[True]]},
-        {"x": [[1 << 64]]},
-        {"x": ["text"]},
-        {"x": np.array(["text"])},
-        {"x": np.ma.masked_array([1, 2])},
-        {"x": np.ones(1, np.longdouble)},
-        {"": np.ones(1)},
-        {"\ud800": np.ones(1)},
-        {1: np.ones(1)},
-        {"x": np.ones(2), "y": np.ones(3)},
-        {"x": np.ones(_MOST)},
-        {"x": [[0] * _MOST]},
-        {str(i): np.ones(1) for i in range(MAX_COLUMNS + 1)},
-        [("x", np.ones(1))],
-        None,
-    ],
-)
+_LEFT = [
+    {"x": [[]]}, {"x": [[1], (2,)]}, {"x": [[1, 2.0]]}, {"x": [[True]]}, {"x": [[1 << 64]]}, {"": np.ones(1)},
+    {"x": np.ma.masked_array([1, 2])}, {"x": np.ones(1, np.longdouble)}, {"x": np.ones(2), "y": np.ones(3)}, None,
+    {"x": np.ones(_MOST)}, {str(i): np.ones(1) for i in range(MAX_COLUMNS + 1)},
+]  # fmt: skip
+
+
+@each_case("columns", _LEFT)
 def test_what_is_not_simple_is_left(columns: Any) -> None:
     assert laid_out(columns, _MOST) is None

@@ -217,24 +217,6 @@ def test_what_is_one_run_is_in_place() -> None:
 
 
 class TestFields:
-    def test_what_differs_afterwards_is_ragged(self) -> None:
-        ref = Shards().put(0, columns(0), narrow=False)
-        each = np.arange(ROWS)
-        assert repr(ref.slice_rows("dense", 0, 2, -2).schema["dense"]) == "dense int64 [8, 3]"
-        assert repr(ref.slice_rows("dense", 0, each).schema["dense"]) == "ragged int64 [*, 3]"
-        assert repr(ref.slice_rows("routed", 1, each).schema["routed"]) == "ragged int64 [*, *, 2]"
-        assert repr(ref.slice_rows("routed", -2, 1, 3).schema["routed"]) == "ragged int64 [*, 2, 2]"
-        assert repr(ref.share_rows("routed", 4, 5, axis=1).schema["routed"]) == "ragged int64 [*, 1, 2]"
-
-    def test_of_several_columns_and_of_structs(self) -> None:
-        shards = Shards()
-        rows = [{"ids": np.arange(2 * n).reshape(n, 2), "p": np.ones(n)} for n in range(ROWS)]
-        ref = shards.put(0, {"pair": rows, "ids": [row["ids"] for row in rows]}, narrow=True)
-        sliced = ref.slice_rows(["pair", "ids"], 0, 1, 4)
-        assert len(sliced._frames) == 1, "what is cut alike stays together"
-        for found, row in zip(shards.read(sliced, "pair").numpy(), rows, strict=True):
-            assert same(found, {"ids": row["ids"][1:4], "p": row["p"][1:4]})
-
     @each_case(
         ("name", "axis", "start", "error"),
         [
@@ -269,11 +251,6 @@ class TestFields:
 
 
 class TestTheWire:
-    def test_who_does_not_know_slices_refuses_them(self) -> None:
-        ref = Shards().put(0, columns(0), narrow=False)
-        assert ref.encode()[:2] == ref[2:].encode()[:2] == b"\x9a\x01"
-        assert ref.slice_rows("ids", 0, 1).encode()[:2] == b"\x9a\x02"
-
     @given(st.binary(min_size=1, max_size=40), st.integers(0, 400))
     def test_garbage_is_refused_or_is_a_reference(self, garbage: bytes, at: int) -> None:
         ref = Shards().put(0, columns(0), narrow=False)

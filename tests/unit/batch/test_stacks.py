@@ -57,32 +57,6 @@ def test_a_stack_reads_as_its_shards_do() -> None:
         assert Column.of(name, stacked.layout.field, column._selections, backwards).to_list() == expected[::-1], name
 
 
-@each_case(("word", "value"), [(0, 1), (1, -1), (1, 1 << 61), (2, 2)], ids=["first", "falls", "far", "short"])
-def test_false_offsets_in_one_of_many_are_refused(word: int, value: int) -> None:
-    shards = [stored({"x": [np.arange(2), np.arange(1)]}) for _ in range(9)]
-    shards[5][1][:24].view(np.int64)[word] = value
-    stack, known = stack_of(shards)
-    with pytest.raises(Corrupt, match="offsets"):
-        _ = stack.column("x", 0).tables
-    with pytest.raises(Corrupt, match="offsets"):
-        known[5].check_contents(shards[5][1])
-
-
-@each_case("flag", [0, 2])
-def test_false_flags_in_one_of_many_are_refused(flag: int) -> None:
-    shards = [stored({"x": [{"a": 1}]}) for _ in range(9)]
-    shards[5][1][0] = flag
-    stack, known = stack_of(shards)
-    with pytest.raises(Corrupt):
-        _ = stack.column("x", 0).tables
-    for each, (_, memory) in zip(known[4:6], shards[4:6], strict=True):
-        if memory[0] == 1:
-            each.check_contents(memory)
-        else:
-            with pytest.raises(Corrupt):
-                each.check_contents(memory)
-
-
 @each_case("many", [1, _FEW])
 @each_case("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
 def test_no_number_is_believed_that_check_refuses(value: int, many: int) -> None:

@@ -3,14 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane.batch import tensordicts
-from dataplane.batch.columns import plan, values_of
 from dataplane.batch.local import local_batch
-from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import same
 
@@ -27,22 +24,6 @@ def _entries() -> dict[str, Any]:
     }
 
 
-def test_a_tensordict_becomes_columns() -> None:
-    batch = local_batch(TensorDict(_entries(), batch_size=[2]))
-    assert {name: field.kind for name, field in batch.schema.items()} == {
-        "tokens": "ragged",
-        "dense": "dense",
-        "answer": "text",
-        "same": "text",
-        "images": "ragged",
-        "inputs": "struct",
-        "nested": "struct",
-    }
-    assert batch["same"].to_list() == ["s", "s"]
-    assert batch["nested"].to_list() == [{"a": 0, "b": {"c": [1, 1]}}, {"a": 1, "b": {"c": [1, 1]}}]
-    assert same(batch["images"].torch(), [torch.ones(2, 3), torch.ones(1, 4)])
-
-
 def test_a_batch_becomes_a_tensordict_and_comes_back() -> None:
     batch = local_batch(TensorDict(_entries(), batch_size=[2]))
     out = batch.to_tensordict()
@@ -54,14 +35,6 @@ def test_a_batch_becomes_a_tensordict_and_comes_back() -> None:
     again = local_batch(out)
     assert {**again.schema, "nested": None} == {**batch.schema, "nested": None}  # a struct comes out as dicts
     assert same(again.to_dict(), batch.to_dict())
-
-
-def test_a_tensordict_without_a_batch_dimension_is_refused() -> None:
-    with pytest.raises(SchemaMismatch, match="batch dimension"):
-        plan(TensorDict({"a": torch.zeros(2)}, batch_size=[]))
-    with pytest.raises(SchemaMismatch, match="batch dimension") as caught:
-        values_of("x", TensorDict({"a": torch.zeros(2)}, batch_size=[]))
-    assert caught.value.column == "x"
 
 
 @each_case(
@@ -88,29 +61,6 @@ def test_a_list_or_array_without_a_stack_has_a_value_for_each_row(data: object, 
         assert np.array_equal(batch["x"].numpy(), data)
     else:
         assert batch["x"].to_list() == rows
-
-
-@each_case("data", [[1, 2], np.arange(2), torch.arange(2)], ids=["list", "array", "tensor"])
-def test_more_or_fewer_values_than_rows_are_refused(data: object) -> None:
-    with pytest.raises(SchemaMismatch, match=r"'x'.*2 values for 3 rows.*NonTensorStack\(\*\[value\] \* 3\)") as caught:
-        values_of("x", NonTensorData(data=data, batch_size=[3]))
-    assert caught.value.column == "x"
-    with pytest.raises(SchemaMismatch, match="without a batch size"):
-        values_of("x", NonTensorData(data="s"))
-
-
-def lazy(*rows: dict[str, object]) -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[TensorDict(row, batch_size=[]) for row in rows])
-
-
-def test_rows_of_a_lazy_stack_may_differ_in_shape() -> None:
-    stack = lazy({"a": torch.ones(1), "b": torch.ones(2)}, {"a": torch.ones(3), "b": torch.zeros(2)})
-    batch = local_batch(stack)
-    assert same(batch["a"].torch().unbind(), (torch.ones(1), torch.ones(3)))
-    assert batch["b"].kind == "dense"
-    nested = local_batch({"x": stack})["x"].torch()
-    assert [sorted(row) for row in nested] == [["a", "b"], ["a", "b"]]
-    assert same(nested[1]["a"], torch.ones(3))
 
 
 @each_case(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane.batch.columns import plan, values_of
+from dataplane.batch.columns import values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import column, filled, same
+from tests.unit.batch.exact import column, same
 
 _DTYPES = [
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
@@ -72,14 +72,6 @@ def test_gradients_and_lazy_views_are_resolved() -> None:
         assert not found.requires_grad
 
 
-def test_contiguous_tensors_are_read_in_place() -> None:
-    tensor = torch.arange(6)
-    planned = plan({"x": tensor})
-    tensor[0] = 9
-    memory = filled(planned)
-    assert memory[:8].view(np.int64)[0] == 9
-
-
 @each_case(
     ("make", "found"),
     [
@@ -96,12 +88,6 @@ def test_tensors_without_plain_values_are_refused(make: Any, found: str) -> None
             values_of("x", values)
         assert found in caught.value.found or "uint8" in caught.value.found
         assert caught.value.column == "x"
-
-
-def test_dtypes_that_torch_lacks_stay_with_numpy() -> None:
-    for array in (np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
-        with pytest.raises(SchemaMismatch, match="numpy"):
-            column(array).torch()
 
 
 @pytest.mark.gpu
