@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.peers import environments, work, workloads
+from bench.peers import workloads
 from bench.peers.children import Failed
 from bench.peers.cycle import Cycle
-from bench.peers.environments import Missing, environment
+from bench.peers.environments import environment
 from bench.peers.room import GIB, Room, TooLittle, check
-from bench.peers.systems import SYSTEMS, System
+from bench.peers.systems import SYSTEMS
 from bench.peers.targets import faster, targets
 from bench.peers.work import Share
 from bench.peers.workloads import Workload
@@ -24,52 +22,12 @@ SHARE = Share(inputs=(5, 3), patches=(2, 4), responses=((7, 2), (1, 9)))
 SMALL = Workload("small", "a few rows", (SHARE, SHARE), 2)
 
 
-def test_a_share_makes_the_same_rows_each_time_and_as_many_bytes_as_it_says() -> None:
-    made = work.columns(SHARE, 1)
-    assert work.digest(made) == work.digest(work.columns(SHARE, 1)) != work.digest(work.columns(SHARE, 2))
-    assert work.nbytes(made) == SHARE.nbytes
-    assert np.array_equal(made["pixel_values"][0], made["pixel_values"][1])
-    assert not np.shares_memory(made["pixel_values"][0], made["pixel_values"][1])
-
-
-def test_rows_that_go_one_by_one_are_those_that_were_made() -> None:
-    made = work.columns(Share(singles=5), 0)
-    alone = [work.part(made, i, 5) for i in range(5)]
-    assert work.digest(work.joined(alone)) == work.digest(made)
-    assert work.digest(work.joined(alone[1:])) != work.digest(work.joined(alone[:4]))
-    assert work.nbytes(made) == Share(singles=5).nbytes
-
-
-@each_case("name", workloads.NAMES)
-def test_every_workload_gives_each_producer_rows(name: str) -> None:
-    of = workloads.workload(name, 1 / 64)
-    assert len(of.shares) == workloads.PRODUCERS
-    for share in of.shares:
-        assert share.count >= workloads.CONSUMERS
-
-
 def test_too_little_memory_is_said_with_the_scale_that_would_fit() -> None:
     whole = [workloads.workload("video", 1.0)]
     with pytest.raises(TooLittle, match=r"needs 1\d\d\.\d GiB of memory, and 16\.0 are free; --scale 1/16 would fit"):
         check(whole, Room(16 * GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
     with pytest.raises(TooLittle, match="no scale of the video task would fit"):
         check(whole, Room(GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
-
-
-@pytest.mark.long
-def test_an_environment_that_cannot_be_made_says_which_command_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    python = environments.cache() / "none" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(Path(sys.executable).resolve())
-    none = System("none", "None", "ours", ("no-such-package-anywhere==1.0",))
-    with pytest.raises(Missing, match=r"pip install .* failed: "):
-        environment(none)
-    assert not environments.made(none)
 
 
 def _measured(step: float, cpu: float) -> dict[str, Any]:
@@ -100,14 +58,6 @@ def test_what_arrives_is_what_was_sent(name: str, tmp_path: Path) -> None:
     assert measured["moved_bytes"] == 2 * 2 * SHARE.nbytes
     assert 0 < measured["idle_bytes"] <= measured["peak_bytes"]
     assert all(read > step > 0 for read, step in zip(measured["read_s"], measured["step_s"], strict=True))
-
-
-def test_a_system_that_cannot_start_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
-    with (
-        pytest.raises(Failed, match=r"a server ended .exit code 1.: ModuleNotFoundError: No module named 'mooncake'"),
-        Cycle("mooncake", Path(sys.executable), {"PYTHONPATH": str(environments.ROOT)}, tmp_path, 1 << 20),
-    ):
-        pass
 
 
 def test_rows_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bench.workloads import TASKS, generate, read, write
 from bench.workloads.trace import ARRAYS
@@ -45,22 +43,6 @@ def file(tmp_path: Path) -> Path:
 # Files of lengths
 
 
-def test_several_turns(file: Path) -> None:
-    sessions = [{"input": [100, 20, 30], "output": [1, 2, 3]}, {"input": [50], "output": [4]}]
-    [step] = read(saved(file, {"0": sessions})).steps
-    assert step.turns.tolist() == [3, 1]
-    assert step.input_tokens.tolist() == [100, 50]
-    assert step.turn_input_tokens.tolist() == [100, 20, 30, 50]
-    assert step.turn_output_tokens.tolist() == [1, 2, 3, 4]
-
-
-def test_inputs_that_are_not_of_the_outputs(file: Path) -> None:
-    saved(file, '{"0": {"input": [1], "output": [2]},', '"1": {"input": [5, 6, 7], "output": [1, 2, 3, 4]}}')
-    with pytest.raises(SchemaMismatch, match=r"trace.json:2: .*unpaired='cycle'"):
-        read(file)
-    assert read(file, unpaired="cycle").steps[1].input_tokens.tolist() == [5, 6, 7, 5]
-
-
 @each_case("name", TASKS)
 def test_what_was_written_is_read_again(name: str, file: Path) -> None:
     made = generate(name, prompts=12, steps=2, seed=5)
@@ -87,27 +69,6 @@ def test_a_step_log(tmp_path: Path) -> None:
     assert step.turn_output_tokens.tolist() == [*PROMPT["output"], 1, 2]
 
 
-def test_a_search_log(file: Path) -> None:
-    one_turn = SEARCH | {"turns": SEARCH["turns"][:1], "tool_calls": [], "prompt_group_id": 1}  # type: ignore[index]
-    [step] = read(saved(file, one_turn, SEARCH, SEARCH)).steps
-    assert step.group.tolist() == [0, 0, 1]  # by prompt_group_id, wherever it is in the file
-    assert step.turns.tolist() == [2, 2, 1]
-    assert step.turn_input_tokens.tolist() == [316, 534, 316, 534, 316]
-    assert step.turn_output_tokens.tolist() == [28, 84, 28, 84, 28]
-    assert step.tool_seconds.tolist() == [1.5, 0, 1.5, 0, 0]
-    assert step.engine_seconds.tolist() == [55.1, 167.5, 55.1, 167.5, 55.1]
-
-
-def test_a_directory_of_step_logs(tmp_path: Path) -> None:
-    for number in (10, 9):
-        saved(tmp_path / f"packed_lengths_step_{number}.jsonl", PROMPT | {"step": number})
-    saved(tmp_path / "reward_timings_step_9.jsonl", {"step": 9, "reward_time_s": 77.3})
-    assert [step.number for step in read(tmp_path).steps] == [9, 10]
-    saved(tmp_path / "packed_lengths_step_11.jsonl", PROMPT, "{")
-    with pytest.raises(SchemaMismatch, match=r"packed_lengths_step_11.jsonl:2: "):
-        read(tmp_path)
-
-
 # Broken files
 
 
@@ -117,16 +78,6 @@ def refused(path: Path, line: int, what: str) -> SchemaMismatch:
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert what in str(caught.value)
     return caught.value
-
-
-@each_case("name", ["math_dapo_32b", "search_7b"])
-@each_case("share", [0.3, 0.6, 0.999])
-def test_a_file_of_lengths_that_is_cut_short(name: str, share: float, file: Path) -> None:
-    write(generate(name, prompts=3, steps=3), file)
-    text = file.read_text()
-    cut = text[: int(len(text) * share)].rstrip("]} \n0123456789.")
-    file.write_text(cut)
-    refused(file, cut.count("\n") + 1, "the file is cut short here")
 
 
 @each_case(
@@ -175,38 +126,3 @@ def test_a_file_of_lengths_that_is_cut_short(name: str, share: float, file: Path
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_file_and_line(lines: list[Any], line: int, what: str, file: Path) -> None:
     refused(saved(file, *lines), line, what)
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["0", "1", "input", "output", "turns", *PROMPT, *SEARCH]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-garbage = st.one_of(
-    st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
-    st.binary(max_size=60),
-    anything.map(lambda value: json.dumps(value).encode()),
-    st.dictionaries(st.sampled_from(list(PROMPT)), anything).map(lambda row: json.dumps(PROMPT | row).encode()),
-    st.dictionaries(st.sampled_from(list(SEARCH)), anything).map(lambda row: json.dumps(SEARCH | row).encode()),
-    st.dictionaries(st.sampled_from(["input", "output", "group"]), anything).map(
-        lambda row: json.dumps({"0": {"input": [1], "output": [1]} | row}, indent=1).encode()
-    ),
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(garbage, max_size=3))
-def test_garbage_is_read_or_refused_with_its_line(lines: list[bytes], file: Path) -> None:
-    file.write_bytes(b"\n".join(lines))
-    try:
-        trace = read(file)
-    except SchemaMismatch as error:
-        path, line, message = str(error)[len(str(file.parent)) + 1 :].split(":", 2)
-        assert path == file.name
-        assert 1 <= int(line) <= file.read_bytes().count(b"\n") + 1
-        assert message.strip()
-    else:
-        assert trace.steps
