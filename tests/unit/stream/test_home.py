@@ -10,24 +10,18 @@ import numpy as np
 import pytest
 
 from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, LeaseExpired, Misuse, SchemaMismatch
-from dataplane.stream import requests as r
+from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS
-from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
+from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, Settings
 from tests.cases import each_case
-from tests.unit.stream.homes import Demand, Entry, Home
+from tests.unit.stream.homes import INT, Demand, Entry, Home, stored
 
-INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
-
-
-def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
-    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+INTS = Field("ragged", "int64", (None,))
 
 
 @dataclass(eq=False)
@@ -160,47 +154,6 @@ class Stream:
 
 
 class TestAdmission:
-    def test_others_are_not_let_in_on_the_bytes_of_an_append_that_comes(self) -> None:
-        stream = Stream(max_bytes=32)
-        first, second = stream.ask(4), stream.ask(4)
-        stream.come(first, 4)
-        assert second.got == []
-        assert stream.figures()["bytes"] == 32
-
-    def test_more_rows_than_were_admitted_are_refused_and_the_ticket_is_given_back(self) -> None:
-        stream = Stream(max_rows=4)
-        for rows in (0, 3):
-            asked = stream.ask(2)
-            with pytest.raises(Misuse, match="were admitted"):
-                stream.home.append(
-                    asked.got[0],
-                    stored(1, 3, "x")[:rows],
-                    [],
-                    b"",
-                    Arrival(None, np.zeros(rows, np.int64), {}, {}),
-                    0.0,
-                )
-        assert stream.ask(4).got
-        assert stream.released == []
-
-    def test_tickets_come_back_with_what_fails_who_leaves_and_who_says_so(self) -> None:
-        stream = Stream(max_rows=2)
-        stream.append(1, keys=["a"])
-        with pytest.raises(Misuse, match="begin with"):
-            stream.append(1, keys=["~a"])
-        asked = stream.ask(1)
-        with pytest.raises(SchemaMismatch):
-            arrival = Arrival(None, np.zeros(1, np.int64), {}, {})
-            ref = stored(9, 1, "x", field=Field("dense", "float32", ()))
-            stream.home.append(asked.got[0], ref, [], b"", arrival, 0.0)
-        stream.ask(1, client="gone")
-        waiting = stream.ask(1)
-        assert not waiting.got
-        stream.home.leave("gone", 0.0)
-        stream.home.give_back(waiting.got[0])
-        stream.home.give_back(waiting.got[0])
-        assert stream.ask(1).got
-
     def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
         stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
         stream.append(1)
@@ -213,14 +166,6 @@ class TestAdmission:
 
 
 class TestKeys:
-    def test_the_very_same_append_is_there_once(self) -> None:
-        stream = Stream()
-        assert stream.append(2, keys=["a", "b"]) == (0, True)
-        assert stream.append(2, keys=["a", "b"]) == (0, False)
-        assert stream.figures()["appended"] == 2
-        stream.ack(stream.consume())
-        assert stream.released == [1]
-
     def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
         stream = Stream()
         for i in range(2 * MAX_COLUMNS):
@@ -229,49 +174,6 @@ class TestKeys:
 
 
 class TestDelivery:
-    def test_rows_are_delivered_when_they_become_ready_to_who_waited_first(self) -> None:
-        stream = Stream()
-        first, second = stream.consume(1, columns=["x", "y"]), stream.consume(1, columns=["x", "y"])
-        stream.append(2)
-        assert not first.got
-        stream.home.extend(np.array([1]), stored(8, 1, "y"), {}, 0.0)
-        assert (first.rows, second.rows) == ([1], [])
-        stream.home.extend(np.array([0]), stored(9, 1, "y"), {}, 0.0)
-        assert second.rows == [0]
-
-    def test_fewer_than_the_least_wait(self) -> None:
-        stream = Stream()
-        asked = stream.consume(4, least=2)
-        stream.append(1)
-        assert not asked.got
-        stream.append(1)
-        assert asked.rows == [0, 1]
-
-    def test_each_task_gets_each_row_and_then_it_goes(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(3)
-        stream.ack(stream.consume(task="actor"))
-        assert stream.released == []
-        reward = stream.consume(task="reward")
-        assert reward.rows == [0, 1, 2]
-        stream.ack(reward)
-        assert stream.released == [1]
-        assert (stream.figures()["rows"], stream.figures()["bytes"]) == (0, 0)
-
-    def test_what_is_given_back_or_runs_out_is_delivered_again_and_the_late_ack_refused(self) -> None:
-        stream = Stream()
-        stream.append(2)
-        first = stream.consume(1)
-        stream.nack(first)
-        second = stream.consume(1)
-        third = stream.consume(2, least=2, who=Who("d"))
-        assert (second.rows, third.rows) == ([0], [])
-        stream.home.tick(10.0)
-        assert third.rows == [0, 1]
-        for late in (first, second):
-            with pytest.raises(LeaseExpired):
-                stream.ack(late)
-
     @each_case("how", ["nack", "time", "leave"])
     @each_case("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
     def test_who_has_lost_rows_can_not_extend_them_whatever_became_of_them(self, how: str, then: str) -> None:
@@ -325,28 +227,6 @@ class TestDelivery:
         with pytest.raises(Misuse, match="has a column"):
             stream.extend([0, 1], "r", by=first)
 
-    def test_rows_given_back_too_often_are_dead_until_they_are_dropped(self) -> None:
-        stream = Stream(max_deliveries=2)
-        stream.append(2)
-        stream.nack(stream.consume(1))
-        stream.nack(stream.consume(1))
-        assert stream.home.books.progress.in_state(0, DEAD).tolist() == [0]
-        assert stream.consume().rows == [1]
-        assert stream.figures()["task"]["actor"]["dead"] == 1
-        stream.home.drop_rows(np.array([0]), 0.0)
-        assert stream.home.books.progress.in_state(0, DEAD).tolist() == []
-
-    def test_the_death_of_rows_is_logged_with_what_caused_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        stream = Stream(max_deliveries=1)
-        stream.append(5, keys=list("abcde"))
-        held = stream.consume(4)
-        stream.home.run(r.Nack(client="c", grant=held.grant.number, reason="ValueError: no reward"), 0.0)
-        assert "'s': a, b, c and 1 more are dead letters of task 'actor'" in caplog.text
-        assert caplog.text.rstrip().endswith("ValueError: no reward")
-        stream.consume(1)
-        stream.home.tick(10.0)
-        assert "e are dead letters of task 'actor' after 1 deliveries: the lease ran out" in caplog.text
-
     def test_what_nobody_has_seen_was_no_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
         stream.append(1)
@@ -377,14 +257,6 @@ class TestDelivery:
             (error,) = stream.consume(1, columns=["y"], who=who).errors
             assert isinstance(error, Misuse)
         assert stream.consume(1, columns=["x"], who=who).grant is first.grant
-
-    def test_who_leaves_gives_back_what_he_held_and_gets_nothing(self) -> None:
-        stream = Stream()
-        stream.append(1)
-        stream.consume()
-        gone, stays = stream.consume(), stream.consume(who=Who("d"))
-        stream.home.leave("c", 0.0)
-        assert (gone.got, gone.errors, stays.rows) == ([], [], [0])
 
 
 class Bad:
@@ -446,17 +318,6 @@ class TestSamplers:
         assert "a dense column has none" in str(error)
         assert stream.consume().rows == [0]
 
-    def test_a_sampler_that_judges_by_age_is_known_by_what_it_says_also_within_another(self) -> None:
-        for sampler, judges in (
-            (TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)), True),
-            (TokenBalanced("x", 2, within=CompleteGroups(2)), False),
-            (CompleteGroups(2, timeout=1.0), True),
-            (Fifo(), False),
-        ):
-            stream = Stream()
-            stream.consume(sampler=sampler)
-            assert stream.home.alone.watches_age == judges, sampler
-
     def test_a_group_within_a_balanced_delivery_is_given_up_by_age(self) -> None:
         stream = Stream()
         stream.append(1, groups=["g"], field=INTS)
@@ -469,72 +330,6 @@ class TestSamplers:
 
 
 class TestGroups:
-    def test_a_group_is_delivered_whole_however_its_rows_arrive(self) -> None:
-        stream = Stream()
-        asked = stream.consume(2, sampler=CompleteGroups(2))
-        stream.append(2, groups=["g", "h"])
-        assert not asked.got
-        stream.append(2, groups=["h", "g"])
-        assert asked.rows == [0, 3]
-        assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1, 2]
-
-    def test_rows_dead_for_one_task_do_not_keep_their_group_from_another(self) -> None:
-        stream = Stream("reward", "actor", max_deliveries=1)
-        stream.append(2, groups=["g", "g"])
-        stream.nack(stream.consume(1, "reward"))
-        assert stream.consume(2, "reward", sampler=CompleteGroups(2)).rows == [1]
-        assert stream.consume(2, "actor", sampler=CompleteGroups(2)).rows == [0, 1]
-
-    @each_case(
-        "sampler",
-        [CompleteGroups(4), TokenBalanced("x", 2, within=CompleteGroups(4)), Bad(Choice(np.arange(7), full=True))],
-    )
-    def test_where_whole_groups_do_not_make_as_many_as_the_least_fewer_come(self, sampler: Any) -> None:
-        stream = Stream()
-        for group in "fgh":
-            stream.append(4, groups=[group] * 4, field=INTS)
-        stream.home.drop_rows(np.array([2]), 0.0)
-        assert len(stream.consume(8, least=8, sampler=sampler).rows) == 7
-
-    @each_case("acked", ["before they come", "after they came"])
-    def test_a_name_that_is_used_again_is_a_group_of_its_own(self, acked: str) -> None:
-        stream = Stream("actor", "reward")  # who keeps the first rows in the stream
-        stream.append(2, groups=["g", "g"])
-        first = stream.consume(2, sampler=CompleteGroups(2))
-        if acked == "before they come":
-            stream.ack(first)
-        stream.append(2, groups=["g", "g"])
-        if acked == "after they came":
-            stream.ack(first)
-        assert stream.consume(2, sampler=CompleteGroups(2)).rows == [2, 3]
-
-    @each_case("dropped", ["before the ack", "after the ack"])
-    def test_rows_dropped_of_a_group_that_a_task_is_done_with_do_not_count_for_one_of_the_same_name(
-        self, dropped: str
-    ) -> None:
-        stream = Stream("actor", "reward")
-        stream.append(2, groups=["g", "g"])
-        if dropped == "before the ack":
-            stream.home.drop_rows(np.array([0]), 0.0)
-        stream.ack(stream.consume(2, sampler=CompleteGroups(2)))
-        if dropped == "after the ack":
-            stream.home.drop_rows(np.array([0]), 0.0)
-        stream.append(1, groups=["g"])
-        waiting = stream.consume(2, sampler=CompleteGroups(2))
-        assert not waiting.got, "one of two has come"
-        stream.append(1, groups=["g"])
-        assert waiting.rows == [2, 3]
-
-    def test_rows_that_come_too_late_for_their_group_do_not_keep_a_closed_stream_from_its_end(self) -> None:
-        stream = Stream("actor", "reward")
-        stream.append(2, groups=["g", "g"])
-        stream.ack(stream.consume(2, sampler=CompleteGroups(2)))
-        stream.append(1, groups=["g"])
-        waiting = stream.consume(2, sampler=CompleteGroups(2))
-        assert not waiting.errors
-        stream.home.close(0.0)
-        assert [type(error) for error in waiting.errors] == [Closed]
-
     def test_groups_that_are_not_complete_are_named(self) -> None:
         stream = Stream("actor", "reward")
         stream.append(3, groups=["a", "a", "whole"], now=1.0)
@@ -569,12 +364,6 @@ class TestGroups:
         stream.home.drop_rows(stream.home.books.in_groups([7]), 0.0)
         with pytest.raises(Misuse):
             stream.home.books.in_groups([7])
-
-    def test_facts_of_rows(self) -> None:
-        stream = Stream()
-        stream.append(1, groups=["g"], tags={"domain": ["math"]}, version=3)
-        stream.append(1)
-        assert stream.home.books.told(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
 
 
 class TestExtending:
@@ -616,71 +405,8 @@ class TestExtending:
         with pytest.raises(Misuse, match="already"):
             stream.extend([0], "y", by=stream.consume(task=task))
 
-    @each_case("now_held", [False, True])
-    def test_a_holder_that_was_superseded_brings_nothing(self, now_held: bool) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        late = stream.consume(task="reward")
-        stream.home.tick(10.0)
-        if now_held:
-            second = stream.consume(task="reward", who=Who("d"), now=10.0)
-        with pytest.raises(LeaseExpired):
-            stream.extend([0], "y", by=late)
-        assert not stream.consume(task="actor", columns=["y"]).got
-        if now_held:
-            stream.extend([0], "y", by=second)
-
-    @each_case("how", ["ack", "nack", "expiry", "leave"])
-    def test_what_is_replaced_stays_as_long_as_somebody_holds_the_rows(self, how: str) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(1)
-        old = stream.extend([0], "y")
-        reader = stream.consume(columns=["x", "y"])
-        new = stream.extend([0], "y", replace=True)
-        assert stream.released == []
-        assert stream.shards_of([0], "y") == {new}
-        if how == "leave":
-            stream.home.leave("c", 0.0)
-        elif how == "expiry":
-            stream.home.tick(10.0)
-        else:
-            getattr(stream, how)(reader)
-        assert stream.released == [old]
-        stream.home.drop()
-        assert sorted(stream.released) == [1, old, new]
-        assert stream.figures()["bytes"] == 0
-
-
-class TestDropping:
-    def test_rows_that_somebody_holds_stay_until_he_is_done(self) -> None:
-        stream = Stream()
-        stream.append(2)
-        held = stream.consume(1)
-        stream.home.drop_rows(np.array([0, 1, 1]), 0.0)
-        assert (stream.figures()["rows"], stream.released) == (1, [])
-        stream.ack(held)
-        assert (stream.figures()["rows"], stream.released) == (0, [1])
-
 
 class TestTheEnd:
-    def test_after_close_consumers_drain_and_then_stop(self) -> None:
-        stream = Stream(max_rows=2)
-        stream.append(2)
-        ticket_holder, held = stream.ask(1), stream.consume(1)
-        stream.home.close(0.0)
-        assert [type(error) for error in ticket_holder.errors] == [Closed]
-        with pytest.raises(Closed):
-            stream.ask(1)
-        stream.ack(stream.consume(1))
-        waiting = stream.consume()
-        assert not waiting.errors
-        stream.nack(held)
-        assert waiting.rows == [0]
-        stream.ack(waiting)
-        assert [type(error) for error in stream.consume().errors] == [Closed]
-        with pytest.raises(Closed):
-            stream.home.check_drained(0)
-
     def test_drop_frees_everything_and_refuses_what_comes_after(self) -> None:
         stream = Stream(max_rows=3)
         stream.append(2, keys=["a", "b"], groups=["g", "g"])

@@ -17,44 +17,6 @@ def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> 
     return grant
 
 
-def test_a_grant_ends_once() -> None:
-    leases = Leases()
-    grant = given(leases, Who("p"))
-    assert leases.ack(grant.number, "p", None) is grant
-    with pytest.raises(LeaseExpired):
-        leases.find(grant.number, "p", None)
-    assert len(leases) == 0
-    assert leases.next_end() is None
-
-
-def test_an_ack_whose_answer_was_lost_may_be_made_again() -> None:
-    leases = Leases()
-    grant = given(leases, Who("p"))
-    assert leases.ack(grant.number, "p", None) is grant
-    assert leases.ack(grant.number, "p", None) is None
-    with pytest.raises(LeaseExpired):
-        leases.ack(grant.number, "q", None)
-
-
-def test_only_the_holder_may_touch_it() -> None:
-    leases = Leases()
-    grant = given(leases, Who("p"))
-    for client, replica in (("q", None), ("p", 0)):
-        with pytest.raises(LeaseExpired):
-            leases.ack(grant.number, client, replica)
-    assert len(leases) == 1
-
-
-def test_leases_end_in_time_unless_they_are_renewed() -> None:
-    leases = Leases()
-    first, second = given(leases, Who("p")), given(leases, Who("p"), now=1.0)
-    leases.renew(first.number, "p", None, 5.0)
-    assert leases.next_end() == 11.0
-    assert leases.ended(10.99) == []
-    assert leases.ended(11.0) == [second]
-    assert leases.ended(15.0) == [first]
-
-
 def test_replicas_get_the_same_in_the_same_order_once() -> None:
     leases = Leases()
     grants = [given(leases, Who("p", "m", 0, 2)) for _ in range(2)]

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dataplane.batch.concat import concat
-from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Misuse
 from dataplane.stream.page import PAGE
 from dataplane.stream.patch import Patch, There
 from dataplane.stream.rows import Rows
+from tests.unit.stream.homes import INT, stored
 
-INT = Field("dense", "int64", ())
 A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
-
-
-def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
-    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
 def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
@@ -51,36 +44,6 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
 
 
-def test_a_column_that_is_there_is_refused_and_nothing_changes() -> None:
-    rows = Rows()
-    rows.append(stored(1, 3, "x"))
-    with pytest.raises(Misuse, match="row 2 has a column 'x' already"):
-        rows.extend(np.array([2]), stored(2, 1, "y", "x"), replace=False)
-    assert not rows.have(np.array([2]), "y")
-    assert shards(rows.remove(np.arange(3))) == [1]
-
-
-def test_of_a_column_that_came_in_several_ways_the_latest_counts() -> None:
-    rows = Rows()
-    rows.append(stored(1, 2, "x", "y"))
-    assert rows.extend(np.array([1]), stored(2, 1, "x"), replace=True)[1] == []
-    assert found(rows, [0, 1], "x") == [(1, 0), (2, 0)]
-    assert found(rows, [0, 1], "y") == [(1, 0), (1, 1)]
-    assert shards(rows.extend(np.array([1]), stored(3, 1, "x"), replace=True)[1]) == [2]
-    assert found(rows, [0, 1], "x") == [(1, 0), (3, 0)]
-    assert sorted(shards(rows.remove(np.array([0, 1])))) == [1, 3]
-
-
-def test_a_patch_goes_with_the_last_row_that_needs_it() -> None:
-    rows = Rows()
-    rows.append(stored(1, 3, "x"))
-    rows.extend(np.array([0, 2]), stored(2, 2, "y"), replace=False)
-    assert rows.remove(np.array([0])) == []
-    assert shards(rows.remove(np.array([2]))) == [2]
-    assert shards(rows.remove(np.array([1]))) == [1]
-    assert rows.clear() == []
-
-
 def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() -> None:
     rows = Rows()
     rows.append(stored(1, 2 * PAGE + 1, "x"))
@@ -91,16 +54,6 @@ def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() ->
     ]
     rows.append(stored(2, 1, "x"))
     assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]
-
-
-def test_what_is_replaced_may_be_kept_for_a_while() -> None:
-    rows = Rows()
-    rows.append(stored(1, 3, "x"))
-    kept, done = rows.extend(np.array([0, 1]), stored(2, 2, "x"), replace=True, keep=True)
-    assert (kept.tolist(), done) == ([0], [])
-    assert rows.remove(np.array([2])) == []
-    assert shards(rows.unkept(kept)) == [1]
-    assert shards(rows.remove(np.array([0, 1]))) == [2]
 
 
 def several(*nodes: bytes, columns: str = "x") -> BatchRef:

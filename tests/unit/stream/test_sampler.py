@@ -81,11 +81,6 @@ def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
     assert type(again) is type(sampler)
 
 
-@each_case("sampler", SAMPLERS, ids=repr)
-def test_of_no_rows_none_are_chosen(sampler: BuiltIn) -> None:
-    assert chosen(sampler, ready([], tags={"domain": []}), 8) == ([], [])
-
-
 @given(
     st.lists(st.integers(0, 6), max_size=30),
     st.integers(8, 40),
@@ -118,34 +113,14 @@ def test_every_choice_stands_the_check(
 
 
 class TestCompleteGroups:
-    def test_a_group_with_a_row_not_ready_waits(self) -> None:
-        assert chosen(CompleteGroups(3), ready([1, 1, 2, 2, 2], rows={1: 3}), 6) == ([2, 3, 4], [])
-
-    def test_a_group_that_is_not_all_appended_waits(self) -> None:
-        assert chosen(CompleteGroups(3), ready([1, 1]), 6) == ([], [])
-
-    def test_dropped_rows_count(self) -> None:
-        assert chosen(CompleteGroups(3), ready([1, 1], dropped={1: 1}), 3) == ([0, 1], [])
-
     @each_case("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
     def test_a_group_larger_than_what_was_asked_for_is_refused(self, group: list[int]) -> None:
         with pytest.raises(Misuse, match="a group of 3 rows is delivered whole: ask for 3 rows or more, not 2"):
             CompleteGroups(2).choose(ready(group), 2)
 
-    def test_it_says_whether_more_groups_are_complete_than_fit(self) -> None:
-        candidates = ready([1, 2, 2, 1, 3], dropped={3: 1})
-        for want, full in ((5, False), (4, True), (3, True), (9, False)):
-            assert CompleteGroups(2).choose(candidates, want).full == full
-        waiting = ready([1, 2, 1], rows={2: 2})
-        assert not CompleteGroups(2).choose(waiting, 2).full, "what is not complete would not fill the rest"
-
     def test_what_can_never_be_complete_expires_with_the_stream_closed(self) -> None:
         candidates = ready([1, 2, 2, 2, 1, 3], rows={3: 3}, closed=True)
         assert chosen(CompleteGroups(3), candidates, 3) == ([1, 2, 3], [0, 4])
-
-    def test_what_was_dropped_does_not_count_as_missing_when_closed(self) -> None:
-        candidates = ready([1, 1, 2], rows={1: 2, 2: 2}, dropped={1: 1, 2: 1}, closed=True)
-        assert chosen(CompleteGroups(3), candidates, 3) == ([0, 1], [])
 
     def test_an_incomplete_group_expires_after_the_timeout(self) -> None:
         candidates = ready([1, 2, 1, 3, 3], rows={1: 3}, age_s=[9.0, 5.0, 1.0, 9.0, 9.0])
@@ -189,9 +164,6 @@ class TestFreshest:
         with pytest.raises(Misuse):
             Freshest(2, max_age=-1.0)
 
-    def test_the_newest_appended_counts_also_where_it_is_not_ready(self) -> None:
-        assert chosen(Freshest(1), ready([0], version=[5], latest=7), 3) == ([], [0])
-
 
 class TestWeighted:
     def tagged(self, *domains: Any) -> Candidates:
@@ -203,18 +175,6 @@ class TestWeighted:
         assert sorted(rows) == [0, 1, 2, 3, 4, 5, 20, 21]
         assert [row for row in rows if row < 20] == [0, 1, 2, 3, 4, 5]
 
-    def test_what_one_value_lacks_the_others_fill_by_weight(self) -> None:
-        candidates = self.tagged("a", *["b"] * 20, *["c"] * 20)
-        rows, _ = chosen(Weighted("domain", {"a": 5, "b": 2, "c": 1}), candidates, 10)
-        values = candidates.tags["domain"][rows].tolist()
-        assert {value: values.count(value) for value in "abc"} == {"a": 1, "b": 6, "c": 3}
-
-    def test_a_share_is_rounded_up_or_down(self) -> None:
-        candidates = self.tagged(*["a"] * 20, *["b"] * 20)
-        for seed in range(50):
-            rows, _ = chosen(Weighted("domain", {"a": 0.64, "b": 0.36}, seed=seed), candidates, 10)
-            assert sum(row < 20 for row in rows) in (6, 7)
-
     def test_shares_are_right_on_average_also_of_rare_values_in_small_deliveries(self) -> None:
         found = Counter[str]()
         for seed in range(4000):
@@ -223,17 +183,6 @@ class TestWeighted:
             found[candidates.tags["domain"][row]] += 1
         assert found["rare"] == pytest.approx(200, abs=60)
         assert found.total() == 4000
-
-    def test_values_without_a_weight_are_left(self) -> None:
-        candidates = self.tagged("a", "x", "b", "y", "a")
-        assert chosen(Weighted("domain", {"a": 1, "b": 0}), candidates, 5) == ([0, 4], [])
-
-    def test_the_seed_decides_between_equal_weights(self) -> None:
-        candidates = self.tagged("a", "b")
-        assert {chosen(Weighted("domain", {"a": 1, "b": 1}, seed=seed), candidates, 1)[0][0] for seed in range(20)} == {
-            0,
-            1,
-        }
 
     @each_case(
         ("tags", "value"),
@@ -249,11 +198,6 @@ class TestWeighted:
     def test_tags_of_any_kind(self, tags: npt.NDArray[Any], value: int | float | str) -> None:
         candidates = ready([0, 1], tags={"t": tags})
         assert chosen(Weighted("t", {value: 1}), candidates, 2) == ([1], [])
-
-    def test_weights_at_the_limits_of_a_float(self) -> None:
-        candidates = self.tagged("a", "b", "b", "c")
-        rows, _ = chosen(Weighted("domain", {"a": 1.7e308, "b": 5e-324, "c": 1.7e308}), candidates, 4)
-        assert sorted(rows) == [0, 1, 2, 3]
 
     def test_rows_without_the_tag_are_refused(self) -> None:
         with pytest.raises(Misuse, match="no tag 'domain', only kind"):
@@ -273,11 +217,6 @@ class TestWeighted:
 
 
 class TestTokenBalanced:
-    def test_it_chooses_as_the_one_within(self) -> None:
-        candidates = ready([1, 2, 1, 2])
-        assert chosen(TokenBalanced("x", 2), candidates, 3) == ([0, 1, 2], [])
-        assert chosen(TokenBalanced("x", 2, within=CompleteGroups(2)), candidates, 4) == ([0, 2, 1, 3], [])
-
     def test_it_judges_and_sees_as_the_one_within(self) -> None:
         plain, timed, freshest = Fifo(), CompleteGroups(3, timeout=1.0), Freshest(2)
         for within in (plain, timed, freshest, CompleteGroups(3)):
@@ -334,13 +273,6 @@ def test_arguments_that_no_message_holds(build: Any) -> None:
 
 
 class TestChecked:
-    @each_case("answer", [[2, 0], (2, 0), np.array([2, 0], np.uint8), Choice(np.array([2, 0])), Choice([2, 0])])
-    def test_what_is_a_choice(self, answer: Any) -> None:
-        choice = checked(answer, ready([0, 1, 2]), 2)
-        assert choice.rows.tolist() == [2, 0]
-        assert choice.rows.dtype == choice.expired.dtype == np.int64
-        assert choice.expired.tolist() == []
-
     @each_case(
         ("answer", "message"),
         [

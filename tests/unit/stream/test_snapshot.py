@@ -204,14 +204,6 @@ def filled() -> Stream:
     return stream
 
 
-@each_case("size", [PAGE, 1000, 61])
-def test_all_that_is_known_is_there_again(size: int) -> None:
-    stream = filled()
-    again = restored(stream, size)
-    assert_same(stream, again)
-    assert again.home.books.rows.count == again.rows().size > 2 * PAGE - 10
-
-
 @each_case("size", [PAGE, 1])
 def test_the_very_same_append_is_recognised(size: int) -> None:
     stream = Stream()
@@ -227,29 +219,6 @@ def test_the_very_same_append_is_recognised(size: int) -> None:
         with pytest.raises(Misuse, match="already"):
             again.append(len(keys), keys=keys, digest=digest)
     assert again.append(1, keys=["p"], digest=b"3")[1]
-
-
-def test_a_row_is_extended_again_by_its_new_holder_alone() -> None:
-    stream = Stream()
-    stream.append(3)
-    held = stream.consume(2, "reward")
-    stream.extend(held.rows, "score", under=held)
-    stream.extend([2], "score")
-    again = restored(stream)
-    before = again.home.books.rows.ref(np.arange(2), ["score"])
-    other = again.consume(2, "actor")
-    with pytest.raises(Misuse, match="already"):
-        again.extend(other.rows, "score", under=other)
-    with pytest.raises(Misuse, match="already"):
-        again.extend([0], "score")
-    now = again.consume(3, "reward")
-    with pytest.raises(Misuse, match="already"):
-        again.extend([2], "score", under=now)  # which no holder brought
-    again.extend(now.rows[:2], "score", under=now)
-    assert again.home.books.rows.ref(np.arange(2), ["score"]) != before
-    again.nack(now)
-    with pytest.raises(LeaseExpired):
-        again.extend(now.rows[:2], "score", under=now)
 
 
 def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
@@ -287,21 +256,6 @@ def test_a_snapshot_is_of_its_moment() -> None:
     assert (all_of_it(), msgspec.msgpack.encode(snapshot.head)) == (before, head)
     stream.home.drop()
     assert all_of_it() == before
-
-
-def test_a_stream_without_rows() -> None:
-    stream = Stream(max_lag=2)
-    stream.append(2, version=6)
-    for task in TASKS:
-        stream.ack(stream.consume(2, task))
-    stream.home.close(NOW)
-    again = restored(stream)
-    assert_same(stream, again)
-    assert again.home.closed
-    assert again.home.books.facts.latest == 6
-    assert again.home.drained(0)
-    with pytest.raises(Closed):
-        again.home.admit(Entry("p", 1, 8, 0, lambda ticket: None, lambda error: None))
 
 
 # A property
