@@ -1,43 +1,28 @@
-"""Configurations, settings, leases, recruits and messages, each by itself."""
+"""Settings, recruits, logs, sessions, lost nodes and snapshots, each by itself."""
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
+from dataplane.replication import sessions as producers
 from dataplane.replication.attention import Attention
-from dataplane.replication.lease import Lease, Promise
-from dataplane.replication.messages import (
-    Append,
-    Appended,
-    Entry,
-    Install,
-    Installing,
-    Message,
-    Missing,
-    Outdated,
-)
+from dataplane.replication.log import Log
+from dataplane.replication.lost_nodes import MAX_LOST, LostNodes
+from dataplane.replication.messages import Entry, Install, Snapshot
 from dataplane.replication.recruitment import choose
+from dataplane.replication.replica import Replica
+from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import Settings
+from dataplane.replication.storage import MemoryStorage, Stored
 from tests.cases import each_case
+from tests.simulation.machine import StreamMachine
 
 A, B, C, D = ("a", 1), ("b", 1), ("c", 1), ("d", 1)
-
-
-def test_each_change_is_an_epoch() -> None:
-    first = c.Configuration(1, A, (B, C))
-    assert first.without(frozenset({B})) == c.Configuration(2, A, (C,))
-    assert first.joined_by(D) == c.Configuration(2, A, (B, C, D))
-    assert first.deposed_by(C) == c.Configuration(2, C, (B,))
-    assert first.restarted() == c.Configuration(2, A, (B, C))
-    assert [first.holds(replica) for replica in (A, C, D, ("a", 2))] == [True, True, False, False]
-    assert c.decode(c.encode(first)) == first
-    with pytest.raises(Corrupt):
-        c.decode(b"\x93\x01")
 
 
 @each_case(
@@ -58,45 +43,6 @@ def test_settings_that_are_not_safe_are_refused(wrong: dict[str, Any]) -> None:
         Settings(**wrong)
 
 
-def test_a_lease_counts_from_when_the_message_was_sent() -> None:
-    lease = Lease(2.0)
-    assert not lease.holds([A], 0.0)
-    lease.renew(A, 1.0)
-    lease.renew(B, 2.0)
-    lease.renew(A, 0.5)  # an answer that was overtaken
-    assert lease.holds([A, B], 2.9)
-    assert not lease.holds([A, B], 3.0)
-    assert lease.holds([B], 3.0)
-    assert lease.holds([], 99.0)
-    assert lease.silent(A, 0.0, 3.0)
-    assert not lease.silent(C, 2.0, 3.0)  # nothing was due before
-    lease.forget(B)
-    assert not lease.holds([B], 3.0)
-
-
-def test_a_promise_is_over_after_the_grace() -> None:
-    promise = Promise(3.0, 10.0)
-    assert not promise.over(12.9)
-    assert promise.over(13.0)
-    promise.hear(A, 12.0)
-    assert promise.until(A) == 15.0
-
-
-def test_a_promise_to_a_process_that_has_ended_is_over_and_no_other() -> None:
-    promise = Promise(3.0, 0.0)
-    promise.hear(A, 4.0)
-    promise.hear(B, 5.0)
-    promise.void("b", 4.9)  # that was the process before
-    assert not promise.silent(B, 5.1)
-    promise.void("b", 5.0)
-    assert promise.silent(B, 5.1)
-    assert not promise.over(5.1)  # A may hold a lease
-    assert promise.over(7.0)
-    for number in range(9):
-        promise.hear(("c", number), 8.0 + 3 * number)
-    assert not promise.over(34.9)
-
-
 def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     now = c.Configuration(4, A, (B,))
     candidates = [A, ("a", 2), B, C, D, ("e", 7)]
@@ -108,21 +54,6 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     assert len({choose(f"p{i}", now, candidates, 2) for i in range(50)}) == 3
 
 
-@each_case(
-    "message",
-    [
-        Append(c.Configuration(2, A, (B,)), 1.5, 3, 1, (Entry(2, b"x"), Entry(2, b"")), 3),
-        Install(c.Configuration(2, A), 1.5, 9, 2, 5, 0, b"state"),
-        Installing(2, 1.5, 9, 5),
-        Appended(2, 1.5, 9),
-        Missing(2, 1.5, 6, 4),
-        Outdated(c.Configuration(3, B)),
-    ],
-)
-def test_messages_cross_a_wire(message: Message) -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
-
-
 def test_who_was_not_running_judges_nobody_until_it_has_gone_on_for_a_while() -> None:
     attention = Attention(0.5, 0.0)
     assert attention.judges(1.0)
@@ -132,3 +63,57 @@ def test_who_was_not_running_judges_nobody_until_it_has_gone_on_for_a_while() ->
     attention.tick(5.5)
     attention.tick(6.0)
     assert attention.judges(6.0)
+
+
+def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
+    configuration = c.Configuration(1, A, (B,))
+    replica = Replica(B, Settings(), StreamMachine(None), Stored(), 0.0)  # type: ignore[arg-type]
+    replica.configured(configuration, 0.0)
+    with pytest.raises(Corrupt):
+        replica.receive(A, Install(configuration, 1.0, 9, 1, 2, 0, b"abc"), 0.5)
+
+
+@each_case("seed", range(20))
+def test_storage_makes_the_same_log(seed: int) -> None:
+    rng = Random(seed)
+    log, storage = Log(Stored(), durable=True), MemoryStorage(("a", 1))
+    epoch = 1
+    for _ in range(60):
+        epoch += rng.random() < 0.2
+        what = rng.random()
+        if what < 0.7:
+            previous = rng.randint(log.base, log.last)
+            log.merge(previous, tuple(Entry(epoch, b"%d" % rng.randrange(99)) for _ in range(3)), log.base)
+        elif what < 0.9 and log.last > log.base:
+            index = rng.randint(log.base + 1, log.last)
+            log.compact(Snapshot(index, log.epoch_at(index), b"s%d" % index))
+        elif what > 0.97:
+            log.install(Snapshot(log.last + 5, epoch, b"installed"))
+        storage.write(operation for _, operation in log.changes)
+        storage.sync()
+        log.changes.clear()
+    _, stored = storage.load()
+    again = Log(stored, durable=True)
+    assert (again.base, again.last, again.snapshot) == (log.base, log.last, log.snapshot)
+    assert again.after(log.base, 999, 9999) == log.after(log.base, 999, 9999)
+
+
+def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "MAX_SESSIONS", 3)
+    sessions = Sessions()
+    for producer in ("a", "b", "c", "a", "d", "e"):
+        sessions.keep(producer, len(sessions.snapshot()), b"")
+    assert sessions.producers == ["a", "d", "e"]
+    restored = Sessions()
+    restored.restore(sessions.snapshot())
+    assert restored.producers == sessions.producers
+
+
+def test_the_last_ones_are_remembered() -> None:
+    lost = LostNodes()
+    for number in range(MAX_LOST + 1):
+        lost.lose(number.to_bytes(8, "big"))
+    assert len(lost.state()) == len(lost.away) == MAX_LOST
+    assert (0).to_bytes(8, "big") not in lost

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
+from dataplane.errors import Corrupt, DataplaneError, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.sessions import WINDOW
 from dataplane.table import requests as r
 from dataplane.table.freeing import decode
@@ -79,35 +79,6 @@ def cells(ref: BatchRef) -> set[Cell]:
     }
 
 
-def test_a_write_is_a_command_and_is_read_without_one() -> None:
-    asked = Asked()
-    wrote = asked.write(["a", "b"], stored(1, 2, "x"), tags=[{"n": 1}, {}])
-    assert wrote.rows.tolist() == [0, 1]
-    decision = asked.machine.decide(r.encode_request(r.Read(keys=["b"])), 1, 0.0)
-    assert decision.commands == ()
-    read = asked.run(r.Read(keys=["b"]))
-    assert isinstance(read, r.Referred)
-    assert BatchRef.decode(read.ref) == stored(1, 2, "x")[1]
-    seen = asked.look(columns=["x"])
-    assert (seen.keys, seen.tags, seen.rows.tolist()) == (["a", "b"], [{"n": 1}, {}], [0, 1])
-    assert asked.look(since=seen.changes).keys == []
-    assert asked.write(["c"], look=True).columns == ["x"]
-
-
-def test_a_request_that_comes_again_is_answered_as_it_was() -> None:
-    asked = Asked()
-    write = r.Write(client="c", sequence=1, keys=["a"], ref=stored(1, 1, "x").encode())
-    first = asked.run(write)
-    asked.sequence = 1
-    asked.do(r.Clear, keys=["a"])
-    assert asked.look().keys == []
-    again = asked.run(write)
-    assert isinstance(first, r.Numbered)
-    assert isinstance(again, r.Numbered)
-    assert (first.rows == again.rows).all()
-    assert asked.look().keys == []  # it was not done again
-
-
 def test_what_is_remembered_of_a_large_write_is_small() -> None:
     asked = Asked()
     keys = [f"key-{number}" for number in range(5000)]
@@ -162,124 +133,6 @@ def test_what_is_refused_has_changed_nothing(request_: Any, error: type[Exceptio
         asked.do(type(request_), **fields)
     after = asked.machine.table.state()
     assert r.encode_result(after) == r.encode_result(before)  # type: ignore[arg-type]
-
-
-def test_nodes_are_told_of_cells_that_are_replaced_or_cleared() -> None:
-    asked = Asked()
-    mine, theirs = stored(1, 2, "x"), stored(7, 2, "y", node=OTHER)
-    asked.write(["a", "b"], mine.union(theirs))
-    assert set(asked.machine.holders()) == {ME.hex(), OTHER.hex()}
-    asked.write(["a"], stored(2, 1, "x"))
-    assert asked.told(ME) == [(mine[0], False)]
-    assert asked.told(OTHER) == []
-    asked.do(r.Clear, keys=["b"])
-    assert asked.told(OTHER) == [(mine.union(theirs)[1], False)]
-    asked.do(r.Clear, keys=["a"])
-    assert asked.told(OTHER) == [(mine.union(theirs), True)]  # until its last cell is over, all shards of it are needed
-    assert asked.told(ME) == [(mine.union(theirs)[1], False), (stored(2, 1, "x"), True), (mine.union(theirs), True)]
-    assert not [*asked.machine.holders()]
-
-
-def test_cells_that_are_stored_as_one_are_told_with_the_last() -> None:
-    asked = Asked()
-    ref = stored(1, 1, "x").repeat(2)
-    asked.write(["a", "b"], ref)
-    asked.do(r.Clear, keys=["a"])
-    assert asked.told(ME) == []
-    asked.do(r.Clear, keys=["b"])
-    assert asked.told(ME) == [(ref, True)]
-
-
-def test_entries_are_told_until_they_are_known_to_be_and_numbered_on() -> None:
-    asked = Asked()
-    for shard in range(3):
-        asked.write([f"k{shard}"], stored(shard, 1, "x"))
-        asked.do(r.Clear, keys=[f"k{shard}"])
-    entries, last = asked.machine.outbox(ME.hex(), 2)
-    assert (len(entries), last) == (2, 2)
-    for _ in range(2):  # a leader that did not hear of it says so again
-        asked.machine.apply(asked.machine.telling(ME.hex(), 2))
-    other = TableMachine("t")
-    other.restore(asked.machine.snapshot())
-    entries, last = other.outbox(ME.hex(), 9)
-    assert ([decode(entry) for entry in entries], last) == ([(stored(2, 1, "x"), True)], 3)
-
-
-def test_a_node_that_is_lost_is_told_nothing_and_its_rows_stay() -> None:
-    asked = Asked()
-    asked.write(["a"], stored(1, 1, "x", node=OTHER), tags=[{"n": 1}])
-    asked.write(["a"], stored(2, 1, "y"))
-    asked.run(r.decode_request(asked.machine.losing(OTHER.hex())))
-    assert set(asked.machine.holders()) == {ME.hex()}
-    assert asked.look(columns=["x", "y"]).tags == [{"n": 1}]
-    with pytest.raises(OwnerDied, match=OTHER.hex()):
-        asked.write(["b"], stored(3, 1, "x", node=OTHER))
-    asked.write(["a"], stored(4, 1, "x"))
-    assert not [*asked.machine.waiting()]
-    read = asked.run(r.Read(keys=["a"], columns=["x"]))
-    assert isinstance(read, r.Referred)
-    assert {node for node, _ in BatchRef.decode(read.ref).shards()} == {ME}
-
-
-def test_who_waits_is_served_once_there_is_enough() -> None:
-    asked = Asked()
-    ready = r.encode_request(r.Ready(columns=["x"], task="t", least=2))
-    assert asked.machine.decide(ready, 1, 0.0).result == NOTHING
-    assert not asked.machine.serves(ready, 0.0)
-    asked.write(["a"], stored(1, 1, "x"))
-    assert not asked.machine.serves(ready, 0.0)
-    asked.write(["b"], stored(2, 1, "x"))
-    assert asked.machine.serves(ready, 0.0)
-    found = asked.run(r.Ready(columns=["x"], task="t", least=2))
-    assert isinstance(found, r.Numbered)
-    assert found.rows.tolist() == [0, 1]
-    asked.do(r.Take, task="t", rows=numbers(0), give=numbers(0, 0), claim="step")
-    assert not asked.machine.serves(ready, 0.0)
-    claim = r.encode_request(r.Ready(columns=["never"], task="t", claim="step", least=9))
-    assert asked.machine.serves(claim, 0.0)
-
-
-def test_what_was_taken_outlives_its_leader() -> None:
-    asked = Asked()
-    asked.write(list("abc"), stored(1, 3, "x"))
-    asked.do(r.Take, task="t", rows=numbers(0, 2), give=numbers(2, 0), claim="step")
-    other = Asked()
-    other.machine.restore(asked.machine.snapshot())
-    other.machine.forget()
-    claimed = other.run(r.Claimed(task="t", claim="step"))
-    assert isinstance(claimed, r.Given)
-    assert claimed.rows.tolist() == [2, 0]
-    ready = other.run(r.Ready(columns=["x"], task="t"))
-    assert isinstance(ready, r.Numbered)
-    assert ready.rows.tolist() == [1]
-
-
-def test_a_table_that_is_dropped_ends_and_its_numbers_go_on() -> None:
-    asked = Asked()
-    asked.run(r.Open(first=5, changes=100))
-    assert asked.write(["a", "b"], stored(1, 2, "x")).rows.tolist() == [5, 6]
-    asked.do(r.Take, task="t", rows=numbers(5), give=numbers(5))
-    retired = asked.run(r.Retire())
-    assert isinstance(retired, r.Retired)
-    assert not retired.gone
-    before = asked.look().changes
-    assert before > 100
-    asked.do(r.Drop)
-    assert asked.look().keys == []
-    with pytest.raises(Misuse, match="there is no table"):
-        asked.run(r.Read(keys=["a"]))
-    assert asked.run(r.Retire()) == r.Retired(gone=False, next=7)  # there is something to tell
-    assert asked.write(["a"], stored(2, 1, "x")).rows.tolist() == [7]
-    assert asked.look().changes > before
-    ready = asked.run(r.Ready(columns=["x"], task="t"))
-    assert isinstance(ready, r.Numbered)
-    assert ready.rows.tolist() == [7]
-    asked.do(r.Drop)
-    asked.told(ME)
-    assert asked.run(r.Retire()) == r.Retired(gone=True, next=8)
-    for refused in (r.Look(all=True), r.Write(client="c", sequence=99, keys=["a"])):
-        with pytest.raises(Closed):
-            asked.run(refused)
 
 
 def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:

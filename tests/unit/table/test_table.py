@@ -54,18 +54,6 @@ def test_a_column_that_no_other_row_has_may_become_another() -> None:
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
 
 
-def test_pages_end_where_tags_are_too_large() -> None:
-    table = made()
-    table.write(list("abcdef"), None, [{}] * 6, [1, 1, 9, 1, 1, 1])
-    assert table.after(-1, 4, 100)[0].tolist() == [0, 1, 2, 3]
-    assert table.after(-1, 9, 2)[0].tolist() == [0, 1]
-    assert table.after(1, 9, 2)[0].tolist() == [2]
-    rest, more = table.after(2, 9, 2)
-    assert (rest.tolist(), more) == ([3, 4], True)
-    assert table.after(4, 9, 2)[1] is False
-    assert table.after(5, 9, 2)[0].tolist() == []
-
-
 def test_a_claim_is_what_was_given_first() -> None:
     table = made()
     table.write(list("abcd"), stored(1, 4, "x"))
