@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,14 +135,6 @@ TestArenaUnderLoad = ArenaUnderLoad.TestCase
 TestArenaUnderLoad.settings = settings(stateful_step_count=40)
 
 
-def test_released_pages_stay_warm_and_a_reuse_needs_no_more(arena: Arena) -> None:
-    extent = arena.allocate("a", 8 * PAGE)
-    arena.release(extent)
-    assert (arena.used, arena.resident) == (0, 8 * PAGE)
-    assert arena.allocate("a", 8 * PAGE) == extent
-    assert arena.resident == 8 * PAGE
-
-
 def test_the_host_has_the_memory_back(arena: Arena) -> None:
     setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     if setting.exists() and not {"[never]", "[deny]"} & set(setting.read_text().split()):
@@ -162,42 +153,3 @@ def test_the_host_has_the_memory_back(arena: Arena) -> None:
     before = arena.resident
     arena.quarantine(held)
     assert blocks() == arena.resident == before - 10 * PAGE
-
-
-def test_segments_are_as_large_as_their_owners_need() -> None:
-    """Of a terabyte, 512 that put little map little; one that puts much has few segments."""
-    arena = Arena(1 << 40)
-    try:
-        for owner in range(512):
-            arena.allocate(owner, 8 << 20)
-        assert arena.mapped <= arena.capacity // 64
-        for _ in range(1000):
-            arena.allocate("large", 512 << 20)
-        assert len(list(arena)) <= 512 + 24
-        assert arena.mapped <= 4 * arena.capacity
-    finally:
-        arena.close()
-
-
-def test_forgetting_unmaps_and_loses_nothing(arena: Arena) -> None:
-    extent = arena.allocate("a", 8 * PAGE)
-    fill(arena, extent, 4)
-    arena.forget(extent, PAGE, 3 * PAGE)
-    assert holds(arena, extent, 4)
-    assert arena.resident == 8 * PAGE
-
-
-@pytest.mark.parametrize("spare", [0, 1, 2])
-def test_a_segment_that_can_not_be_made_leaves_no_descriptor(arena: Arena, spare: int) -> None:
-    """With no descriptor left, and with fewer than are needed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probe = os.open("/dev/null", os.O_RDONLY)
-    os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + spare, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            arena.allocate("a", PAGE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert arena.used == arena.resident == 0
-    assert arena.allocate("a", PAGE).size == PAGE

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, LimitExceeded
-from dataplane.store.budget import Budget, Holders
-from tests.cases import each_case
+from dataplane.errors import LimitExceeded
+from dataplane.store.budget import Budget
 
 LONG = 20.0
 
@@ -108,67 +107,6 @@ async def test_restores_go_before_new_bytes() -> None:
     assert budget.try_reserve(30, restore=True), "it waits for no put, however old"
     assert not budget.try_reserve(1)
     await waiters.end()
-
-
-async def test_a_cancelled_wait_leaves_nothing_and_lets_the_next_go_on() -> None:
-    clock = FakeClock()
-    budget = Budget(100, clock=clock)
-    assert budget.try_reserve(50)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 80)
-    clock.now = 5.0
-    await waiters.ask("second", 40)
-    assert waiters.granted == []
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    await turns()
-    assert waiters.granted == ["second"]
-    assert budget.used == 90
-    assert budget.statistics().waiting == 0
-
-
-async def test_a_wait_that_is_cancelled_just_after_it_was_granted_gives_the_bytes_back() -> None:
-    budget = Budget(100)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 60)
-    await waiters.ask("second", 60)
-    budget.release(60)
-    assert budget.used == 100, "granted, but its task has not gone on"
-    first.cancel()
-    await turns()
-    assert waiters.granted == ["second"]
-    assert budget.used == 100
-    budget.release(100)
-    assert budget.used == 0
-
-
-@each_case("restore", [False, True])
-async def test_more_than_there_ever_is_is_refused_at_once(restore: bool) -> None:
-    budget = Budget(100)
-    with pytest.raises(LimitExceeded) as caught:
-        await budget.reserve(101, Deadline.after(LONG), restore=restore)
-    assert caught.value.fields == {"what": "memory", "asked": 101, "limit": 100}
-    with pytest.raises(LimitExceeded):
-        budget.try_reserve(101, restore=restore)
-    assert budget.try_reserve(100)
-    assert budget.statistics().waits == 0
-
-
-async def test_a_deadline_that_passes_names_who_holds_the_bytes() -> None:
-    held = ({"holder": "trainer", "bytes": 90, "how": "pinned"}, {"holder": "rollout", "bytes": 10, "how": "reserved"})
-    budget = Budget(100, explain=lambda: Holders(held, "the disk is full"))
-    assert budget.try_reserve(95)
-    with pytest.raises(Backpressure) as caught:
-        await budget.reserve(10, Deadline.after(0.01))
-    error = caught.value
-    assert (error.needed, error.holders, error.spill_error) == (10, held, "the disk is full")
-    assert error.waited_s > 0
-    for word in ("trainer", "pinned", "rollout", "reserved", "the disk is full", "10 B", "100 B"):
-        assert word in str(error)
-    assert error.__suppress_context__
-    assert (budget.used, budget.statistics().waiting) == (95, 0)
 
 
 actions = st.lists(

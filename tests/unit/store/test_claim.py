@@ -6,14 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dataplane.store.claim import Claim
-from tests.cases import each_case
 
 STRANGER = 12345  # a user of whom there is nothing here
 
@@ -62,53 +60,6 @@ def test_directories_of_dead_processes_are_swept_and_those_of_living_ones_kept(t
         assert foreign.exists(), "it has another prefix"
         claim.release()
         assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
-
-
-def test_a_claim_is_private_and_its_release_removes_all_of_it(tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "a" / "b", "it")
-    assert claim.path.stat().st_mode & 0o777 == 0o700
-    assert claim.path.parent == tmp_path / "a" / "b"
-    assert claim.path.name.startswith("it-")
-    (claim.path / "deep" / "er").mkdir(parents=True)
-    (claim.path / "deep" / "file").write_bytes(b"x")
-    claim.release()
-    assert not claim.path.exists()
-    claim.release()
-
-
-def test_directories_that_were_made_for_a_claim_go_with_it(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    parent = tmp_path / "there" / "made" / "for it"
-    first, second = Claim(parent, "it"), Claim(parent, "it")
-    first.release()
-    assert second.path.exists(), "another is in it"
-    second.release()
-    assert list(parent.iterdir()) == [], "it was there when the second came"
-    parent.rmdir()
-    Claim(parent, "it").release()
-    assert list((tmp_path / "there").iterdir()) == [parent.parent]
-    (parent.parent).rmdir()
-    Claim(parent, "it").release()
-    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
-    assert list((tmp_path / "there").iterdir()) == []
-
-
-def test_a_claim_begins_anew_where_its_parent_is_removed_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent, sweeps = tmp_path / "made", []
-
-    def removed(claim: Claim, opened: int) -> None:
-        if not sweeps:
-            parent.rmdir()  # as the node does that had made it
-        sweeps.append(opened)
-
-    monkeypatch.setattr(Claim, "_sweep", removed)
-    claim = Claim(parent, "it")
-    assert claim.path.is_dir()
-    assert len(sweeps) == 2
-    claim.release()
-    assert not parent.exists()
 
 
 def test_what_is_no_directory_of_its_kind_is_left_alone(tmp_path: Path) -> None:
@@ -188,47 +139,3 @@ def test_where_another_may_not_write_the_error_says_whose_it_is_and_what_to_do(p
         os.seteuid(0)
     said = str(caught.value)
     assert all(part in said for part in (str(theirs), f"it is user {STRANGER}'s", "set it to another")), said
-
-
-def test_a_directory_that_was_moved_away_and_replaced_is_not_removed_in_its_stead(tmp_path: Path) -> None:
-    """As another user can where everybody may remove everything."""
-    claim = Claim(tmp_path, "it")
-    (claim.path / "file").write_bytes(b"x")
-    away = tmp_path / "away"
-    claim.path.rename(away)
-    claim.path.mkdir()
-    (claim.path / "theirs").write_bytes(b"x")
-    claim.release()
-    assert list(away.iterdir()) == [], "what is in it is removed wherever it is"
-    assert (claim.path / "theirs").exists()
-
-
-@each_case(("mode", "warned"), [(0o777, True), (0o1777, False), (0o755, False)])
-def test_a_parent_where_everybody_may_remove_everything_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
-) -> None:
-    tmp_path.chmod(mode)
-    Claim(tmp_path, "it").release()
-    assert ("chmod +t" in caplog.text) == warned
-
-
-def test_claiming_while_others_release(tmp_path: Path) -> None:
-    """A directory that is released while it is looked at is nobody's fault."""
-    failures: list[BaseException] = []
-
-    def claim_and_release() -> None:
-        try:
-            for _ in range(150):
-                claim = Claim(tmp_path, "it")
-                assert claim.path.is_dir()
-                claim.release()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=claim_and_release) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert list(tmp_path.iterdir()) == []

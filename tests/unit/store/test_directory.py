@@ -24,16 +24,6 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_a_directory_without_numbers_for_new_shards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A higher one would be taken for a link to another shard."""
-    monkeypatch.setattr(directory, "MOST_SHARDS", 1 + 2 * directory.NUMBERS)
-    for _ in range(2):
-        DataDirectory(tmp_path / "a").close()
-    with pytest.raises(DirectoryUnusable, match="opened 2 times") as refused:
-        DataDirectory(tmp_path / "a")
-    assert refused.value.reason == "used up"
-
-
 def test_a_node_is_who_its_directory_says(tmp_path: Path) -> None:
     found = []
     for _ in range(3):

@@ -15,7 +15,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.config import PAGE
-from dataplane.errors import Backpressure, Corrupt, Misuse
+from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.shared import MOST
@@ -89,33 +89,6 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
                 assert await read(store, number) == content(seed, MIB)
 
 
-async def test_a_sync_serves_all_who_wait(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, content(seed, 100)) for seed in range(100)]
-        await asyncio.gather(*(store.persist([number], soon()) for number in numbers))
-        assert store.persistence is not None
-        figures = store.persistence.statistics()
-        assert (figures.shards, figures.nbytes) == (100, 100 * 128)
-        assert figures.files < 10
-        assert figures.commits < 10
-        assert sum(path.stat().st_size for path in kept(tmp_path)) < 10 * PAGE
-
-
-async def test_rows_of_the_index_go_with_what_is_written_next(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        assert store.persistence is not None
-        journal = store.persistence.durable.journal
-        shards = {await put(store, content(seed, PAGE)): seed for seed in range(3)}
-        await store.persist(shards, soon(), with_next=True)
-        before = journal.commits
-        await journal.write(lambda sql: None)
-        assert journal.commits == before + 1
-        database = store.persistence.durable.directory.database
-        assert database.read(lambda sql: sql.execute("SELECT count(*) FROM shards").fetchone()) == (3,)
-    async with running(tmp_path) as store:
-        assert await store.recover() == list(shards)
-
-
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
@@ -160,21 +133,6 @@ async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> 
             assert (await read(store, number))[:size] == content(size, size)
 
 
-async def test_batches_share_files_that_do_not_grow_for_ever(tmp_path: Path) -> None:
-    async with running(tmp_path, memory=96 * MIB) as store:
-        numbers = []
-        for seed in range(20):
-            numbers.append(await put(store, content(seed, 5 * MIB)))
-            await store.persist(numbers[-1:], soon())
-            if seed == 10:  # all that lies in the file that is written to
-                assert len(kept(tmp_path)) == 1
-                store.free(numbers[:11])
-                await removed(tmp_path, 0)
-        assert [path.stat().st_size for path in kept(tmp_path)] == [45 * MIB]
-        for seed in range(11, 20):
-            assert (await read(store, numbers[seed]))[: 5 * MIB] == content(seed, 5 * MIB)
-
-
 async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await store.persist([await put(store, content(0, MIB))], soon())
@@ -215,17 +173,6 @@ async def test_a_full_disk_is_backpressure(small: Path) -> None:
     async with running(small) as store:
         assert await store.recover() == [number]
         assert await read(store, number) == content(1, 4 * MIB)
-
-
-async def test_a_copy_of_another_hosts_is_not_for_keeps(tmp_path: Path) -> None:
-    class Elsewhere:
-        async def read(self, memory: memoryview) -> None:
-            memory[:] = bytes(len(memory))
-
-    async with running(tmp_path) as store:
-        number = store.adopt(64, 1, 1, layout(64), b"", b"", Elsewhere(), holder="p")
-        with pytest.raises(Misuse, match="another host"):
-            await store.persist([number], soon())
 
 
 async def test_files_keep_what_lies_in_them(tmp_path: Path) -> None:

@@ -70,29 +70,6 @@ class FreeListAgainstASet(RuleBasedStateMachine):
 TestFreeListAgainstASet = FreeListAgainstASet.TestCase
 
 
-def test_what_was_freed_last_is_handed_out_first() -> None:
-    free = FreeList(100)
-    starts = [free.take(10) for _ in range(10)]
-    for start in (starts[3], starts[7], starts[1]):
-        assert start is not None
-        free.give(start, 10)
-    assert [free.take(10) for _ in range(4)] == [starts[1], starts[7], starts[3], None]
-
-
-def test_a_fit_is_found_behind_many_too_short_ranges_of_its_own_size_class() -> None:
-    """More ranges of 8 than are tried, freed after the only one of 15: all are in the class 8 to 15."""
-    free = FreeList(15 + 1 + 64 * 9)
-    long = free.take(15)
-    assert long == 0
-    assert free.take(1) == 15
-    short = [free.take(8) for _ in range(64) if free.take(1) is not None]
-    free.give(0, 15)
-    for start in short:
-        assert start is not None
-        free.give(start, 8)
-    assert free.take(15) == 0
-
-
 steps = st.lists(
     st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=40
 )

@@ -15,14 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.batch.links import MAX_LINK, shard_of
+from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
-from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
-from dataplane.errors import Corrupt, Freed, LimitExceeded
+from dataplane.errors import Freed, LimitExceeded
 from dataplane.store import store as store_module
-from dataplane.store.links import Links
-from dataplane.store.live import BLOCK
 from dataplane.store.store import Store
 
 COLUMNS, ROWS = 2, 12
@@ -166,44 +163,6 @@ TestOwnersAgainstAModel = OwnersAgainstAModel.TestCase
 TestOwnersAgainstAModel.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 
 
-def test_links_over_several_blocks_of_rows() -> None:
-    """Rows on both sides of a block's edge, and blocks that a link has nothing of."""
-    rows = 2 * BLOCK + 10
-    links = Links(1, rows, None, "a")
-    link = links.retain([([0], Rows.range(BLOCK - 2, BLOCK + 2))], "b")
-    assert links.have(link, [0], Rows.range(BLOCK - 2, BLOCK + 2))
-    assert not links.have(link, [0], Rows.range(BLOCK - 3, BLOCK + 2))
-    dead = np.concatenate([part.array() for _, part in links.free(0)])
-    assert np.array_equal(dead, np.setdiff1d(np.arange(rows), np.arange(BLOCK - 2, BLOCK + 2)))
-    assert links.free(0) == []
-    assert [(column, part.array().tolist()) for column, part in links.free(link)] == [
-        (0, [BLOCK - 2, BLOCK - 1]),
-        (0, [BLOCK, BLOCK + 1]),
-    ]
-    assert len(links) == 0
-
-
-def test_there_are_only_so_many_links() -> None:
-    links = Links(1, 4, None, "a")
-    links.retain([([0], Rows.range(0, 1))], "b", MAX_LINK)
-    with pytest.raises(LimitExceeded, match="links to a shard"):
-        links.retain([([0], Rows.range(0, 1))], "b")
-
-
-def test_what_is_retained_is_all_or_none(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    first, second = put(store), put(store)
-    store.free_part(second, [0], Rows.range(3, 4))
-    with pytest.raises(Freed):
-        store.retain([(first, [([0], Rows.range(0, 2))]), (second, [([0], Rows.range(3, 4))])], holder="b")
-    for wrong in ([([2], Rows.range(0, 1))], [([0], Rows.range(0, ROWS + 1))], [([-1], Rows.range(0, 1))]):
-        with pytest.raises(Corrupt):
-            store.retain([(first, wrong)], holder="b")
-    store.free([first, second])
-    assert store.statistics().shards == 0
-    asyncio.run(store.aclose())
-
-
 def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_in(tmp_path)
     monkeypatch.setattr(store_module, "_LINKS", 4096)
@@ -217,18 +176,4 @@ def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest
     made = store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
     store.free([number, *made])
     assert store._links_bytes == 0
-    asyncio.run(store.aclose())
-
-
-def test_a_shard_that_is_pinned_as_its_last_owner_frees_it_stays_until_it_is_not(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    number = put(store)
-    (link,) = store.retain([(number, [([0, 1], Rows.range(0, ROWS))])], holder="b")
-    held = asyncio.run(store.pin("c", [number], Deadline.after(1.0)))
-    store.free([number])
-    store.free([link])
-    assert store.statistics().shards == 0
-    assert store.statistics().budget.used > 0
-    store.unpin("c", [each.shard for each in held])
-    assert store.statistics().budget.used == 0
     asyncio.run(store.aclose())

@@ -15,7 +15,7 @@ from dataplane.replication.storage import Extend
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal
-from dataplane.store.durable.log import JournaledLog, names
+from dataplane.store.durable.log import JournaledLog
 from dataplane.store.durable.notes import Notes
 
 
@@ -50,14 +50,6 @@ async def test_a_note_with_a_wrong_byte_is_corrupt(tmp_path: Path) -> None:
             notes.load()
 
 
-async def test_what_is_saved_before_is_committed_before(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (database, journal):
-        notes, log = Notes(database, journal, "a"), JournaledLog(database, journal, "p", ("n", 1))
-        lazily = notes.write({"x": b"1"}, lazily=True)
-        await log.save([Extend(1, (Entry(1, b"c"),))])
-        assert lazily.done()
-
-
 async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(tmp_path: Path) -> None:
     async with opened(tmp_path) as (database, journal):
         await JournaledLog(database, journal, "p", ("n", 1)).save([Extend(1, (Entry(1, b"c"),))])
@@ -67,23 +59,6 @@ async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(
         assert stored.entries == [Entry(1, b"c")]
         with pytest.raises(DirectoryUnusable):
             JournaledLog(database, journal, "p", ("other", 1))
-
-
-async def test_a_log_that_is_removed_begins_anew_and_takes_nothing_that_was_on_its_way(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (database, journal):
-        log, other = (JournaledLog(database, journal, name, ("n", 1)) for name in "pq")
-        await log.save([Extend(1, (Entry(1, b"a"),))])
-        saving = log.save([Extend(2, (Entry(1, b"b"),))])
-        late = log.save([Extend(3, (Entry(1, b"c"),))])
-        log.remove()
-        await other.save([Extend(1, (Entry(1, b"d"),))])
-        await saving
-        await late
-        assert names(database) == [("q", ("n", 1))]
-        anew = JournaledLog(database, journal, "p", ("n", 2))
-        assert anew.load()[0] == ("n", 2)
-        assert anew.load()[1].entries == []
-        assert other.load()[1].entries == [Entry(1, b"d")]
 
 
 async def test_a_coordinator_has_the_values_that_were_answered_before(tmp_path: Path) -> None:

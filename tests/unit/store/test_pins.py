@@ -43,12 +43,3 @@ def test_pins_are_counts_of_client_and_shard(done: list[tuple[str, str, int]]) -
         assert {shard for shard in range(6) if pins.holds(shard)} == set(pins.shards()) == held()
         by_client = {who: {s for c, s in +model if c == who} for who, _ in +model}
         assert {who: set(them) for who, them in pins.by_client().items()} == by_client
-
-
-def test_a_hold_that_is_not_there_takes_nobody_elses() -> None:
-    pins = Pins()
-    pins.add("a", 1)
-    assert pins.drop_all("b", [1]) == []
-    assert pins.holds(1)
-    assert pins.drop_all("a", [1, 2, 1, 1]) == [1]
-    assert pins.drop_client("nobody") == []

@@ -12,7 +12,7 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Corrupt
+from dataplane.errors import Backpressure
 from dataplane.store import residency
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
@@ -90,21 +90,6 @@ def on_disk(store: Store) -> list[int]:
     return sorted(int(name.removesuffix(".spill"), 16) for name in os.listdir(store.disk.directory))
 
 
-async def test_of_a_queue_its_newest_rows_go(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
-        numbers = [await put(store, seed) for seed in range(64)]
-        await at_rest(store)
-        assert on_disk(store) == [], "it all fits"
-        numbers.append(await put(store, 64))
-        await at_rest(store)
-        assert on_disk(store) == [numbers[63]]
-        assert store.statistics().spilled_shards == 1
-        numbers += [await put(store, seed) for seed in range(65, 75)]
-        await at_rest(store)
-        assert numbers[:60] == [n for n in numbers[:60] if n not in on_disk(store)], "the oldest are read next"
-        assert store.disk.statistics().read == 0
-
-
 async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int] = lambda i: i) -> None:
     """Puts `count` shards and reads and frees each in order, the reader `ahead` shards behind."""
     numbers: list[int] = []
@@ -158,19 +143,6 @@ async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_tak
         assert store.disk.statistics().read == 0
 
 
-async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
-        numbers = [await put(store, seed) for seed in range(64)]
-        waiting = asyncio.create_task(put(store, 64))
-        moving = store._shards[numbers[63]]
-        await until(lambda: moving.moving)
-        store.free(numbers)
-        await waiting
-        await at_rest(store)
-        await until(lambda: store.budget.used == SIZE and not store.disk.used)
-        assert on_disk(store) == []
-
-
 async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, seed) for seed in range(70)]
@@ -185,54 +157,6 @@ async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: 
         await until(lambda: gone not in on_disk(store))
         store.free(numbers)
         await until(lambda: store.budget.used == store.disk.used == 0)
-
-
-async def test_a_read_that_is_cancelled_keeps_nothing_pinned(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(70)]
-        await at_rest(store)
-        gone = [n for n in numbers if store._shards[n].extent is None]
-        reading = asyncio.create_task(pin(store, *gone))
-        await until(lambda: store._shards[gone[0]].moving)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        assert store.statistics().pinned == 0
-        await at_rest(store)
-        assert store.budget.used <= MEMORY
-        store.free(numbers)
-        await until(lambda: store.budget.used == store.disk.used == 0)
-
-
-async def test_a_damaged_shard_is_corrupt_each_time_and_holds_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(70)]
-        await at_rest(store)
-        victim = next(n for n in numbers if store._shards[n].extent is None)
-        assert store.disk.directory is not None
-        (store.disk.directory / f"{victim:016x}.spill").unlink()
-        depths = []
-        for _ in range(4):
-            with pytest.raises(Corrupt) as caught:
-                await pin(store, numbers[0], victim)
-            assert caught.value.shard == victim
-            depths.append(len(caught.traceback))
-            with pytest.raises(Corrupt):
-                store.pin_now("reader", [victim])
-        assert depths[1] == depths[2] == depths[3], "the error does not grow with every read"
-        assert store.statistics().pinned == 0
-        store.free(numbers)
-        await until(lambda: store.budget.used == store.disk.used == 0)
-
-
-async def test_reads_of_one_shard_share_one_restore(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(70)]
-        await at_rest(store)
-        gone = next(n for n in numbers if store._shards[n].extent is None)
-        held = await asyncio.gather(*(store.pin(f"reader {i}", [gone, gone], soon()) for i in range(5)))
-        assert all(pinned == held[0][0] for pair in held for pinned in pair)
-        assert store.disk.statistics().read == SIZE
 
 
 async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: Path) -> None:

@@ -8,10 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dataplane.clock import Deadline
-from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
@@ -46,14 +43,6 @@ def used(store: Store) -> int:
     now = store.statistics()
     assert now.budget.used == now.arena.used <= now.arena.resident
     return now.budget.used
-
-
-async def test_what_is_false_takes_no_page(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        for payload, said in ((bytes(64), layout(65)), (bytes(10), layout(70)), (b"", layout(65)), (bytes(64), b"?")):
-            with pytest.raises((Corrupt, LimitExceeded)):
-                store.put_now("p", payload, said, scope="", holder="p")
-        assert (used(store), store.statistics().shards) == (0, 0)
 
 
 @each_case("seed", range(4))

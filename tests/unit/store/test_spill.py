@@ -11,7 +11,6 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,13 +72,6 @@ async def deleted(disk: Disk) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     made = Disk(tmp_path, 64 * MIB, compression="never")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def packing(tmp_path: Path) -> Iterator[Disk]:
-    made = Disk(tmp_path, 64 * MIB, compression="always")
     yield made
     made.close()
 
@@ -235,23 +227,6 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
     assert not await sent(disk, newer, extent)
 
 
-# Quota
-
-
-async def test_the_quota_counts_what_is_being_written(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 10 * PAGE, compression="always")
-    try:
-        writing = asyncio.create_task(disk.write(1, compressible(8 * PAGE), nothing))
-        await asyncio.sleep(0)
-        assert disk.used == 9 * PAGE
-        assert not disk.fits([PAGE])
-        file = await writing
-        assert disk.used == file.size < 9 * PAGE, "compressed, it takes less"
-        assert disk.fits([PAGE])
-    finally:
-        disk.close()
-
-
 # Disks that refuse
 
 
@@ -332,75 +307,3 @@ async def test_a_file_system_without_direct_io(without_direct: Path, size: int, 
         assert not on_disk(without_direct), "a look at what is not there makes nothing"
     finally:
         disk.close()
-
-
-# Compression
-
-
-@each_case(
-    ("write_rate", "make", "packs"),
-    [
-        (0.0, compressible, False),  # nobody knows how fast it is
-        (100e6, compressible, True),
-        (100e6, random_bytes, False),  # it does not shrink
-        (599e6, compressible, True),
-        (601e6, compressible, False),
-    ],
-)
-async def test_only_a_slow_disk_and_what_shrinks_is_compressed(
-    tmp_path: Path, write_rate: float, make: Callable[[int], memoryview], packs: bool
-) -> None:
-    disk = Disk(tmp_path, 64 * MIB)
-    disk._write_rate, disk._lz4_rate = write_rate, 600e6
-    try:
-        file = await disk.write(1, make(MIB), nothing)
-        assert (file.size < MIB) == packs
-    finally:
-        disk.close()
-
-
-async def test_a_chunk_that_does_not_shrink_lies_raw_among_others_that_do(packing: Disk) -> None:
-    data = compressible(3 * CHUNK)
-    data[CHUNK : 2 * CHUNK] = random_bytes(CHUNK)
-    file, back = await packing.write(1, data, nothing), blank(3 * CHUNK)
-    assert CHUNK < file.size < 2 * CHUNK
-    assert file.path.stat().st_blocks * 512 == file.size
-    await packing.read(file, back, nothing)
-    assert back == data
-    flip(file.path, CHUNK + 5)
-    await refused(packing, file, 3 * CHUNK)
-
-
-# Sent as they are
-
-
-@pytest.mark.parametrize("where", ["tmp_path", "without_direct"])
-async def test_a_file_that_is_open_outlives_its_deletion(where: str, request: pytest.FixtureRequest) -> None:
-    disk = Disk(request.getfixturevalue(where), 64 * MIB, compression="never")
-    try:
-        size = 2 * CHUNK + PAGE
-        data = random_bytes(size)
-        file = await disk.write(7, data, nothing)
-        opened = await disk.open(file, size)
-        assert opened is not None
-        disk.remove(file)
-        await deleted(disk)
-        got = os.pread(opened.fd, size, 0)
-        assert got == data
-        parts = [got[start : start + CHUNK] for start in range(0, size, CHUNK)]
-        assert opened.sums == b"".join(xxhash.xxh3_64_digest(part)[::-1] for part in parts)
-        opened.close()
-        assert await disk.open(file, size) is None
-    finally:
-        disk.close()
-
-
-async def test_who_gives_up_opening_leaves_nothing_open(disk: Disk) -> None:
-    file = await disk.write(1, random_bytes(CHUNK), nothing)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        opening = asyncio.create_task(disk.open(file, CHUNK))
-        await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-    assert len(os.listdir("/proc/self/fd")) == before

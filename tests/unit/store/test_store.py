@@ -398,22 +398,6 @@ TestStoreAgainstAModel = StoreAgainstAModel.TestCase
 TestStoreAgainstAModel.settings = settings(stateful_step_count=40)
 
 
-# Silent clients
-
-
-async def test_of_several_sealed_at_once_one_revoked_takes_all(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with running(tmp_path, clock) as store:
-        (old,) = await store.reserve("a", [PAGE], soon())
-        clock.now += LEASE_S + 1
-        store.revoke_silent()
-        (young,) = await store.reserve("a", [PAGE], soon())
-        with refused(store, LeaseExpired):
-            sealed = [(r.shard, layout(PAGE)) for r in (young, old)]
-            store.seal("a", sealed, scope="s", holder="a", hold=True)
-        assert store.budget.used == 0
-
-
 # False layouts
 
 
@@ -500,32 +484,6 @@ async def test_a_read_that_takes_too_long_is_not_taken_for_want_of_room(
         assert read(store, pinned.extent, size) == data[0]
 
 
-async def test_the_first_client_is_made_warm_and_when_it_has_gone_the_next(tmp_path: Path) -> None:
-    async with running(tmp_path, prewarm="512KiB") as store:
-        segment, nbytes = store.prewarm("a")
-        assert (segment, nbytes) == (0, MIB // 2)
-        assert store.prewarm("b") == (None, 0)
-        (mine,) = await store.reserve("a", [PAGE], soon())
-        assert (mine.extent.segment, mine.extent.offset) == (0, 0)
-        store.leave("a")
-        assert store.prewarm("c") == (1, MIB // 2)
-        assert (store.budget.used, store.arena.resident) == (0, MIB // 2)
-
-
-async def test_closing_leaves_nothing_even_while_shards_move(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=0.1, low_watermark=0.05) as store:
-        for seed in range(12):
-            size = 20 * PAGE
-            await store.put("p", content(seed, size), layout(size), soon(), scope="", holder="p")
-        gone = [n for n, shard in store._shards.items() if shard.extent is None]
-        reading = asyncio.create_task(store.pin("r", gone[:1], soon())) if gone else None
-        await asyncio.sleep(0)
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-    assert os.listdir(tmp_path) == []
-
-
 @contextmanager
 def without_descriptors() -> Iterator[None]:
     """Nothing can be opened in the block."""
@@ -537,19 +495,6 @@ def without_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_out_of_descriptors_is_backpressure_and_takes_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        with without_descriptors():
-            with pytest.raises(Backpressure, match="Too many open files"):
-                store.reserve_now("a", [PAGE, PAGE])
-            with pytest.raises(Backpressure, match="Too many open files"):
-                await store.reserve("a", [PAGE], soon())
-            with pytest.raises(Backpressure, match="Too many open files"):
-                store.put_now("a", bytes(PAGE), layout(PAGE), scope="", holder="a")
-        assert (store.budget.used, store.arena.used, store.statistics().reserved) == (0, 0, 0)
-        assert store.reserve_now("a", [MIB])
 
 
 async def test_a_shard_that_can_not_be_read_for_want_of_descriptors_is_not_lost(tmp_path: Path) -> None:
