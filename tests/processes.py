@@ -7,6 +7,7 @@ has no threads, so that one takes a few milliseconds.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -85,6 +86,14 @@ def eventually(condition: Callable[[], T], what: str = "", timeout_s: float = WA
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return value
+
+
+async def until(condition: Callable[[], T], timeout_s: float = WAIT_S) -> T:
+    """The first true value of `condition()`, while the loop goes on."""
+    async with asyncio.timeout(timeout_s):
+        while not (value := condition()):
+            await asyncio.sleep(0.002)
+        return value
 
 
 def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:

@@ -24,6 +24,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
+from tests.processes import until
 from tests.unit.cluster.line import Line
 
 LEASE_S = 2.0
@@ -101,12 +102,6 @@ async def start(coordinator: Coordinator) -> AsyncIterator[Start]:
     assert not failed
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def settle(*nodes: Node) -> None:
     """As when the coordinator has answered them for a lease: what has gone is believed to have gone, now."""
     await until(lambda: all(node.answers for node in nodes))
@@ -117,38 +112,6 @@ async def settle(*nodes: Node) -> None:
 
 
 # Who is there
-
-
-async def test_who_registers_is_a_member_of_all(start: Start) -> None:
-    one, two, three = start(ONE), start(TWO), start(THREE)
-    await until(lambda: one.sees == two.sees == three.sees == {ONE, TWO, THREE})
-    assert one.membership.current[TWO] == two.me
-    assert one.membership.members[bytes.fromhex(TWO)] == two.me
-    assert one.membership.coordination.coordinator == "this process"
-    await until(lambda: one.answers)
-    assert one.membership.known(TWO)
-    assert not one.membership.known("00" * 8), "it was never seen here"
-    assert not one.membership.gone("00" * 8), "it may be cut off since before this node came"
-    one.clock.more_s = 1000.0
-    assert one.membership.gone("00" * 8)
-    assert not one.membership.gone(TWO)
-
-
-async def test_one_that_leaves_is_away_and_has_ended_once_its_process_has(
-    start: Start, coordinator: Coordinator
-) -> None:
-    one, two = start(ONE), start(TWO)
-    await until(lambda: one.sees == {ONE, TWO})
-    await settle(one)
-    await two.membership.leave()
-    two.line.cut()
-    await until(lambda: one.sees == {ONE})
-    assert set(await coordinator.members()) == {ONE}
-    assert one.membership.away(TWO)
-    assert not one.membership.gone(TWO), "it listens still"
-    await two.peers.aclose()
-    await until(lambda: one.membership.gone(TWO))
-    assert one.over == [TWO]
 
 
 async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
@@ -204,6 +167,9 @@ async def test_one_that_is_silent_goes_with_its_lease_and_comes_back_as_the_same
     assert one.membership.gone(TWO), "what is away for so long does not come back with what it had"
 
 
+# The coordinator comes and goes
+
+
 async def test_two_that_claim_one_number(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """The later one has the place; the earlier says so, and does not take it back."""
     one, two = start(ONE), start(TWO)
@@ -216,9 +182,6 @@ async def test_two_that_claim_one_number(start: Start, caplog: pytest.LogCapture
     await until(lambda: one.sees == three.sees == {ONE, TWO, THREE})
     assert one.membership.epoch == epoch + 1, "nothing flutters"
     assert one.membership.current[TWO] == again.me
-
-
-# The coordinator comes and goes
 
 
 async def test_members_stay_members_while_the_coordinator_is_away(start: Start, coordinator: Coordinator) -> None:
@@ -237,15 +200,6 @@ async def test_members_stay_members_while_the_coordinator_is_away(start: Start, 
     await settle(one, two)
     assert one.sees == two.sees == {ONE, TWO}
     assert (one.changes, two.changes) == ([{ONE, TWO}], [{ONE, TWO}]), "nothing has changed"
-
-
-async def test_one_whose_registration_is_taken_away_registers_again(start: Start, coordinator: Coordinator) -> None:
-    one, two = start(ONE), start(TWO)
-    await until(lambda: one.sees == two.sees == {ONE, TWO})
-    await settle(one, two)
-    await coordinator.evict(TWO, (await coordinator.members())[TWO])
-    await until(lambda: one.changes[-2:] == [{ONE}, {ONE, TWO}])
-    assert not one.membership.gone(TWO)
 
 
 # What is no node's

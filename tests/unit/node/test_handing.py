@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from dataplane.errors import LimitExceeded
 from dataplane.node.handing import Handing
 
 
@@ -22,12 +19,3 @@ def test_what_was_not_handed_over_when_the_client_goes_is_freed_once() -> None:
     assert freed == [5, 6, 8]
     handing.leave()
     assert (freed, len(handing)) == ([5, 6, 8], 0)
-
-
-def test_it_has_a_limit() -> None:
-    handing = Handing(lambda shards: None)
-    handing.begin(1, [0] * (1 << 16))
-    with pytest.raises(LimitExceeded, match="about to append"):
-        handing.begin(2, [1])
-    handing.end(1)
-    handing.begin(2, [1])

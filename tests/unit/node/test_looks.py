@@ -18,16 +18,6 @@ def home(**changed: Any) -> Any:
     return SimpleNamespace(books=books, settings=SimpleNamespace(tasks=["reward", "actor"]))
 
 
-def test_what_did_not_change_is_taken_and_grows_older() -> None:
-    a = home()
-    first = _look(1, "rows", a, [], True, 7.0, None)
-    a.books.facts.oldest = None  # is not asked again
-    second = _look(1, "rows", a, [], True, 9.0, first)
-    assert (first[0].oldest_s, second[0].oldest_s) == (2.0, 4.0)
-    assert second[0].tasks is first[0].tasks
-    assert second[0]._replace(oldest_s=2.0) == first[0]
-
-
 def test_whatever_changes_is_seen() -> None:
     def lease(a: Any) -> None:
         a.books.progress.counts[1][LEASED] += 1

@@ -78,14 +78,6 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
     assert left in ([], ["spill"]), "the directory stays where another was in it when the one that made it ended"
 
 
-def test_when_it_is_started_it_takes_the_descriptors_it_may(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        assert plane.stats().clients == 1
-        limits = Path(f"/proc/{node.pid}/limits").read_text().splitlines()
-        soft, hard = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))
-        assert soft == hard
-
-
 def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node:
         planes = [dp.connect(node.address) for _ in range(5)]
@@ -95,24 +87,6 @@ def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
             with pytest.raises(dp.PeerUnavailable):
                 plane.stats()
             plane.close()
-
-
-async def test_what_it_does_in_the_background_goes_on_after_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = Node(config(tmp_path), tmp_path / "node.sock")
-    stop, real, faults = asyncio.Event(), node._store.run, [OSError(errno.EIO, "broken"), MemoryError()]
-
-    async def run() -> None:
-        if faults:
-            raise faults.pop()
-        stop.set()  # it is run again, and again
-        await real()
-
-    monkeypatch.setattr(node._store, "run", run)
-    async with asyncio.timeout(60):
-        await node.serve(stop)
-    assert caplog.text.count("the node goes on") == 2
 
 
 async def test_it_hears_who_connects_as_soon_as_the_system_lets_it(

@@ -24,14 +24,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimming, "_SHARE", 1.0)
 
 
-async def test_where_little_has_grown_nothing_is_done() -> None:
-    trim = Trimming()
-    trim._floor = anonymous()
-    trim.due()
-    await looked(trim)
-    assert trim.count == 0
-
-
 async def test_what_has_grown_is_given_back_once_for_all_that_goes_together() -> None:
     trim = Trimming()
     grown = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,31 +34,3 @@ async def test_what_has_grown_is_given_back_once_for_all_that_goes_together() ->
     await looked(trim)
     assert trim.count == 1
     grown.close()
-
-
-async def test_it_waits_for_the_last_of_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim = Trimming()
-    trim._floor = 0
-    trim.due()
-    first = trim._timer
-    assert first is not None
-    trim.due()
-    trim._look()
-    assert trim.count == 0, "more has gone since"
-    first.cancel()
-    await looked(trim)
-    assert trim.count == 1
-
-
-async def test_it_is_not_done_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "_BETWEEN_S", 60.0)
-    trim = Trimming()
-    trim._floor = 0
-    trim.due()
-    await looked(trim)
-    assert trim.count == 1
-    trim.due()
-    assert trim._timer is not None
-    assert trim._timer.when() - asyncio.get_running_loop().time() > 50
-    trim.close()
-    assert trim._timer is None

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from dataplane.errors import Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.errors import LimitExceeded
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
+from dataplane.wire.boundary import Heads, answered, encoded, failure
 from tests.cases import each_case
 
 encode = msgspec.msgpack.encode
@@ -50,16 +50,6 @@ def test_the_number_of_every_kind_of_request_is_read(kind: Any) -> None:
         assert heads.number(encode([tag(kind), number]) + b"\xc1") == read
 
 
-@each_case(
-    "body",
-    [b"", b"\xc1", b"\x92", b"\x92\xa3put", b"\x92\xa3put\xcf\x00", encode(["put"]), encode([1, 2]), encode({"put": 1})]
-    + [encode(["put", each]) for each in ("1", 1.0, None, True, [1], b"1")]
-    + [b"\xdd\xff\xff\xff\xff", b"\x92\xdb\xff\xff\xff\xff", b"\x92\xd9", b"\x92\xbfx"],
-)
-def test_what_has_no_number(body: bytes) -> None:
-    assert LOCAL.number(body) is None
-
-
 WORST: dict[str, Any] = {
     "a number beyond 64 bits": 1 << 70,
     "a negative one": -(1 << 70),
@@ -95,21 +85,3 @@ def test_a_fault_is_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixt
     assert "KeyError" in text
     assert "\n" not in text
     assert len(text) < 2000
-
-
-def test_what_a_sender_is_told_of_what_is_no_message() -> None:
-    assert isinstance(refusal(OverflowError("x")), ProtocolMismatch)
-    assert isinstance(refusal(ValueError("x" * 10**6)), ProtocolMismatch)
-    assert len(str(refusal(ValueError("x" * 10**6)))) < 2000
-    for error in (Misuse("a stream has tasks"), Freed("x")):
-        assert refusal(error) is error
-
-
-def test_what_is_nested_too_deep_is_a_failure_too() -> None:
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    said = msgspec.msgpack.decode(answered(m.Figures(3, {"x": deep}), "z"), type=m.Reply)
-    assert (said.id, said.name) == (3, "Misuse")
-    while deep:
-        (deep,) = deep  # type: ignore[assignment]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
 
-from dataplane.wire import complaints
 from dataplane.wire.complaints import EACH_S, MOST, Complaints
 
 LOG = logging.getLogger("dataplane.test")
@@ -29,19 +27,3 @@ def test_a_sender_has_a_few_lines_and_then_a_count(caplog: pytest.LogCaptureFixt
     now += EACH_S
     complain.log(logging.WARNING, "a", "%s sent %d", "a", 1000)
     assert said(caplog) == [f"a: {1000 - MOST} more of this kind in 60 s", "a sent 1000"]
-
-
-async def test_the_count_is_told_also_if_nothing_more_comes(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(complaints, "EACH_S", 0.01)
-    now = 100.0
-    complain = Complaints(LOG, clock=lambda: now)
-    for _ in range(MOST + 3):
-        complain.log(logging.WARNING, "a", "nonsense")
-    now += 1.0
-    said(caplog)
-    async with asyncio.timeout(30):
-        while not caplog.records:
-            await asyncio.sleep(0.01)
-    assert said(caplog) == ["a: 3 more of this kind in 1 s"]

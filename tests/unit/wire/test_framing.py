@@ -37,12 +37,3 @@ def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: 
     framer = Framer()
     with pytest.raises(ProtocolMismatch, match=str(size)):
         list(framer.feed(struct.pack("<I", size)))
-
-
-def test_a_reader_that_stops_half_way_loses_nothing() -> None:
-    """Who leaves the loop over messages after one finds the others at the next call."""
-    framer = Framer()
-    for body in framer.feed(framed(b"one") + framed(b"two") + framed(b"three")[:5]):
-        assert body == b"one"
-        break
-    assert list(framer.feed(framed(b"three")[5:])) == [b"two", b"three"]

@@ -43,27 +43,6 @@ class One:
         self._all.gone(self)
 
 
-async def test_who_would_go_beyond_the_bound_waits_until_there_is_room() -> None:
-    all_ = Halves(BOUND)
-    first, second, third = (One(all_) for _ in range(3))
-    first.comes(6 * SHARE)
-    second.comes(6 * SHARE)
-    assert (first.reads, second.reads) == (True, False)
-    third.comes(2 * SHARE)
-    assert not third.reads
-    first.comes(6 * SHARE)
-    assert first.reads, "the first goes on, or nobody would"
-    first.completes()
-    assert second.reads
-    assert third.reads
-    assert all_.nbytes == 8 * SHARE
-    for one in (second, third):
-        one.completes()
-        all_.gone(one)
-    all_.gone(first)
-    assert all_.nbytes == 0
-
-
 async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> None:
     """However they come by turns, as from an event loop that reads a part of each."""
     all_ = Halves(BOUND)

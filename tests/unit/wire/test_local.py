@@ -17,7 +17,7 @@ import pytest
 from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
-from dataplane.wire.local import Channel, connect, listen, peer
+from dataplane.wire.local import Channel, listen
 
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.Request | m.Reply)
 
@@ -89,14 +89,6 @@ def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
         assert os.umask(0) == 0
     finally:
         os.umask(before)
-
-
-def test_who_is_at_the_other_end(tmp_path: Path) -> None:
-    with listen(tmp_path / "s") as listener, connect(tmp_path / "s") as ours:
-        theirs, _ = listener.accept()
-        with theirs:
-            assert peer(ours) == peer(theirs) == (os.getpid(), os.getuid())
-        assert not ours.getblocking()
 
 
 # Messages
@@ -201,21 +193,6 @@ async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
         os.close(read)
 
 
-# Detaching
-
-
-async def test_a_detached_socket_is_still_connected(ends: Ends) -> None:
-    one, two = ends
-    connected, rest = one.channel.detach()
-    assert rest == b""
-    assert not one.channel.open
-    assert one.closed == []
-    connected.send(frame(m.Stats(5)))
-    assert await two.message() == m.Stats(5)
-    connected.close()
-    assert await two.end() is None
-
-
 # Room for answers
 
 
@@ -248,17 +225,6 @@ async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> Non
     assert order == [number for number in range(20) if number != 3]
     assert end.closed == []
     end.channel.close()
-
-
-async def test_who_waits_for_room_is_let_go_at_the_end(raw: Any) -> None:
-    _, ours = raw
-    end = End(ours)
-    end.channel.send(m.Put(1, bytes(4_000_000), b"", "", 1.0))
-    waiting = [asyncio.create_task(end.channel.room()) for _ in range(3)]
-    await asyncio.sleep(0)
-    end.channel.close()
-    async with asyncio.timeout(60):
-        await asyncio.gather(*waiting)
 
 
 async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(raw: Any) -> None:
@@ -294,29 +260,3 @@ async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: E
         one.channel.send(m.Stored(1, 1 << 64))
     one.channel.send(m.Stats(2))
     assert await two.message() == m.Stats(2)
-
-
-async def test_answers_to_what_came_together_go_together() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps sends apart
-    end = End(ours)
-    try:
-        theirs.setblocking(False)
-        end.on_message = lambda message: end.channel.send(m.Done(message.id))
-        theirs.send(b"".join(frame(m.Stats(i)) for i in range(20)))
-        await end.message(20)
-        answers = b"".join(frame(m.Done(i)) for i in range(20))
-        assert theirs.recv(1 << 20) == answers
-        end.channel.gather()
-        for i in range(20):
-            end.channel.send(m.Done(i))
-        with pytest.raises(BlockingIOError):
-            theirs.recv(1)
-        await asyncio.sleep(0)
-        assert theirs.recv(1 << 20) == answers
-        end.channel.gather()
-        end.channel.send(m.Done(20))
-        end.channel.close()  # what was gathered goes before
-        assert theirs.recv(1 << 20) == frame(m.Done(20))
-    finally:
-        end.channel.close()
-        theirs.close()

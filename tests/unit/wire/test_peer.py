@@ -15,8 +15,6 @@ import zmq
 from dataplane.errors import (
     Backpressure,
     DataplaneError,
-    Freed,
-    LimitExceeded,
     PeerUnavailable,
     Rejected,
 )
@@ -28,6 +26,7 @@ from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pac
 from dataplane.wire.peer import Peers
 from tests.cases import each_case
 from tests.keys import KEY, speak
+from tests.processes import until
 
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
@@ -97,36 +96,7 @@ async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
     await one.request(other.address, withdraw(one), Done, timeout_s)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 # Requests and replies
-
-
-async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = start()
-    monkeypatch.setattr(peer, "MAX_SOCKETS", 2)  # to answer on, and to be asked who may ask
-    one = start()
-    with pytest.raises(PeerUnavailable, match="no way to"):
-        await one.request(two.address, withdraw(one), Done, 5.0)
-
-
-async def test_errors_come_as_they_were_raised(start: Start) -> None:
-    async def answer(request: Any) -> Message:
-        raise (Freed("gone", shard=7), LimitExceeded("much", what="x", asked=3, limit=2))[request.id % 2]
-
-    one, other = start(), start(answer)
-    for _ in range(2):
-        request = withdraw(one)
-        with pytest.raises(DataplaneError) as caught:
-            await one.request(other.address, request, Done, 5)
-        if request.id % 2:
-            assert (type(caught.value), caught.value.asked, caught.value.limit) == (LimitExceeded, 3, 2)
-        else:
-            assert (type(caught.value), str(caught.value), caught.value.shard) == (Freed, "gone", 7)
 
 
 async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,32 +167,7 @@ async def test_what_requests_keep_as_they_wait_is_bounded(start: Start, monkeypa
     assert other._answering_bytes == 0
 
 
-async def test_what_is_told_arrives(start: Start) -> None:
-    heard: list[Any] = []
-
-    async def answer(request: Any) -> Message:
-        heard.append(request)
-        return Done(request.id)
-
-    one, other = start(), start(answer)
-    request = withdraw(one)
-    one.tell(other.address, request, Done)
-    one.tell("tcp://127.0.0.1:1", withdraw(one), Done)  # to nobody: given up when it ends
-    await until(lambda: heard)
-    assert heard == [request]
-
-
 # Nobody there
-
-
-async def test_who_comes_later_is_found(start: Start) -> None:
-    one, gone = start(), start()
-    address = gone.address
-    await gone.aclose()
-    asking = asyncio.create_task(one.request(address, withdraw(one), Done, 5))
-    await asyncio.sleep(0)
-    start(listen=address)
-    assert isinstance(await asking, Done)
 
 
 async def test_an_answer_that_never_comes(start: Start) -> None:
@@ -345,19 +290,6 @@ async def test_a_message_that_is_too_large_is_not_taken(start: Start, length: in
     assert [len(message.ticket) for message in heard] == [6]
 
 
-async def test_an_answer_that_is_too_large(start: Start) -> None:
-    """The one who asked is told, and can ask for less."""
-
-    async def answer(request: pm.Describe) -> Message:
-        return pm.Offered(request.id, bytes(request.shards[0]))
-
-    one, other = start(), start(answer)
-    with pytest.raises(DataplaneError):
-        await one.request(other.address, pm.Describe(one.next_id(), [MAX_FRAME + 1]), pm.Offered, 1.0)
-    reply = await one.request(other.address, pm.Describe(one.next_id(), [MAX_FRAME // 2]), pm.Offered, 5)
-    assert len(reply.ticket) == MAX_FRAME // 2
-
-
 async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever listens there may be no node: its answers are passed over, and the deadline holds."""
     context = zmq.Context()
@@ -386,20 +318,6 @@ async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixt
         context.term()
 
 
-async def test_a_name_that_another_has_taken(start: Start) -> None:
-    """Two who claim one name at ZeroMQ's level: the first keeps it, and everybody else is answered."""
-    other = start()
-    with Raw(other.address) as first, Raw(other.address) as second:
-        for number, raw in enumerate((first, second)):
-            raw.socket.disconnect(other.address)
-            raw.socket.routing_id = b"same"
-            raw.socket.connect(other.address)
-            raw.socket.send(encode(pm.Withdraw(number, b"", b"")))
-            if raw is first:
-                assert msgspec.msgpack.decode(await asyncio.to_thread(raw.socket.recv))[1] == 0
-        await asks(start(), other)
-
-
 # The end
 
 
@@ -419,18 +337,6 @@ async def test_ending_while_others_wait(start: Start) -> None:
         await other.aclose()
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [PeerUnavailable] * 2
-
-
-async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
-    one, other = start(), start()
-    await asks(one, other)
-    await one.aclose()
-    await one.aclose()
-    with pytest.raises(PeerUnavailable, match="stopped"):
-        await asks(one, other)
-    never = Peers(ANY, KEY, done)
-    await never.aclose()
-    await never.aclose()
 
 
 async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
@@ -483,20 +389,3 @@ async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start) -
         here.post(there.address, b"")
     with pytest.raises(PeerUnavailable):
         here.connect(there.address)
-
-
-async def test_a_frame_that_is_none_or_fails_closes_nothing(start: Start) -> None:
-    come = asyncio.Event()
-
-    def answer(request: Any) -> Message:
-        if isinstance(request, Frame):
-            come.set()
-            raise Freed("a frame has nobody to hear this")
-        return Done(request.id)
-
-    there, here = start(answer), start()
-    here.post(there.address, pack("a", 1, "b", [b"\x93\x63\x00\x00"]))  # an item of no kind
-    here.post(there.address, pack("a", 1, "b", []))
-    await asyncio.wait_for(come.wait(), 60)
-    await asks(here, there, 10)
-    assert there.statistics().dropped == 1

@@ -11,7 +11,6 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.config import NodeConfig
-from dataplane.errors import Freed
 from dataplane.node.clustered.retained import Retained
 from dataplane.node.shards.needed import NeededShards
 from dataplane.store.store import Store
@@ -55,17 +54,6 @@ async def test_an_entry_that_is_told_again_frees_nothing_twice(kept: Kept) -> No
     assert (kept.shards, kept.retained.holders) == (0, [])
 
 
-async def test_rows_of_one_shard_that_came_by_several_appends_go_one_by_one(kept: Kept) -> None:
-    ref = kept.put()
-    first, second = ref[:2], ref[2:]
-    kept.retained.retain("s/1/0-a", first)
-    kept.retained.retain("s/1/0-a", second)
-    kept.retained.settled("s/1/0-a", 1, [second.encode()])
-    kept.store.require(ref.shards()[0][1], (0,), first.footprint()[ref.shards()[0]][0][1])
-    kept.retained.settled("s/1/0-a", 2, [first.encode()])
-    assert kept.shards == 0
-
-
 async def test_what_two_partitions_need_goes_with_the_last(kept: Kept) -> None:
     ref = kept.put()
     kept.retained.retain("s/1/0-a", ref)
@@ -75,11 +63,3 @@ async def test_what_two_partitions_need_goes_with_the_last(kept: Kept) -> None:
     assert kept.shards == 1
     kept.retained.settled("s/1/1-b", 1, [ref.encode()])
     assert kept.shards == 0
-
-
-async def test_what_was_freed_is_not_retained(kept: Kept) -> None:
-    ref = kept.put()
-    kept.retained.retain("s/1/0-a", ref)
-    kept.retained.drop("s/1/0-a")
-    with pytest.raises(Freed):
-        kept.retained.retain("s/1/0-a", ref)

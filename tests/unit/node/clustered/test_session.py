@@ -10,7 +10,6 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.errors import OutcomeUnknown
 from dataplane.node.clustered import session
-from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
 from tests.unit.node.clustered.streambench import Client, clients, stream_nodes, streaming
 from tests.unit.node.partitions.bench import WAIT_S, until
@@ -18,14 +17,6 @@ from tests.unit.node.partitions.bench import WAIT_S, until
 
 def appending(client: Client) -> r.Append:
     return r.Append(ref=client.put(2), versions=np.zeros(2, np.int64))
-
-
-async def test_more_requests_than_the_window_has_are_done_once_each() -> None:
-    async with streaming(2) as (leader, others):
-        (client,) = clients(others)
-        replies = await asyncio.gather(*(client.append([0, 1]) for _ in range(3 * WINDOW)))
-        assert sorted(reply.first for reply in replies) == [2 * at for at in range(3 * WINDOW)]
-        assert leader.machine().home.books.rows.count == 6 * WINDOW
 
 
 async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,21 +33,6 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         await until(lambda: len(outcomes) == 2)
         assert {outcome.first for outcome in outcomes if isinstance(outcome, r.Appended)} == {0, 2}
         assert leader.machine().home.books.rows.count == 4
-
-
-async def test_a_client_is_forgotten_when_its_last_request_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ASK_S", 0.5)
-    async with streaming(2) as (leader, (node,)):
-        (client,) = clients([node])
-        node.deaf = True
-        with pytest.raises(OutcomeUnknown):
-            await client.session.ask(client.partition, appending(client), r.Appended)
-        client.streams.leave()
-        node.deaf = False
-        machine = leader.machine()
-        await until(lambda: machine.home.books.rows.count == 2)
-        await until(lambda: client.session.client not in machine.sessions.producers)
-        assert machine.home.books.rows.count == 2
 
 
 async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:

@@ -12,7 +12,6 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.errors import (
     Backpressure,
-    Closed,
     LeaseExpired,
     LimitExceeded,
     Misuse,
@@ -24,120 +23,12 @@ from dataplane.node.clustered import session as sessions
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE
-from dataplane.stream.reads import MAX_SNAPSHOTS
-from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
-from tests.unit.node.clustered.streambench import Client, S, StreamBench, clients, ids, stream_nodes, streaming
+from tests.unit.node.clustered.streambench import Client, StreamBench, clients, ids, stream_nodes, streaming
 from tests.unit.node.partitions.bench import SETTINGS, until
 from tests.unit.node.partitions.test_returning import absent, back
-
-
-async def test_rows_go_through_a_leader_and_come_back_from_its_follower_when_it_dies() -> None:
-    async with streaming(3) as (leader, others):
-        first, second = clients(others)
-        waiting = asyncio.create_task(second.take(2))
-        await until(lambda: len(leader.hosted().waiters))
-        assert (await first.append([0, 1])).new
-        delivery = await waiting
-        assert ids(delivery) == [0, 1]
-        await second.settle(delivery)
-        await until(lambda: first.node.settled)  # where the columns are
-        assert first.node.kept == 0
-
-        await first.append([2, 3, 4])
-        assert ids(await second.take(2)) == [2, 3]
-        await leader.aclose()
-        again = await first.take(3, min_rows=3)
-        assert ids(again) == [2, 3, 4], "the leases of a leader that died are none"
-        await first.settle(again)
-        await until(lambda: first.node.kept == 0)
-        assert len(first.node.settled) == 2, "no entry comes twice"
-
-
-async def test_rows_are_in_order_and_groups_complete_whoever_appends() -> None:
-    async with streaming(3, group_size=3) as (leader, others):
-        appending = clients([leader, *others])
-        for number, client in enumerate(appending):
-            await client.append([number, 10 + number], groups=["a", f"b{number}"])
-        reader = clients(others)[0]
-        whole = await reader.take(4, sampler=CompleteGroups(3))
-        assert (ids(whole), whole.groups) == ([0, 1, 2], ["a"] * 3)
-        assert ids(await reader.take(8)) == [10, 11, 12]
-
-
-async def test_a_group_is_never_larger_than_declared_whoever_appends() -> None:
-    async with streaming(3, group_size=3) as (leader, others):
-        first, second = clients(others)
-        await first.append([0, 1], groups=["a", "a"], keys=["x", "y"])
-        with pytest.raises(Misuse, match="group 'a' has 2 rows, and 2 more"):
-            await second.append([2, 3], groups=["a", "a"])
-        await second.append([2], groups=["a"])
-        assert not (await first.append([0, 1], groups=["a", "a"], keys=["x", "y"])).new, "the same again"
-        with pytest.raises(Misuse, match="group 'a' has 3 rows"):
-            await first.append([3], groups=["a"])
-        assert ids(await clients([leader])[0].take(4, sampler=CompleteGroups(3))) == [0, 1, 2]
-        await until(lambda: first.node.kept + second.node.kept == 2)
-
-
-async def test_columns_come_from_several_nodes_and_keys_name_rows_everywhere() -> None:
-    async with streaming(2) as (leader, others):
-        (far,), (near,) = clients(others), clients([leader])
-        await far.append([0, 1], keys=["a", "b"])
-        await near.extend(["b", "a"], "y")
-        delivery = await near.take(2, columns=["x", "y"])
-        assert ids(delivery) == [0, 1]
-        await far.ask(m.DropRows(1, far.stream.token, b"", ["a"], []))
-        await near.settle(delivery, done=False)
-        assert ids(await near.take(2)) == [1]
-        with pytest.raises(Misuse, match="there is no row"):
-            await far.extend(["zz"], "y")
-
-
-async def test_the_same_append_is_there_once_and_another_of_its_keys_is_refused() -> None:
-    async with streaming(2) as (leader, others):
-        far, near = *clients(others), *clients([leader])
-        assert (await far.append([0], keys=["a"])).new
-        assert not (await near.append([0], keys=["a"])).new
-        assert leader.machine().home.books.rows.count == 1
-        both = await asyncio.gather(far.append([1], keys=["b"]), near.append([1], keys=["b"]))
-        assert sorted(each.new for each in both) == [False, True]
-        await until(lambda: far.node.kept + near.node.kept == 2)
-
-
-async def test_limits_are_exact_over_nodes() -> None:
-    async with streaming(3, max_rows=4) as (leader, others):
-        first, second = clients(others)
-        await first.append([0, 1, 2])
-        with pytest.raises(Backpressure, match="max_rows"):
-            await second.append([3, 4], timeout_s=0.1)
-        waiting = asyncio.create_task(second.append([3, 4]))
-        await until(lambda: len(leader.hosted().waiters))
-        await first.settle(await first.take(2))
-        assert (await waiting).new
-        assert leader.machine().home.books.rows.count == 3
-
-
-async def test_a_closed_stream_is_over_when_nothing_is_left_of_it_and_a_dropped_one_at_once() -> None:
-    async with streaming(3) as (leader, others):
-        first, second = clients(others)
-        await first.append([0])
-        await second.ask(m.End(1, second.stream.token, drop=False))
-        with pytest.raises(Closed):
-            await first.append([1])
-        delivery = await second.take(1)
-        waiting = asyncio.create_task(first.take(1))
-        await second.settle(delivery)
-        with pytest.raises(Closed) as over:
-            await waiting
-        assert over.value.fields["drained"]
-        waiting = asyncio.create_task(first.look(timeout_s=60.0))
-        await second.ask(m.End(1, second.stream.token, drop=True))
-        with pytest.raises(Closed):
-            await waiting
-        await until(lambda: not first.node.replicas.find(leader.name) and first.stream.dropped)
-
 
 # Members
 
@@ -169,17 +60,6 @@ async def test_a_replica_whose_answers_are_lost_is_given_the_same_again_in_order
             await far.take(2, timeout_s=0.05, **two)
         again = clients([node])[0]  # it was started again
         assert [ids(await again.take(2, **two)) for _ in range(3)] == found
-
-
-async def test_what_could_not_be_told_to_a_replica_is_given_again() -> None:
-    async with streaming(1) as (node, _):
-        client = clients([node])[0]
-        await client.append([0, 1])
-        how: dict[str, Any] = {"member": "dp0", "replica": 0, "replicas": 1}
-        delivery = await client.take(1, **how)
-        request = m.Consume(1, client.stream.token, "train", 1, 1, ["x"], None, b"", b"", "dp0", 0, 1, 60.0, 0.0)
-        client.streams.untold(request, delivery)
-        assert ids(await client.take(1, **how)) == ids(delivery)
 
 
 # Answers that are lost, and those that come too late
@@ -216,15 +96,6 @@ async def test_rows_whose_answer_was_lost_are_given_to_others_at_once() -> None:
             await far.take(4, 0.3)
         assert lost
         assert ids(await near.take(4)) == [0, 1, 2, 3]
-
-
-async def test_who_waits_for_an_answer_that_was_lost_asks_again() -> None:
-    async with streaming(2) as (leader, (node,)):
-        (far,), (near,) = clients([node]), clients([leader])
-        lost = losing(node, pt.Answered)
-        await near.append(list(range(4)))
-        assert ids(await far.take(4)) == [0, 1, 2, 3]
-        assert len(lost) == 1
 
 
 async def test_what_has_come_is_kept_though_the_confirmation_is_lost() -> None:
@@ -295,33 +166,6 @@ def ids_of(delivery: m.Delivered) -> list[str]:
 # Waiting
 
 
-async def test_who_is_cancelled_waits_no_more_and_is_given_nothing() -> None:
-    async with streaming(2) as (leader, (node,)):
-        far, near = *clients([node]), *clients([leader])
-        for client in (far, near):
-            waiting = asyncio.ensure_future(client.take(1))
-            await until(lambda: len(leader.hosted().waiters))
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await until(lambda: not len(leader.hosted().waiters))
-        await near.append([0])
-        assert len(leader.machine().home.leases) == 0
-
-
-async def test_a_commit_wakes_as_many_as_its_rows_serve() -> None:
-    async with streaming(2) as (leader, (node,)):
-        waiting = [asyncio.create_task(client.take(1)) for client in clients([node] * 5)]
-        await until(lambda: len(leader.hosted().waiters) == 5)
-        await clients([leader])[0].append([0, 1, 2])
-        done, _ = await asyncio.wait(waiting, timeout=60.0, return_when=asyncio.FIRST_COMPLETED)
-        await until(lambda: sum(each.done() for each in waiting) == 3)
-        assert done
-        assert len(leader.hosted().waiters) == 2
-        assert sorted(ids(each.result())[0] for each in waiting if each.done()) == [0, 1, 2]
-        for each in waiting:
-            each.cancel()
-
-
 async def test_who_waits_at_a_leader_that_was_deposed_is_told_who_leads() -> None:
     async with streaming(3) as (leader, (heir, third)):
         for node in (leader, heir, third):
@@ -352,18 +196,6 @@ async def test_a_node_that_was_away_for_long_appends_again() -> None:
         await back(other, [leader, follower])
         await until(lambda: not leader.machine().lost_nodes.away)
         assert (await writer.append([1])).new
-
-
-async def test_a_client_remembers_nothing_of_streams_that_were_dropped() -> None:
-    async with stream_nodes(1) as [node]:
-        client = node.connect()
-        for _ in range(3):
-            await client.open()
-            await client.append([0])
-            await node.directory.drop(S)
-        assert len(client.session._asked) <= 1
-        assert not node.retained._told
-        assert not node.columns._told
 
 
 async def test_room_that_a_refused_append_was_let_in_to_is_there_again() -> None:
@@ -455,26 +287,6 @@ async def snapshot(client: Client) -> m.SnapshotTaken:
 async def rows_in(client: Client, taken: m.SnapshotTaken) -> int:
     found = [await client.ask(m.ReadSnapshot(1, taken.snapshot, page * PAGE, PAGE)) for page in taken.head.pages]
     return sum(len(each.block.keys) for each in found)
-
-
-async def test_a_snapshot_stays_as_it_was_until_it_is_released() -> None:
-    async with streaming(2) as (_, (node,)):
-        client = clients([node])[0]
-        await client.append(list(range(8)))
-        taken = await snapshot(client)
-        await client.settle(await client.take(8))
-        await client.append(list(range(4)))
-        assert await rows_in(client, taken) == 8
-        assert not node.settled  # columns that are read stay where they are
-        await client.ask(m.ReleaseSnapshot(taken.snapshot))
-        await until(lambda: node.settled)
-        with pytest.raises(Misuse):
-            await rows_in(client, taken)
-        kept = [await snapshot(client) for _ in range(MAX_SNAPSHOTS)]
-        with pytest.raises(LimitExceeded):
-            await snapshot(client)
-        await client.ask(m.ReleaseSnapshot(kept[0].snapshot))
-        await snapshot(client)
 
 
 async def test_a_snapshot_of_a_leader_that_has_ended_is_no_more() -> None:

@@ -53,22 +53,6 @@ async def test_who_cannot_go_with_others_is_told_by_itself() -> None:
         await until(lambda: far.kept == 1)
 
 
-async def test_who_gives_up_meanwhile_has_appended_once() -> None:
-    async with streaming(2) as (leader, (far, *_)):
-        made = [await far.opened() for _ in range(8)]
-        appending = [asyncio.create_task(client.append([number])) for number, client in enumerate(made)]
-        leader.deaf = True
-        await until(lambda: far.service._together._queues)
-        await until(lambda: not any(queue.waiting for queue in far.service._together._queues.values()))
-        appending[3].cancel()
-        leader.deaf = False
-        await asyncio.gather(*appending, return_exceptions=True)
-        delivery = await made[0].take(8, min_rows=8)
-        assert sorted(ids(delivery)) == list(range(8))
-        await made[0].settle(delivery)
-        await until(lambda: far.kept == 0)
-
-
 def test_a_request_that_comes_again_is_answered_as_it_was_and_a_part_by_itself_too() -> None:
     machine = StreamMachine("rows", Settings((TASK,)), "m")
     parts = [("a/1/1", 1, 1), ("b/1/1", 7, 2)]

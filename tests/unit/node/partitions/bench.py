@@ -26,8 +26,8 @@ from dataplane.wire.messages import Done, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
-from tests.processes import WAIT_S
-from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
+from tests.processes import WAIT_S, until
+from tests.simulation.machine import Append, Appended, Lease, Leased, decode_result, encode
 from tests.unit.node.partitions.machine import Machine, opening
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
@@ -57,8 +57,6 @@ class Bench(Partitions):
         opening: Callable[[Record], bytes] = opening,
     ) -> None:
         self.name = name
-        self.settled: list[tuple[str, tuple[bytes, ...]]] = []
-        self._last: dict[str, int] = {}
         self.peers = Peers(listen, key, self._answer)
         self.peers.start()
         member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps)
@@ -75,7 +73,7 @@ class Bench(Partitions):
             settings=settings,
             logs=logs,
         )
-        self._sequence = self._acks = 0
+        self._sequence = 0
 
     def _answer(self, request: Any) -> Message:
         assert isinstance(request, Frame)
@@ -83,10 +81,7 @@ class Bench(Partitions):
         return Done(0)
 
     def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
-        new = last - self._last.get(partition, 0)
-        self._last[partition] = max(last, self._last.get(partition, 0))
-        if new > 0:
-            self.settled.append((partition, entries[-new:]))
+        raise AssertionError("nobody has columns")
 
     async def join(self) -> None:
         """Be a member, and take care of partitions."""
@@ -94,11 +89,6 @@ class Bench(Partitions):
         self.start()
         async with asyncio.timeout(WAIT_S):
             await self.members.joined()
-
-    async def leave(self) -> None:
-        """End as a process does that is stopped: it is no member any more."""
-        await self._end()
-        await self.members.leave()
 
     async def _end(self) -> None:
         for task in self._running:
@@ -147,12 +137,6 @@ class Bench(Partitions):
         assert isinstance(leased, Leased)
         return leased
 
-    async def ack(self, partition: str, task: str, leased: Leased, *, done: bool = True) -> None:
-        self._acks += 1
-        rows = tuple((offset, lease) for offset, lease, _ in leased.rows)
-        request = encode(Settle(f"{self.name} acks", self._acks, task, rows, done))
-        await self.router.ask(partition, request, Deadline.after(WAIT_S))
-
 
 @asynccontextmanager
 async def benches(
@@ -171,11 +155,3 @@ async def benches(
         for bench in made:
             await bench.aclose()
         await coordinator.aclose()
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """The first true value of the condition."""
-    async with asyncio.timeout(timeout_s):
-        while not (value := condition()):
-            await asyncio.sleep(0.005)
-        return value

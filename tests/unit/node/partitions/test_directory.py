@@ -60,23 +60,6 @@ async def test_a_stream_has_one_partition_and_one_stream_of_a_name_is_made() -> 
         assert again.generation != made[0].generation
 
 
-async def test_streams_are_led_by_all_nodes() -> None:
-    async with benches(3) as nodes:
-        made = await asyncio.gather(*(nodes[0].directory.open(f"stream-{at}", b"s") for at in range(24)))
-        leaders = {(await led(nodes, record)).name for record in made}
-        assert leaders == {node.name for node in nodes}
-
-
-async def test_a_node_that_does_not_lead_makes_no_partition_in_vain() -> None:
-    """Who has the highest hash does not answer: who makes the stream leads it."""
-    async with benches(2) as (node, other):
-        names = [f"stream-{at}" for at in range(16)]
-        other.channel.heard = lambda sender, item: None  # it is a member, and hears nothing
-        made = await asyncio.gather(*(node.directory.open(name, b"s") for name in names[:4]))
-        for record in made:
-            await until(lambda record=record: node.at(record.key or ""))
-
-
 async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -> None:
     coordinator = ProcessCoordinator()
     async with benches(2, coordinator) as nodes:
@@ -203,15 +186,6 @@ async def test_a_partition_that_is_told_by_a_change_whose_outcome_is_unknown_is_
             await node.directory.take_lost(S)
         assert await node.directory.take_lost(S) == (one,)
         assert await node.directory.take_lost(S) == ()
-
-
-async def test_of_two_that_ask_at_once_one_is_told() -> None:
-    async with benches(2) as (node, other):
-        record = await node.directory.open(S, b"s")
-        one = LostPartition("gone", (("x", 3),))
-        await node.directory.records.change(record, lambda now: _losing(now, one))
-        told = await asyncio.gather(node.directory.take_lost(S), other.directory.take_lost(S))
-        assert sorted(map(len, told)) == [0, 1]
 
 
 def _losing(record: Record, one: LostPartition) -> Record:

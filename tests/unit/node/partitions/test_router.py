@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import LimitExceeded, Lost, OutcomeUnknown, PeerUnavailable
-from dataplane.wire.partition_messages import FRAME_BYTES
-from tests.simulation.machine import Lease, encode
+from dataplane.errors import Lost, OutcomeUnknown, PeerUnavailable
 from tests.unit.node.partitions.bench import SETTINGS, benches, until
 
 P = "streams/rollouts/1"
@@ -57,36 +54,6 @@ async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
         assert await c.append(P, "y") == (2,)
         with pytest.raises(PeerUnavailable, match="in time"):
             await c.router.ask("streams/other/1", b"", Deadline.after(0.2))
-
-
-async def test_a_leader_that_was_slow_once_is_asked_again() -> None:
-    async with benches(3) as (a, b, c):
-        await a.replicas.create(P, "n0")
-        await until(lambda: a.led(P))
-        hosted = b.replicas.find(P) or c.replicas.find(P)
-        assert hosted is not None
-        asker = c if hosted is b.replicas.find(P) else b
-        answer, late = a.channel.answer, asyncio.Event()
-
-        def slow(node: str, number: int, outcome: Any) -> None:
-            late.set()  # the first is lost, and no other
-            a.channel.answer = answer  # type: ignore[method-assign]
-
-        a.channel.answer = slow  # type: ignore[method-assign]
-        assert await asker.append(P, "x", timeout_s=60) == (0,)
-        assert late.is_set()
-
-
-async def test_an_answer_that_fits_into_no_frame_is_refused() -> None:
-    async with benches(2) as (a, b):
-        await a.replicas.create(P, "n0")
-        half = "x" * (FRAME_BYTES // 2)
-        await a.append(P, half)
-        await a.append(P, half)
-        with pytest.raises(LimitExceeded, match="fewer rows"):
-            await b.router.ask(P, encode(Lease("c", "train", 2, 9.0)), Deadline.after(5.0))
-        with pytest.raises(LimitExceeded, match="fewer rows"):
-            await a.append(P, half, half)
 
 
 @pytest.mark.long

@@ -24,16 +24,3 @@ async def test_a_record_is_watched_on_though_somebody_wrote_what_is_none(caplog:
             await until(lambda: "no record" in caplog.text)
         await coordinator.swap(f"streams/{S}", b"\xc1", encode(later))
         await until(lambda: node.directory.find(S) == later)
-
-
-async def test_the_partition_of_a_stream_that_another_drops_is_forgotten() -> None:
-    async with benches(2) as [node, other]:
-        record = await node.directory.open(S, b"s")
-        await other.directory.read(S)
-        key = record.key or ""
-        await other.router._read(key)
-        other.router._leaders[key] = node.name
-        await node.directory.drop(S)
-        await until(lambda: other.directory.find(S) is None)
-        assert key not in other.router.configurations
-        assert key not in other.router._leaders

@@ -31,17 +31,6 @@ async def test_who_asks_for_much_delays_another_by_one() -> None:
     assert len(gate) == 0
 
 
-async def test_one_partys_part_is_not_everybodys() -> None:
-    gate, order, go = Gate(5, 2), list[str](), asyncio.Event()
-    waiting = [asyncio.create_task(turns(gate, who, order, go)) for who in "aaaabbbc"]
-    await asyncio.sleep(0)
-    assert order == list("aabbc")
-    assert len(gate) == 5
-    go.set()
-    await asyncio.gather(*waiting)
-    assert sorted(order) == list("aaaabbbc")
-
-
 @each_case("seed", range(20))
 async def test_whoever_is_cancelled_whenever(seed: int) -> None:
     """No turn is lost, and none is given twice."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from dataplane.store.store import Store
 from dataplane.transport.base import TransportError
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
+from tests.processes import until
 from tests.unit.store.test_store import MIB, layout, running
 
 ME, THEM, OTHERS = b"me", b"them", b"others"
@@ -86,12 +87,6 @@ async def read(tcp: Tcp, ticket: bytes) -> bytes:
     return bytes(target)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def test_it_is_held_until_it_has_been_read(store: Store, tcp: Tcp, offered: Offers) -> None:
     shard = await put(store, 1)
     ticket = (await offered.offer(offer(shard))).ticket
@@ -128,15 +123,6 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     assert store.statistics().disk.read == 0
 
 
-async def test_who_can_not_check_gets_it_from_memory(store: Store, tcp: Tcp, offered: Offers) -> None:
-    shards = [await put(store, seed) for seed in range(8)]
-    await until(lambda: store.statistics().spilled_shards)
-    spilled = next(seed for seed, shard in enumerate(shards) if not store.ready(shard))
-    made = await offered.offer(offer(shards[spilled]))
-    assert not made.sums
-    assert await read(tcp, made.ticket) == content(spilled)
-
-
 async def test_no_more_at_a_time_and_each_in_turn(store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offers, "MAX_OFFERS", 2)
     made = Offers(ME, store, (tcp,), NoCopies())
@@ -156,22 +142,6 @@ async def test_no_more_at_a_time_and_each_in_turn(store: Store, tcp: Tcp, monkey
     finally:
         await made.aclose()
     assert store.statistics().pinned == 0
-
-
-async def test_the_second_is_sent_to_the_first(store: Store, offered: Offers) -> None:
-    shard = await put(store, 1)
-    first = await offered.offer(offer(shard, whole=True))
-    second = asyncio.create_task(offered.offer(offer(shard, OTHERS, whole=True)))
-    await asyncio.sleep(0.01)
-    assert not second.done()
-    offered.withdraw(pm.Withdraw(1, THEM, first.ticket, SIZE, whole=True))
-    sent_on = await second
-    assert sent_on.holder == THEM
-    offered.withdraw(pm.Withdraw(1, OTHERS, sent_on.ticket, SIZE, whole=True))
-    await until(lambda: not len(offered))
-    assert offered.sent_bytes == SIZE, "what came from elsewhere was not sent from here"
-    offered.gone({OTHERS, THEM})
-    assert not (await offered.offer(offer(shard, b"third", whole=True))).holder
 
 
 async def test_who_goes_while_it_waits_is_given_nothing(
@@ -195,18 +165,6 @@ async def test_who_goes_while_it_waits_is_given_nothing(
         assert store.statistics().pinned == 0
     finally:
         await made.aclose()
-
-
-async def test_what_was_freed_while_somebody_waited_is_not_sent_for(store: Store, offered: Offers) -> None:
-    shard = await put(store, 1)
-    first = await offered.offer(offer(shard, whole=True))
-    second = asyncio.create_task(offered.offer(offer(shard, OTHERS, whole=True)))
-    await asyncio.sleep(0.01)
-    store.free([shard])
-    offered.withdraw(pm.Withdraw(1, THEM, first.ticket, SIZE, whole=True))
-    with pytest.raises(Freed):
-        await second
-    await until(lambda: not offered._sources._readers)
 
 
 async def test_what_is_refused(store: Store, offered: Offers) -> None:

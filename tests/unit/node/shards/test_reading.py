@@ -110,13 +110,6 @@ async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, readin
     assert np.array_equal(target[CHUNK : CHUNK + 4], CONTENT[CHUNK : CHUNK + 4])
 
 
-async def test_what_is_there_is_not_written_again_with_what_may_be_wrong(owner: Owner, reading: Reading) -> None:
-    owner.damage(0)
-    target, came = await read(reading, [(100, 200)], there=[(0, 50)])
-    assert came == [(100, 200)]
-    assert np.array_equal(target[:50], CONTENT[:50])
-
-
 async def test_memory_that_others_see_is_filled_with_what_is_right_alone(owner: Owner, reading: Reading) -> None:
     target, came = await read(reading, [(0, 100)], fresh=False)
     assert [each.checks for each in owner.asked] == [False]

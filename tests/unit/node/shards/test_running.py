@@ -40,18 +40,6 @@ async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
     assert not running._ends
 
 
-async def test_other_changes_while_it_ends() -> None:
-    members = Members(b"a", b"b")
-    running = Running(members, yes)
-    one = asyncio.create_task(wait(running, b"a", b"b", then=0.01))
-    await asyncio.sleep(0)
-    members.lose(b"a")
-    await asyncio.sleep(0)
-    members.lose(b"b")
-    with pytest.raises(TimeoutError):
-        await one
-
-
 async def test_cancelled_by_its_caller_and_told_at_once() -> None:
     """The caller's wish counts: it does not go on as if only the host had gone."""
     members = Members(b"a")

@@ -52,27 +52,3 @@ async def test_each_round_doubles_the_places(count: int, here: int) -> None:
     assert places[ME] <= here
     assert not sources._readers
     assert not sources._changed
-
-
-async def test_nobody_is_sent_to_itself_or_to_who_has_it_not() -> None:
-    sources = Sources(ME)
-    sources.has(1, b"a")
-    assert await choose(sources, b"a") == ME
-    sources.ended(1, ME)
-    assert await choose(sources, b"b") == b"a"
-    sources.ended(1, b"a")
-    assert await choose(sources, b"b", b"a") == ME, "it has found no copy there"
-    sources.ended(1, ME)
-    assert await choose(sources, b"c") == ME, "nor is anybody else sent there"
-
-
-async def test_cancelled_it_counts_for_nothing() -> None:
-    sources = Sources(ME)
-    assert await choose(sources, b"a") == ME
-    waiting = asyncio.create_task(choose(sources, b"b"))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    sources.ended(1, ME)
-    assert not sources._readers
-    assert await choose(sources, b"c") == ME
