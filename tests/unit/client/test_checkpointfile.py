@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import xxhash
 
-from dataplane.client import checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
-from tests.cases import each_case
+from dataplane.errors import Corrupt, LimitExceeded, ProtocolMismatch
 from tests.processes import MIB, Worker
 
 FRAMES = [(HEAD, b"head"), (BLOCK, b""), (COLUMNS, b"\0\xff" * 7), (TABLE, bytes(range(40))), (END, b"\x05")]
@@ -84,39 +82,6 @@ def test_nothing_is_there_before_it_is_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_is_replaced_and_not_what_it_names(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"before")
-    (tmp_path / "link").symlink_to("other")
-    write(tmp_path / "link")
-    assert (tmp_path / "other").read_bytes() == b"before"
-    assert read(tmp_path / "link") == FRAMES
-
-
-@each_case("where", ["", "nowhere/stream.dp", "file/stream.dp", "directory", "a" * 300, "a\0b", "\ud800"])
-def test_where_no_file_can_be_written(tmp_path: Path, where: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(Misuse):
-        write(tmp_path / where)
-    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
-
-
-@pytest.mark.usefixtures("how")
-@each_case("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_is_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """As on NFS, where one hears of it then."""
-
-    def full(_: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    (tmp_path / "stream.dp").write_bytes(b"before")
-    monkeypatch.setattr(checkpointfile.os, "fsync", full)
-    with pytest.raises(LimitExceeded) as refused:
-        write(tmp_path / "stream.dp")
-    assert str(tmp_path) in refused.value.what
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
-
-
 def filler(pipe: Any, path: Path) -> None:
     """Writes more than it may; says how often that was noticed, and what is there."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
@@ -148,15 +113,6 @@ def changed(tmp_path: Path) -> tuple[bytes, Path]:
     """A small file, and where to put what becomes of it."""
     write(tmp_path / "stream.dp")
     return (tmp_path / "stream.dp").read_bytes(), tmp_path / "changed.dp"
-
-
-def test_a_file_cut_at_any_byte(changed: tuple[bytes, Path]) -> None:
-    whole, path = changed
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(Corrupt) as error:
-            read(path)
-        assert error.value.path == str(path)
 
 
 def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:

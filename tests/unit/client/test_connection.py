@@ -82,16 +82,6 @@ def stats(connection: Connection) -> m.Stats:
     return m.Stats(connection.next_id())
 
 
-async def test_replies_find_their_requests_in_any_order(scripted: Scripted, connection: Connection) -> None:
-    asks = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(5)]
-    await scripted.until(lambda: len(scripted.asked) == 5)
-    assert scripted.channel is not None
-    for request in reversed(scripted.asked):
-        scripted.channel.send(m.Figures(request.id, {"n": request.id}))
-    numbers = [reply.values["n"] for reply in await asyncio.gather(*asks)]
-    assert numbers == [request.id for request in scripted.asked]
-
-
 async def test_no_answer_in_time(scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
     with pytest.raises(dp.PeerUnavailable) as caught:
@@ -182,27 +172,6 @@ async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, con
     count = len(scripted.asked)
     await asyncio.sleep(3 * 0.2 / 5)
     assert len(scripted.asked) <= count + 1
-
-
-async def test_drops_whose_flush_was_interrupted_go_with_the_next_request(
-    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection.pins, "_flush", lambda: None)  # as where Ctrl-C breaks off the finalizer
-    held = [connection.pins.hold(shard) for shard in (4, 5)]
-    held.clear()
-    scripted.answer = lambda request: [m.Figures(request.id, {})] if isinstance(request, m.Stats) else []
-    await connection.request(stats(connection), m.Figures, 5.0)
-    assert scripted.kinds() == ["Unpin", "Stats"]
-    assert sorted(scripted.asked[0].shards) == [4, 5]
-
-
-async def test_closing_ends_what_waits(scripted: Scripted, connection: Connection) -> None:
-    waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
-    await scripted.until(lambda: len(scripted.asked) == 3)
-    connection.close()
-    connection.close()
-    errors = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in errors] == [dp.Closed] * 3
 
 
 # Errors and what they hold

@@ -11,7 +11,6 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 
 import dataplane as dp
@@ -38,20 +37,6 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
 
 
 # Descriptions
-
-
-@each_case("dtype", ["float31", object, "V8", 7, "O", "str"])
-def test_a_dtype_that_no_column_has(dtype: Any) -> None:
-    with pytest.raises(dp.SchemaMismatch):
-        dense((2,), dtype)
-    with pytest.raises(dp.SchemaMismatch):
-        ragged([2], (), dtype)
-
-
-@each_case("shape", [(), (-1,), (3, -2), (2.5,), ("3",), 3, None])
-def test_a_shape_that_is_none(shape: Any) -> None:
-    with pytest.raises(dp.SchemaMismatch):
-        dense(shape, "uint8")
 
 
 @each_case(
@@ -127,23 +112,6 @@ async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> N
         asyncio.run_coroutine_threadsafe(one(columns), loop).result(60)
 
     await asyncio.to_thread(all_of_them)
-
-
-@each_case("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.bool])
-async def test_torch_dtypes(plane: AsyncPlane, dtype: torch.dtype) -> None:
-    draft = await plane.draft({"x": dense((3, 4), dtype), "y": ragged([2, 0, 1], (3,), dtype)})
-    x = torch.arange(12).reshape(3, 4).to(dtype)
-    draft.torch("x").copy_(x)
-    for row, values in enumerate(draft.torch("y")):
-        assert values.dtype == dtype
-        values.fill_(row)
-    del values
-    ref = await draft.seal()
-    batch = await plane.get(ref)
-    assert batch["x"].torch().dtype == dtype
-    assert torch.equal(batch["x"].torch().view(torch.uint8), x.view(torch.uint8))
-    del batch
-    await plane.free(ref)
 
 
 # The end of a draft

@@ -30,49 +30,6 @@ def node(tmp_path: Any) -> Iterator[StandingNode]:
         yield node
 
 
-class Steps:
-    """Which calls ran a task in the loop."""
-
-    def __init__(self, plane: dp.Plane, patch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        lead = plane._turns._lead
-
-        def counted(*of: Any) -> Any:
-            self.count += 1
-            return lead(*of)
-
-        patch.setattr(plane._turns, "_lead", counted)
-
-
-def test_small_and_simple_calls_run_no_task(plane: dp.Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.client.turns._ALONE_S", 10.0)
-    stream = plane.stream("s", tasks=["t"])
-    steps = Steps(plane, monkeypatch)
-    keys = stream.append(ROW, group="g", version=3, tags={"a": 1})
-    stream.extend(keys, {"reward": np.array([1.0])})
-    ref = plane.put(ROW)
-    large = plane.put({"x": np.arange(40_000, dtype=np.float32)[None], "y": np.ones((1, 20_000))})
-    assert plane.get(ref)["ids"].to_list() == [[1, 2, 3]]
-    assert plane.get(large)["x"].numpy()[0, -1] == 39_999
-    assert steps.count == 0
-    with stream.consume("t", rows=1, columns=["ids", "x", "reward"], timeout=5) as delivery:
-        assert (delivery.keys, delivery.groups, delivery.versions, delivery.tags) == (keys, ["g"], [3], {"a": [1]})
-        assert delivery.get()["reward"].to_list() == [1.0]
-
-
-def test_one_that_waits_for_room_leaves_the_loop_to_others(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"], max_rows=1)
-    stream.append(ROW)
-    done: list[list[str]] = []
-    waiting = threading.Thread(target=lambda: done.append(stream.append(ROW)))
-    waiting.start()
-    for _ in range(2):  # the second is there only once the first was consumed
-        with stream.consume("t", rows=1, columns=["x"], timeout=30):
-            pass
-    waiting.join(30)
-    assert len(done[0]) == 1
-
-
 def test_one_that_is_interrupted_is_not_done(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"], max_rows=1)
     stream.append(ROW)

@@ -51,18 +51,6 @@ def said(theirs: socket.socket) -> list[Any]:
     return got
 
 
-def test_a_flush_is_asked_for_once_until_it_comes() -> None:
-    flushes = Flushes()
-    first = [flushes.pins.hold(shard) for shard in range(5)]
-    later = flushes.pins.hold(9)
-    first.clear()
-    assert flushes.count == 1
-    assert len(flushes.pins.take()) == 5
-    del later
-    assert flushes.count == 2
-    assert flushes.pins.take() == [9]
-
-
 def test_dropped_from_many_threads() -> None:
     flushes = Flushes()
     pins = flushes.pins

@@ -61,13 +61,6 @@ def test_a_span_reads_as_its_values(rows: slice) -> None:
     assert not batch["logp"].numpy().flags.writeable
 
 
-def test_columns_that_are_picked_and_renamed_are_theirs() -> None:
-    ref, layout, payload = stored(COLUMNS)
-    batch = opened(span_of(ref.select("text", "logp").rename(text="said")), answer(layout, payload))
-    assert list(batch) == ["said", "logp"]
-    assert batch["said"].to_list() == COLUMNS["text"]
-
-
 def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
     ref, _, _ = stored(COLUMNS)
     other = BatchRef.of(NODE, 3, [("more", Field("dense", "float32", ()), 12, 8, 0)])
@@ -76,13 +69,6 @@ def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
     assert span_of(ref.union(other)) is None
     assert span_of(ref[0:0]) is None
     assert span_of(ref.numbered(lambda key: key[1] | 1 << 40)) is None  # a link
-
-
-def test_rows_beyond_those_of_the_shard_are_refused() -> None:
-    ref, layout, payload = stored(COLUMNS)
-    lie = BatchRef.of(NODE, 9, [("logp", ref.schema["logp"], 144, 7, 1)])
-    with pytest.raises(Corrupt, match="row 8"):
-        opened(span_of(lie), answer(layout, payload))
 
 
 def test_an_answer_that_carries_too_little_is_refused() -> None:

@@ -75,20 +75,6 @@ class Gate:
         self.event.set()
 
 
-def test_a_result_and_an_error(turns: Turns) -> None:
-    assert turns.wait(value(7)) == 7
-    with pytest.raises(KeyError, match="it"):
-        turns.wait(failure())
-    assert turns.wait(value(8)) == 8
-
-
-def test_it_runs_in_the_callers_thread_when_nobody_else_calls(turns: Turns) -> None:
-    async def where() -> int:
-        return threading.get_ident()
-
-    assert turns.wait(where()) == threading.get_ident()
-
-
 def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
     gate = Gate()
     first = Call(turns, gate.passed)
@@ -125,19 +111,6 @@ def test_calls_against_the_close() -> None:
         for done in calls:
             done.join()
             assert done.result == 5 or isinstance(done.error, Closed)
-
-
-def test_a_little_work(turns: Turns) -> None:
-    done: list[int] = []
-    turns.soon(lambda: done.append(threading.get_ident()))
-    assert done == [threading.get_ident()]  # nobody had the turn
-    gate = Gate()
-    call = Call(turns, gate.passed)
-    assert gate.entered.wait(60)
-    turns.soon(lambda: done.append(0))
-    eventually(lambda: done[1:] == [0], "the one whose turn it is does it")
-    turns.wait(gate.opened())
-    call.join()
 
 
 class Interrupting:

@@ -50,14 +50,3 @@ def test_a_tensor_keeps_the_block() -> None:
     other = Received(2 * MIB)
     other.block[:] = 9
     assert tensor.tolist() == [3] * 12
-
-
-def test_a_block_that_is_far_too_large_is_not_kept_for_a_small_batch() -> None:
-    large = Received(64 * MIB)
-    where = address(large)
-    del large
-    small = Received(4 * MIB)
-    assert address(small) != where or len(small.block) == 4 * MIB
-    del small
-    gc.collect()
-    assert len(Received(4 * MIB).block) == 4 * MIB

@@ -61,23 +61,6 @@ def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
     check(Batch({kind: local_batch({kind: KINDS[kind]})[kind][rows]}))
 
 
-def repeated(kind: str, order: list[int]) -> Column:
-    whole = local_batch({kind: KINDS[kind]})[kind]
-    return Column.of(kind, whole.field, whole.reading.parts, np.array(order))
-
-
-@each_case("kind", KINDS)
-def test_rows_that_repeat_are_sent_once(kind: str) -> None:
-    few, many = [9, 3, 4], [9, 3, 9, 4, 3, 9] * 50
-    assert check(Batch({kind: repeated(kind, many)})).nbytes <= check(Batch({kind: repeated(kind, few)})).nbytes
-
-
-def test_pieces_of_two_shards_arrive() -> None:
-    first, second = (local_batch({"ids": [[k] * i for i in range(5)]})["ids"] for k in (1, 2))
-    both = Column.of("ids", first.field, first.reading.parts + second.reading.parts, np.array([7, 0, 3, 3, 9]))
-    check(Batch({"ids": both}))
-
-
 def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     planned = plan({"x": np.zeros((3, 1 << 20), np.float32)})
     memory = filled(planned)
@@ -86,15 +69,6 @@ def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     pieces = pack(Batch({name: column})).pieces
     assert [len(piece) for piece in pieces] == [PIECE, PIECE]
     assert all(np.shares_memory(piece, memory) for piece in pieces)
-
-
-def test_tensors_of_what_was_received_are_its_memory() -> None:
-    torch = pytest.importorskip("torch")
-    batch, _ = sent(local_batch({"x": np.arange(5)}))
-    tensor = batch["x"].torch()
-    tensor += 1
-    assert torch.equal(batch["x"].torch(), torch.arange(1, 6))
-    assert not batch["x"].numpy().flags.writeable
 
 
 @each_case(

@@ -59,16 +59,6 @@ def test_every_byte_gets_to_its_place(device: ThreadPoolExecutor, size: int, buf
         assert np.array_equal(memory, source)
 
 
-def test_more_threads_than_buffers_copy_at_once(device: ThreadPoolExecutor) -> None:
-    staging = Staging([Slow(device) for _ in range(3)])
-    sources = [np.random.default_rng(i).integers(0, 255, 20 * SIZE + i, np.uint8) for i in range(16)]
-    targets = [np.zeros(len(source), np.uint8) for source in sources]
-    with ThreadPoolExecutor(8) as copying:
-        for each in [copying.submit(staging.copy, *both) for both in zip(targets, sources, strict=True)]:
-            each.result(60)
-    assert all(np.array_equal(*both) for both in zip(targets, sources, strict=True))
-
-
 def test_a_copy_that_fails_gives_its_buffers_back(device: ThreadPoolExecutor) -> None:
     buffers = [Slow(device) for _ in range(2)]
     staging, source = Staging(buffers), np.arange(9 * SIZE, dtype=np.uint8)
