@@ -79,17 +79,6 @@ class Structure:
         """The vertex that the line belongs to."""
         return self.root.of(line)
 
-    def loop_of(self, line: int) -> Vertex | None:
-        """The innermost loop that holds the line and communicates."""
-        found, vertex = None, self.root
-        while True:
-            if vertex.kind == "loop" and vertex.communicates:
-                found = vertex
-            inner = next((part for part in vertex.parts if part.first <= line <= part.last), None)
-            if inner is None:
-                return found
-            vertex = inner
-
 
 def analysed(source: str, file: str = "", lines: Collection[int] = ()) -> Structure:
     """The structure of a source. `lines`: at which calls of the plane were seen. Raises SyntaxError."""

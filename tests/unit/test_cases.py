@@ -32,18 +32,3 @@ def test_an_error_names_its_case_and_those_of_several_lists_are_combined() -> No
         run()
     assert seen == [("a", 1, 2), ("a", 3, 4), ("b", 1, 2), ("b", 3, 4)]
     assert error.value.__notes__ == ["case 1: second = 3, third = 4", "case 1: first = 'b'"]
-
-
-async def test_a_case_that_is_skipped_is_passed_over_and_all_of_them_are_a_skip() -> None:
-    seen: list[int] = []
-
-    @each_case("number", [1, 2, 3])
-    async def run(number: int, most: int) -> None:
-        if number <= most:
-            pytest.skip("not here")
-        seen.append(number)
-
-    await run(most=1)
-    assert seen == [2, 3]
-    with pytest.raises(pytest.skip.Exception):
-        await run(most=3)

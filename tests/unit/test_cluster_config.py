@@ -71,22 +71,6 @@ def test_where_nobody_can_listen(listen: str) -> None:
         ClusterConfig(listen, key="cluster.key")
 
 
-@each_case("advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"])
-def test_what_nobody_could_be_found_by(advertise: str) -> None:
-    with pytest.raises(ValueError, match="is no host"):
-        ClusterConfig("tcp://127.0.0.1:0", advertise=advertise)
-
-
-def test_seeds_are_hosts_with_a_port_each() -> None:
-    def seeds(text: str) -> tuple[str, ...]:
-        joined = ClusterConfig("tcp://127.0.0.1:0", key="k", seeds=text).joined
-        assert joined.engine == "seeds"
-        return (joined.name, *joined.addresses)
-
-    assert seeds("a") == ("dataplane", "a:2379")
-    assert seeds("10.0.0.1,b:7,[::1]:8/run-7") == ("run-7", "10.0.0.1:2379", "b:7", "[::1]:8")
-
-
 @each_case(
     ("settings", "said"),
     [
@@ -132,27 +116,3 @@ def test_nobody_is_joined_by_that(join: str) -> None:
     """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         ClusterConfig("tcp://127.0.0.1:0", join)
-
-
-@each_case(
-    ("join", "name"),
-    [("etcd://10.0.0.1:2379,[::1]:2380", "dataplane"), ("etcd://10.0.0.1:2379,[::1]:2380/run-7.a_B", "run-7.a_B")],
-)
-def test_by_an_etcd(join: str, name: str) -> None:
-    joined = ClusterConfig("tcp://127.0.0.1:0", join).joined
-    assert (joined.engine, joined.addresses, joined.name) == ("etcd", ("10.0.0.1:2379", "[::1]:2380"), name)
-
-
-@each_case("name", ["", "a/b", "a b", "é", "x" * 65, "a\n", "?"])
-def test_no_cluster_has_that_name(name: str) -> None:
-    with pytest.raises(ValueError, match="cluster's name"):
-        ClusterConfig("tcp://127.0.0.1:0", f"etcd://10.0.0.1:2379/{name}")
-
-
-def test_transports_are_those_that_there_are_each_once() -> None:
-    at = "tcp://127.0.0.1:0", "etcd://127.0.0.1:1"
-    assert ClusterConfig(*at).transports == ()
-    assert ClusterConfig(*at, transports=("nixl", "tcp")).transports == ("nixl", "tcp")
-    for wrong in (("udp",), ("tcp", "tcp"), ("",), ("TCP",)):
-        with pytest.raises(ValueError, match="tcp, ucx, nixl"):
-            ClusterConfig(*at, transports=wrong)

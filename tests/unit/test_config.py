@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from dataplane.config import (
-    PAGE,
     NodeConfig,
     _cgroup_limits,
-    default_memory,
     environment,
     export_address,
-    format_size,
     parse_size,
 )
 from tests.cases import each_case
@@ -49,41 +45,6 @@ def test_sizes(text: int | str, nbytes: int) -> None:
 def test_what_is_no_size_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)  # type: ignore[arg-type]
-
-
-def test_sizes_as_text() -> None:
-    assert [format_size(n) for n in (0, 1023, 1024, 3 << 19, 5 << 30, 7 << 40)] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "1.5 MiB",
-        "5.0 GiB",
-        "7.0 TiB",
-    ]
-
-
-def test_defaults_come_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATAPLANE_SPILL_DIR", str(tmp_path / "not" / "made" / "yet"))
-    config = NodeConfig()
-    assert config.memory_bytes == default_memory() // PAGE * PAGE
-    assert config.prewarm_bytes == min(512 * MIB, config.memory_bytes // 2) // PAGE * PAGE
-    assert config.spill_path == tmp_path / "not" / "made" / "yet"
-    assert not config.spill_path.exists(), "settings make nothing"
-    assert 0 < config.spill_bytes <= min(4 * config.memory_bytes, shutil.disk_usage(tmp_path).total // 2)
-    assert (config.high_watermark, config.low_watermark, config.compression) == (0.9, 0.75, "auto")
-
-
-def test_spill_is_four_times_the_memory_where_the_disk_has_that(tmp_path: Path) -> None:
-    if shutil.disk_usage(tmp_path).free < 64 * MIB:
-        pytest.skip("the disk has no 64 MiB free")
-    assert NodeConfig(memory="2MiB", spill_dir=tmp_path).spill_bytes == 8 * MIB
-    assert NodeConfig(memory="2MiB", spill=0, spill_dir=tmp_path).spill_bytes == 0
-
-
-def test_memory_and_prewarm_are_whole_pages(tmp_path: Path) -> None:
-    config = NodeConfig(memory=2 * MIB + 5, prewarm=PAGE + 1, spill_dir=tmp_path)
-    assert config.memory_bytes == 2 * MIB
-    assert config.prewarm_bytes == PAGE
 
 
 def test_a_relative_spill_directory_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,21 +114,6 @@ def test_limits_of_version_2_are_those_of_the_group_and_of_all_it_is_in(groups: 
     assert groups.limits == [2000, 3000]
 
 
-def test_the_limit_of_a_container_that_sees_its_group_as_the_root(groups: Groups) -> None:
-    groups.belongs("0::/")
-    groups.limit("memory.max", "5000")
-    assert groups.limits == [5000]
-
-
-def test_limits_of_version_1(groups: Groups) -> None:
-    groups.belongs("5:cpu,cpuacct:/docker/x", "4:memory:/docker/x", "1:name=systemd:/init")
-    groups.limit("memory/docker/x/memory.limit_in_bytes", "7000")
-    groups.limit("memory/docker/memory.limit_in_bytes", "9223372036854771712")
-    groups.limit("cpu,cpuacct/docker/x/memory.limit_in_bytes", "1")
-    groups.limit("docker/x/memory.max", "2")
-    assert groups.limits == [7000, 9223372036854771712]
-
-
 def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATAPLANE_ADDRESS", "DATAPLANE_SPILL_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -182,11 +128,6 @@ def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     said = environment()
     assert (said.address, said.spill_dir, said.runtime_dir) == ("unix:///a.sock", "/some/where", str(tmp_path))
-
-
-def test_a_runtime_directory_that_is_not_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
-    assert environment().runtime_dir in (tempfile.gettempdir(), "/tmp")
 
 
 def test_a_runtime_directory_whose_path_is_too_long_for_a_socket_is_not_used(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,17 +19,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-@each_case("count", [0, 1, 2, 100])
-def test_results_are_in_order(pool: ThreadPoolExecutor, count: int) -> None:
-    assert together(pool, lambda x: x * x, range(count)) == [x * x for x in range(count)]
-
-
-def test_threads_of_the_pool_help(pool: ThreadPoolExecutor) -> None:
-    meeting = threading.Barrier(3, timeout=60)  # which needs three at once
-    threads = together(pool, lambda _: (meeting.wait(), threading.get_ident())[1], range(3))
-    assert len(set(threads)) == 3
-
-
 def test_a_pool_that_is_busy_is_not_waited_for(pool: ThreadPoolExecutor) -> None:
     """Also where it is busy with the same: who plans waits for nobody who plans."""
     inside = [pool.submit(together, pool, str, range(50)) for _ in range(20)]
@@ -39,12 +28,6 @@ def test_a_pool_that_is_busy_is_not_waited_for(pool: ThreadPoolExecutor) -> None
     assert together(pool, str, range(3)) == ["0", "1", "2"]
     assert not any(each.done() for each in busy)
     go.set()
-
-
-def test_a_pool_that_is_shut_down_is_done_without() -> None:
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    assert together(pool, str, range(3)) == ["0", "1", "2"]
 
 
 def test_what_has_not_begun_is_cancelled_where_that_is_asked_for() -> None:
@@ -88,29 +71,6 @@ def threads() -> Iterator[Pool]:
     made.shutdown()
 
 
-def test_a_pool_starts_threads_as_it_needs_them_and_no_more(threads: Pool) -> None:
-    before = threading.active_count()
-    for i in range(20):
-        assert threads.submit(abs, -i).result(60) == i
-    assert threading.active_count() - before <= 2
-    meeting = threading.Barrier(2, timeout=60)  # which needs two at once
-    wait([threads.submit(meeting.wait) for _ in range(2)], 60)
-    inside, most, lock = 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal inside, most
-        with lock:
-            inside += 1
-            most = max(most, inside)
-        with lock:
-            inside -= 1
-
-    wait([threads.submit(work) for _ in range(200)], 60)
-    assert most <= 2
-    with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 1, 0).result(60)
-
-
 def test_work_that_gets_no_thread_is_refused_and_never_done(threads: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The standard library's pool keeps it, and does it whenever a thread comes."""
 
@@ -126,17 +86,6 @@ def test_work_that_gets_no_thread_is_refused_and_never_done(threads: Pool, monke
     threads.submit(done.append, "later").result(60)
     threads.shutdown()
     assert done == ["by the caller", "later"]
-
-
-async def test_a_pool_that_is_closed_has_done_what_it_took(threads: Pool) -> None:
-    done: list[int] = []
-    for i in range(50):
-        threads.submit(done.append, i)
-    await threads.aclose()
-    assert sorted(done) == list(range(50))
-    with pytest.raises(OSError, match="have ended"):
-        threads.submit(int)
-    await threads.aclose()
 
 
 def test_a_thread_that_hangs_does_not_keep_a_process_from_ending() -> None:

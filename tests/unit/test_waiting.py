@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dataplane import waiting
-from dataplane.waiting import BITS, ENDERS, MOST, NODE, Waits
+from dataplane.waiting import BITS, Waits
 
 
 def test_a_wait_counts_under_the_place_of_its_request_and_for_who_ended_it() -> None:
@@ -31,29 +31,3 @@ def test_a_wait_counts_under_the_place_of_its_request_and_for_who_ended_it() -> 
     assert (place, what, count) == (3, "rollouts", 1)
     assert seconds >= 0.005
     assert [each[:3] for each in enders] == [[7, 2, 1]]
-
-
-def test_a_table_has_a_bound() -> None:
-    waits = Waits()
-    for number in range(4 * MOST):
-        waits.add(number, "rows", f"s{number}", 1.0, (number, 1))
-    for client in range(4 * ENDERS):
-        waits.add(1, "rows", "s1", 1.0, (client + 1, 1))
-    told = waits.told()
-    assert len(told) <= MOST + 16
-    assert all(len(each[-1]) <= ENDERS + 1 for each in told)
-    assert sum(each[4] for each in told) == 4 * MOST + 4 * ENDERS
-
-
-def test_a_wait_that_has_not_ended_is_told_and_counts_once() -> None:
-    waits = Waits()
-    wait = waiting.Wait(waits, 1, "rows")
-    wait._since -= 2.0
-    ((*_, count, seconds, _),) = waits.told()
-    assert count == 0
-    assert seconds >= 2.0
-    wait.end()
-    ((*_, count, again, enders),) = waits.told()
-    assert (count, [each[:2] for each in enders]) == (1, [list(NODE)])
-    assert again >= seconds
-    assert not waits.open

@@ -4,7 +4,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -35,37 +35,6 @@ def hang() -> Iterator[Callable[[Workers], Future[bool]]]:
     over.set()
 
 
-def test_results_and_errors_are_the_works_own(workers: Workers) -> None:
-    assert workers.submit(divmod, 7, 2).result(60) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        workers.submit(divmod, 7, 0).result(60)
-
-
-def test_want_of_memory_is_an_error_of_the_system(workers: Workers) -> None:
-    def greedy() -> None:
-        raise MemoryError
-
-    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
-        workers.submit(greedy).result(60)
-    assert caught.value.errno == errno.ENOMEM
-
-
-def test_no_more_run_at_once_than_there_are_lanes(workers: Workers) -> None:
-    inside, most, lock = 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal inside, most
-        with lock:
-            inside += 1
-            most = max(most, inside)
-        time.sleep(0.0005)
-        with lock:
-            inside -= 1
-
-    wait([workers.submit(work) for _ in range(100)], 60)
-    assert most == 2
-
-
 def test_late_work_gives_its_lane_to_a_spare_thread_and_takes_none_back(
     workers: Workers, hang: Callable[[Workers], Future[bool]]
 ) -> None:
@@ -83,28 +52,6 @@ def test_late_work_gives_its_lane_to_a_spare_thread_and_takes_none_back(
     with pytest.raises(threading.BrokenBarrierError):
         [each.result(60) for each in meetings]
     assert workers.late == 0
-
-
-def test_progress_keeps_work_from_being_late(workers: Workers) -> None:
-    go, gone = threading.Event(), threading.Event()
-
-    def work() -> None:
-        go.wait(60)
-        workers.progress()
-        gone.set()
-        go.clear()
-        go.wait(60)
-
-    working = workers.submit(work)
-    since = time.monotonic()
-    while time.monotonic() - since < 0.02:
-        pass
-    go.set()
-    gone.wait(60)
-    workers.relieve(0.015)
-    assert workers.late == 0
-    go.set()
-    working.result(60)
 
 
 def test_where_all_threads_are_late_what_waits_is_refused_until_one_comes_back(
@@ -155,21 +102,6 @@ def test_closing_does_not_wait_for_what_hangs(hang: Callable[[Workers], Future[b
     hang.over.set()  # type: ignore[attr-defined]
     workers.close(60)
     assert workers.ended
-
-
-def test_where_a_thread_can_not_be_started_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, start, left = threading.active_count(), threading.Thread.start, [3]
-
-    def some(thread: threading.Thread) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", some)
-    with pytest.raises(OSError, match="no thread can be started: raise the limit"):
-        Workers(2, 2, "test")
-    assert threading.active_count() == before
 
 
 def test_many_pieces_from_many_threads(workers: Workers) -> None:

@@ -48,21 +48,3 @@ def test_what_a_job_owes_to_its_own_want_of_processors_is_a_cause_for_that_part(
     assert host.own == pytest.approx(0.5)
     assert Host("n", 2, job=1.0, wanted=2.0, others=1.0).own == 0.0
     assert Host("n", 2, job=2.0, wanted=9.0, others=0.0).own == 1.0
-
-
-def test_calls_of_a_host_that_is_short_of_processor_are_told_as_such() -> None:
-    quiet, busy = diagnosed(job(8.0)), diagnosed(job(8.0, queued_s=9.0))
-    assert quiet.causes[0].kind == "plane"
-    assert busy.causes[0].kind == "processor"
-    assert busy.causes[0].setting == "placement"
-    kinds = {cause.kind: cause.seconds for cause in busy.causes}
-    assert kinds["processor"] > 5 * kinds["plane"]
-    told = sum(cause.seconds for cause in busy.causes) + sum(each.seconds for each in busy.crowded)
-    assert told == pytest.approx(sum(cause.seconds for cause in quiet.causes))
-
-
-def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:
-    """The demo's reward process, before there were rollouts."""
-    waiting = job(8.0, queued_s=9.0)
-    waiting.processes = waiting.processes[:1]
-    assert {cause.kind for cause in diagnosed(waiting).causes} == {"plane"}

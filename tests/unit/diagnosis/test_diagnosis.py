@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dataplane.diagnosis.causes import Cause
 from dataplane.diagnosis.diagnosis import compared, diagnosed
 from dataplane.diagnosis.graph import Process, Run
-from dataplane.diagnosis.text import as_text
-from dataplane.errors import Misuse
-from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, place, process, run, waited
 
 
@@ -23,32 +18,12 @@ def train(waits_s: float, *enders: int) -> Process:
     return process(1, "actor", [consuming(waits_s)], [line(6, 10.0 - waits_s)], [waited(1, "rows", waits_s, *enders)])
 
 
-def test_a_job_whose_last_role_works_has_no_cause() -> None:
-    job = run(train(0.2, 2), process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)]))
-    found = diagnosed(job)
-    assert all(cause.share < 0.05 for cause in found.causes)
-    assert found.role == "actor"
-
-
 def test_slow_code_is_named_by_its_line() -> None:
     job = run(train(6.0, 2), process(2, "roll_out", [appending(0.5, 0.095)], [line(8, 9.5)]))
     cause = first(job)
     assert (cause.kind, cause.line, cause.role) == ("code", 8, "roll_out")
     assert cause.seconds == pytest.approx(6.0 * 0.95 / 100, rel=0.01)
     assert [(link.role, link.kind) for link in cause.chain] == [("actor", "rows")]
-
-
-def test_the_way_goes_past_a_role_that_waits_itself() -> None:
-    """It ends the wait of the last, but is starved as long: who feeds it is named."""
-    reward = [consuming(7.0), place(2, "extend", 7, 0.1, stream="rows", columns=["reward"])]
-    job = run(
-        train(6.0, 2),
-        process(2, "reward", reward, [line(6, 2.9)], [waited(1, "rows", 7.0, 3)]),
-        process(3, "roll_out", [appending(0.5, 0.095)], [line(8, 9.5)]),
-    )
-    cause = first(job)
-    assert (cause.role, cause.line) == ("roll_out", 8)
-    assert [link.role for link in cause.chain] == ["actor", "reward"]
 
 
 def test_two_roles_that_wait_for_each_other_are_held_by_the_limit() -> None:
@@ -75,28 +50,11 @@ def test_a_consumer_that_acks_late_is_named_by_the_line_that_it_dallies_at() -> 
     assert [link.kind for link in cause.chain] == ["rows", "max_rows"]
 
 
-@each_case(("host", "kind"), [("a", "straggler"), ("b", "host")])
-def test_a_process_that_takes_longer_than_those_alike_is_told_from_its_host(host: str, kind: str) -> None:
-    fast = [process(n, "roll_out", [appending(0.5, 0.02, 400)], [line(8, 9.5)]) for n in (2, 3, 4)]
-    slow = [process(5, "roll_out", [appending(0.1, 0.3, 33)], [line(8, 9.9)], host=host)]
-    if host == "b":
-        slow.append(process(6, "roll_out", [appending(0.1, 0.3, 33)], [line(8, 9.9)], host=host))
-    cause = first(run(train(2.0, 2, 3, 4, 5), *fast, *slow))
-    assert cause.kind == kind
-    assert cause.processes == tuple(each.pid for each in slow)
-
-
 def test_bytes_of_another_host_are_late_where_nobody_asks_ahead_and_slow_where_somebody_does() -> None:
     for prefetch, kind in ((0, "prefetch"), (2, "link")):
         places = [place(1, "deliveries", 5, 0.1, task="t", stream="rows", prefetch=prefetch), place(2, "get", 6, 6.0)]
         job = run(process(1, "actor", places, [line(7, 3.9)], [waited(2, "fetch", 6.0, 0)]))
         assert (first(job).kind, first(job).line) == (kind, 6)
-
-
-def test_a_lock_is_told_from_code(tmp_path: Path) -> None:
-    """By the source where it can be read, else by what of a library waits there."""
-    slow = line(8, 9.5, via="Condition.wait")
-    assert first(run(train(6.0, 2), process(2, "roll_out", [appending(0.5, 0.09)], [slow]))).kind == "lock"
 
 
 def test_what_does_not_scale_is_what_grows() -> None:
@@ -110,27 +68,3 @@ def test_what_does_not_scale_is_what_grows() -> None:
 
     cause = compared(job(2, 2.0), job(8, 7.0)).causes[0]
     assert (cause.role, cause.line) == ("reward", 6)
-
-
-def test_a_run_is_kept_in_a_file(tmp_path: Path) -> None:
-    job = run(train(6.0, 2), process(2, "roll_out", [appending(0.5, 0.095)], [line(8, 9.5)]))
-    job.save(tmp_path / "run")
-    assert Run.load(tmp_path / "run") == job
-    (tmp_path / "other").write_text("{}")
-    with pytest.raises(Misuse, match="is not a run"):
-        Run.load(tmp_path / "other")
-
-
-def test_the_text_says_line_chain_and_advice() -> None:
-    job = run(train(6.0, 2), process(2, "roll_out", [appending(0.5, 0.095)], [line(8, 9.5)]))
-    text = as_text(diagnosed(job))
-    assert "1. code: job.py:8 in work" in text
-    assert "actor waits for rows" in text
-    assert "change workers" in text
-
-
-def test_a_job_without_consumers_and_an_unknown_role_are_refused() -> None:
-    with pytest.raises(Misuse, match="no process consumes"):
-        diagnosed(run(process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)])))
-    with pytest.raises(Misuse, match="no process has the role 'judge'"):
-        diagnosed(run(train(0.2, 2)), "judge")

@@ -43,23 +43,6 @@ def caller(number: int, call: Any) -> Any:
     return scope["work"]
 
 
-def test_a_place_is_the_line_that_calls_and_what_it_calls() -> None:
-    recorder = Recorder()
-    recorder.active = True
-    work = caller(7, calling(recorder))
-    number = work()
-    assert number == work() > 0
-    told = {place[0]: place for place in recorder.told()["places"]}
-    assert told[number][1:5] == ["/users/job7.py", 7, "work", "append"]
-    assert told[number][6] == 2
-
-
-def test_nothing_is_measured_while_nobody_is_told() -> None:
-    recorder = Recorder()
-    assert caller(7, calling(recorder))() == 0
-    assert len(recorder.told()["places"]) == 1
-
-
 def test_places_and_lines_never_take_more_than_their_memory() -> None:
     """A thousand places and lines, and a long time: 256 KiB, and a report that a node takes."""
     tracemalloc.start()

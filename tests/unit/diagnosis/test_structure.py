@@ -44,33 +44,8 @@ LINES = {
 }
 
 
-def test_a_function_without_communication_is_one_vertex() -> None:
-    structure = analysed(SOURCE)
-    vertex = structure.of(LINES["append of a list"])
-    assert (vertex.kind, vertex.name) == ("function", "score")
-    assert structure.of(LINES["loop of score"]) is vertex
-
-
-def test_a_loop_that_communicates_keeps_its_statements_apart() -> None:
-    structure = analysed(SOURCE)
-    loop = structure.loop_of(LINES["get"])
-    assert loop is not None
-    assert (loop.kind, loop.first) == ("loop", LINES["deliveries"])
-    assert structure.of(LINES["get"]).kind == "call"
-    assert structure.of(LINES["text"]).kind == "code"
-    assert structure.loop_of(LINES["loop of score"]) is None
-
-
 def test_waits_for_locks_and_threads_are_told_from_the_join_of_a_text() -> None:
     structure = analysed(SOURCE)
     assert structure.of(LINES["lock"]).kind == "lock"
     assert structure.of(LINES["join"]).kind == "lock"
     assert structure.of(LINES["text"]).kind != "lock"
-
-
-def test_a_function_communicates_where_calls_were_seen_at_run_time() -> None:
-    """Of a parameter without a type nothing is known but that."""
-    at = SOURCE.splitlines().index("    stream.append(rows)") + 1
-    structure = analysed(SOURCE, lines={at})
-    assert structure.of(at).kind == "call"
-    assert structure.of(LINES["push"]).kind == "call"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-import dataplane as dp
-from bench.history.responses import text
-from dataplane.history.drafter import LEAST, LONGEST, Drafter, Learnt, Response, weights
+from dataplane.history.drafter import LEAST, LONGEST, Drafter, Response, weights
 
 
 def response(*tokens: int, epoch: int = 0, reward: float | None = None) -> Response:
@@ -29,35 +26,12 @@ def played(drafter: Drafter, new: list[int]) -> list[int]:
     return asked
 
 
-def test_nothing_is_proposed_where_nothing_is_known() -> None:
-    for drafter in (Drafter(), Drafter([response()])):
-        assert drafter.propose() == []
-        assert drafter.accept([1, 2]) == 0
-        assert drafter.propose_tree() == ([], [])
-        assert drafter.statistics().acceptance == 0
-
-
-def test_what_is_no_token_is_refused() -> None:
-    drafter = Drafter([response(1, 2, 3)])
-    for bad in ([1 << 40], ["x"], [[1, 2]], None):
-        with pytest.raises(dp.Misuse, match="tokens"):
-            drafter.accept(bad)
-    assert drafter.propose(3) == [1, 2, 3]
-
-
 def test_the_newer_and_the_better_response_decide() -> None:
     assert Drafter([response(1, 5, epoch=1), response(1, 6, epoch=3)]).propose(2) == [1, 6]
     assert Drafter([response(1, 5, reward=1.0), response(1, 6, reward=0.0)]).propose(2) == [1, 5]
     assert Drafter([response(1, 5), response(1, 6, epoch=1), response(1, 5)]).propose(2) == [1, 5]  # two of three
     found = weights([response(1, epoch=-(10**6)), response(1, reward=float("nan")), response(1, reward=2.0)])
     assert (found > 0).all()
-
-
-def test_a_tree_has_several_continuations_and_its_parents_first() -> None:
-    tokens, parents = Drafter([response(1, 2, 3), response(1, 4, 5)]).propose_tree(8)
-    assert all(parent < at for at, parent in enumerate(parents))
-    assert tokens[0] == 1
-    assert {tokens[at] for at, parent in enumerate(parents) if parent == 0} == {2, 4}
 
 
 def test_drafts_grow_while_accepted_and_shrink_when_refused() -> None:
@@ -70,12 +44,3 @@ def test_drafts_grow_while_accepted_and_shrink_when_refused() -> None:
         drafter.propose()
         drafter.accept([5000])
     assert drafter.length == LEAST
-
-
-def test_history_that_does_not_rhyme_is_hardly_asked() -> None:
-    random = np.random.default_rng(0)
-    learnt = Learnt()
-    for _ in range(3):
-        drafter = Drafter([Response(text(random, 300))], learnt=learnt)
-        played(drafter, random.integers(40_000, 50_000, 300).tolist())
-    assert drafter.statistics().proposed < 60  # of 300 tokens

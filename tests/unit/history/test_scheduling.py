@@ -11,7 +11,6 @@ from dataplane.history.sampling import HistoPipe
 from dataplane.history.scheduling import BASE, plan
 from dataplane.history.timeline import Rollouts
 from dataplane.stream.sampler import Candidates, checked
-from tests.cases import each_case
 
 
 def steps(count: int, prompts: int = 64, samples: int = 4, error: float = 0.2):
@@ -43,19 +42,6 @@ def test_each_prompt_has_one_worker_and_they_end_together() -> None:
     assert plan(predict([]), 3).bubbles == 0
 
 
-def test_who_is_behind_is_given_less() -> None:
-    told, _ = steps(1)
-    even = plan(told[0], 4)
-    late = plan(told[0], 4, behind=[float(even.ends.mean()), 0, 0, 0])
-    assert late.tokens[0] < 0.6 * even.tokens[0]
-
-
-@each_case("arguments", [{"workers": 0}, {"workers": 1, "samples": 0}, {"workers": 2, "behind": [1.0]}])
-def test_what_is_no_schedule_is_refused(arguments: dict) -> None:
-    with pytest.raises(dp.Misuse):
-        plan(predict([]), **arguments)
-
-
 def test_a_timeline_is_what_the_model_says() -> None:
     told, _ = steps(1, prompts=2, samples=1)
     schedule = plan(told[0], 2, samples=1)
@@ -64,33 +50,6 @@ def test_a_timeline_is_what_the_model_says() -> None:
     assert timeline.idle == pytest.approx(60 * (BASE + 1))
     drafted = Rollouts([schedule], [np.array([[100.0], [40.0]])], pace=4, each=2).run()
     assert drafted.duration == pytest.approx(25 * (BASE + 2))
-
-
-def test_lag_drafts_and_partial_rollouts_fill_bubbles() -> None:
-    told, now = steps(6)
-    plain = run(told, now, 8)
-    lagged = run(told, now, 8, max_lag=1)
-    moved = run(told, now, 8, max_lag=1, migrate=True)
-    partial = run(told, now, 8, max_lag=1, migrate=True, partial=0.05)
-    assert plain.moves == lagged.moves == 0
-    assert moved.moves > 0
-    assert moved.bubbles < lagged.bubbles < plain.bubbles
-    assert partial.duration < moved.duration < plain.duration
-    assert all(one <= other for one, other in zip(moved.ends, moved.ends[1:], strict=False))
-
-
-def test_what_is_mispredicted_moves_and_nothing_else() -> None:
-    told, _ = steps(1)
-    schedule = plan(told[0], 4, samples=4, slots=4)
-    made = {at: [0.0] * 4 for at in range(64)}
-    assert schedule.migrate(made) == []  # all is as predicted
-    first = schedule.workers[0].tolist()
-    done = {at: tokens for at, tokens in made.items() if at in first}  # the others have ended
-    moves = schedule.migrate(done)
-    assert moves
-    assert {move.source for move in moves} == {0}
-    assert len(moves) <= 8
-    assert schedule.migrate({}) == []
 
 
 def candidates(predicted: list[float], version: list[int], group: list[int]) -> Candidates:

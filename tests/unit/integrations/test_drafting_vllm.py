@@ -61,15 +61,3 @@ def test_each_request_is_drafted_from_its_own_prompt() -> None:
     batch.begin(0, [3])  # another request in its place
     assert batch.step([[20], [21], [7]])[0] == [21, 22]
     assert batch.step([[21]]) == [[22]]
-
-
-def test_no_draft_goes_beyond_the_models_length() -> None:
-    batch = Batch(proposer({prompt_key([1, 2]): list(range(10, 40))}, length=6))
-    batch.begin(0, [1, 2])
-    assert batch.step([[10]]) == [[11, 12]]
-    assert batch.step([[11, 12]]) == [[]]
-    assert batch.step([[13]]) == [[]]
-
-
-def test_a_key_is_of_the_tokens_alone() -> None:
-    assert prompt_key([1, 2, 3]) == prompt_key(np.array([1, 2, 3], np.int32)) != prompt_key([1, 2])

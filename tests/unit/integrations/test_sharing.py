@@ -8,11 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dataplane.batch.columns import values_of
-from dataplane.integrations.sharing import FEW, LEAST, TENSOR, Known, keys_of
+from dataplane.integrations.sharing import LEAST, Known, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S
 
@@ -53,31 +51,6 @@ def test_the_same_bytes_as_something_else_have_another_key() -> None:
     assert len({key[0] for key in keys if key}) == len(forms)
 
 
-def test_small_values_are_not_looked_up() -> None:
-    assert keys_of(values_of("x", [image(1, 64)] * 8), tensors=False) is None
-    keys = keys_of(values_of("x", [image(1, 64), image(1), image(2)]), tensors=False)
-    assert keys is not None
-    assert [key is None for key in keys] == [True, False, False]
-
-
-def test_tensors_are_looked_up_where_they_are_large_and_few() -> None:
-    row = np.zeros(TENSOR, np.uint8)
-    assert keys_of(values_of("x", row[None]), tensors=True) is not None
-    assert keys_of(values_of("x", row[None, :-1]), tensors=True) is None
-    assert keys_of(values_of("x", np.zeros((FEW + 1, TENSOR), np.uint8)), tensors=True) is None
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans())
-def test_keys_are_equal_as_rows_are(seeds: list[int], small: bool) -> None:
-    rows = [image(seed) for seed in seeds]
-    if small:
-        rows.append({"grid": np.array([1])})
-    keys = keys_of(values_of("x", rows), tensors=False)
-    assert keys is not None
-    for a, key in zip(seeds, keys, strict=False):
-        assert [key == other for other in keys[: len(seeds)]] == [a == b for b in seeds]
-
-
 # Claims
 
 
@@ -92,17 +65,6 @@ def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
     assert len(known) == 1
     known.forget(there)
     assert len(known) == 0
-
-
-def test_the_last_used_are_kept() -> None:
-    known: Known[int] = Known(entries=2)
-    for number, key in enumerate((b"a", b"b")):
-        known.learn({key: number})
-    with known.claim([b"a"], WAIT_S):
-        pass
-    known.learn({b"c": 2})
-    with known.claim([b"a", b"b", b"c"], WAIT_S) as there:
-        assert there == {b"a": 0, b"c": 2}
 
 
 @each_case("keys", [(b"a",), (b"a", b"b", b"c")])
@@ -159,12 +121,3 @@ def test_a_forked_child_waits_for_no_thread_of_its_parents() -> None:
                 os._exit(0 if there == {b"b": 1} else 1)
         known._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def test_rows_that_share_parts_are_not_looked_up() -> None:
-    """What such a row means lies elsewhere in its put."""
-    part = bytes(LEAST)
-    values = values_of("x", [(1, part), (2, part)])
-    assert values.index is not None
-    assert keys_of(values, tensors=False) is None
-    assert keys_of(values_of("x", [{"a": (1, part)}, {"a": (2, part)}]), tensors=False) is None

@@ -41,20 +41,3 @@ def test_no_sum_goes_back_as_streams_change_places_and_are_dropped() -> None:
     found = ledger.look([stream("a", acked=acked["a"])])
     assert ledger.counts[2] == sum(acked.values()) + 7
     assert StreamFigures.of(found[OTHERS]).tasks[OTHERS].acked >= before
-
-
-def test_what_a_partition_counted_elsewhere_is_not_counted_twice() -> None:
-    ledger = Ledger()
-    ledger.look([stream("a", acked=1000, appended=2000, begun=False)])
-    assert (ledger.appended, ledger.counts[2]) == (0, 0)
-    ledger.look([stream("a", acked=1001, appended=2003, begun=False)])
-    assert (ledger.appended, ledger.counts[2]) == (3, 1)
-
-
-def test_tasks_are_bounded_too_and_a_users_own_name_for_the_rest_is_no_second_series() -> None:
-    tasks = {f"t{n:04}": TaskCounts(n, 1, (0, 0, n, 0)) for n in range(500)} | {OTHERS: TaskCounts(1, 1, (0, 0, 1, 0))}
-    found = Ledger().look([stream(f"s{n}", tasks=tasks) for n in range(50)] + [stream(OTHERS, lag=9)])
-    assert sum(len(each.tasks) for each in map(StreamFigures.of, found.values())) <= 300
-    figures = StreamFigures.of(found["s0"])
-    assert sum(task.acked for task in figures.tasks.values()) == sum(range(500)) + 1
-    assert StreamFigures.of(found[OTHERS]).rows == 9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import time
 from typing import Any
 
@@ -42,17 +41,6 @@ def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
     assert events["thread"].tolist() == [1, 1, 1]
 
 
-@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
-def test_a_ring_that_was_closed_is_written_no_more(writer: type[PlainWriter]) -> None:
-    recorder = Recorder(writer=writer)
-    recorder.record(CODE["put"], 1)
-    recorder.close()
-    recorder.close()
-    with pytest.raises(ValueError, match="closed"):
-        recorder.record(CODE["put"], 1)
-    assert recorder._memory.closed
-
-
 @pytest.mark.skipif(WRITER is PlainWriter, reason="the extension was not built")
 def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
     memory: Any = bytearray(4096)
@@ -66,25 +54,6 @@ def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
         with pytest.raises(TypeError):
             writer.record(code, 1)  # type: ignore[arg-type]
     assert memory == bytes(4096)
-
-
-@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
-def test_rings_of_one_thread_have_its_name_each(writer: type[PlainWriter]) -> None:
-    both = Recorder(writer=writer), Recorder(writer=writer)
-    for _ in range(3):
-        for recorder in both:
-            recorder.record(CODE["put"], 1)
-    for recorder in both:
-        reader = recorder.reader()
-        assert reader.recent(0)["thread"].tolist() == [1] * 3
-        assert len(reader.threads()) == 1
-
-
-def test_what_was_recorded_is_read_in_order() -> None:
-    events = ring_of(100).reader().recent(0)
-    assert events["value"].tolist() == list(range(100))
-    assert (events["ended"] >= events["began"]).all()
-    assert set(events["code"]) == {CODE["put"]}
 
 
 def test_a_ring_keeps_the_newest_in_fixed_memory() -> None:
@@ -145,39 +114,3 @@ def test_garbage_is_not_believed() -> None:
     events = reader.recent(0)
     assert (events["ended"][~ring.flows(events)] <= now + 10**9).all()
     assert all(thread.name.isprintable() for thread in reader.threads().values())
-
-
-def test_threads_have_their_names_and_too_many_have_none() -> None:
-    recorder = Recorder()
-    for number in range(70):
-        thread = threading.Thread(target=recorder.record, args=(CODE["put"], 1), name=f"worker {number}\n")
-        thread.start()
-        thread.join()
-    reader = recorder.reader()
-    names = [each.name for each in reader.threads().values()]
-    assert names[0] == "worker 0?"
-    assert len(names) <= 63
-    assert len(reader.recent(0)) == 70
-
-
-def test_what_remains_of_a_ring_are_its_newest_events_and_its_threads() -> None:
-    recorder = ring_of(EVENTS + 100)
-    past = recorder.reader().past(70)
-    assert past.recent(0)["value"].tolist() == list(range(EVENTS + 30, EVENTS + 100))
-    assert [thread.name for thread in past.threads().values()] == [threading.current_thread().name]
-    assert ring_of(3).reader().past(70).recent(0)["value"].tolist() == [0, 1, 2]
-    assert not len(Recorder().reader().past(70).recent(0))
-
-
-def test_a_ring_in_which_little_happened_is_little_read() -> None:
-    """Of memory that nobody has written a read makes pages."""
-    fd = ring.create()
-    try:
-        recorder, reader = Recorder(fd), Reader.of(fd)
-        for value in range(100):
-            recorder.record(CODE["put"], 1, value)
-        assert reader.fresh()["value"].tolist() == list(range(100))
-        assert not len(reader.fresh())
-        assert os.fstat(fd).st_blocks * 512 <= 16 << 10
-    finally:
-        os.close(fd)

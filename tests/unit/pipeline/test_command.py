@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from dataplane import cli
-from dataplane.pipeline import Cost, Pipeline, Rows, Stage
 from tests.cases import each_case
 
 SHORT = ["--workers", "2", "--micro-batches", "2", "--seconds", "0.2"]
-
-
-def described() -> tuple[Pipeline, Rows]:
-    first = Stage("draw", None, (), ("a",), Cost(token_s=1e-3), replicas=None)
-    return Pipeline([first, Stage("learn", None, ("a",), ("b",), Cost(token_s=1e-3))]), Rows.of([10, 20, 30, 40])
 
 
 def test_a_model_is_planned_and_shown_beside_the_usual(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -31,16 +24,6 @@ def test_a_model_is_planned_and_shown_beside_the_usual(capsys: pytest.CaptureFix
     assert [len(line) for line in lines] == [44] * 4
     drawn = ET.fromstring(picture.read_text())
     assert len(drawn.findall(".//{*}title")) > 30, "each instruction tells what it is"
-
-
-def test_stages_of_a_module_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        cli.main(["plan", "tests.unit.pipeline.test_command:described", "--workers", "2", "--seconds", "0.2", "--json"])
-        == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["step_s"] <= found["usual_step_s"]
-    assert sorted(i for part in found["parts"] for i in part) == [0, 1, 2, 3]
 
 
 @each_case(

@@ -74,21 +74,6 @@ class TestPlay:
         assert outcome.end.tolist() == [1, 3.5, 7]
         assert outcome.makespan == 7
 
-    def test_who_computes_on_too_few_cores_is_slowed_and_who_waits_is_not(self) -> None:
-        tasks = tasks_of([1, 1, 1, 1], [], cores=[1, 1, 1, 0])
-        outcome = play(tasks, room_of([[0], [1], [2], [3]], 4, host_cores=[2]))
-        assert outcome.end.tolist() == pytest.approx([1.5, 1.5, 1.5, 1])
-
-    def test_cores_that_are_free_again_speed_up_who_is_left(self) -> None:
-        tasks = tasks_of([1, 3], [], cores=[1, 1])
-        outcome = play(tasks, room_of([[0], [1]], 2, host_cores=[1]))
-        assert outcome.end.tolist() == pytest.approx([2, 4])
-
-    def test_bytes_go_to_a_host_once_and_one_after_another(self) -> None:
-        tasks = tasks_of([1, 0, 0, 0], [(0, 1, 100), (0, 2, 100), (0, 3, 100)])
-        room = room_of([[0], [1], [2], [3]], 4, [0, 1, 1, 2], host_rate=[100, 100, 100], latency_s=0.25)
-        assert play(tasks, room).start.tolist() == pytest.approx([0, 2.25, 2.25, 3.25])
-
     def test_memory_is_counted_until_the_last_that_needs_it_has_ended(self) -> None:
         tasks = tasks_of([1, 1, 1], [(0, 2, 0), (1, 2, 0)], out=[10, 20, 5], alloc=[1, 2, 0], release=[0, 0, 3])
         outcome = play(tasks, room_of([[0, 1, 2]], 3))
@@ -99,12 +84,6 @@ class TestPlay:
         tasks = tasks_of([1, 1], [(0, 1, 0)])
         outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
         assert (outcome.done, outcome.makespan) == (0, float("inf"))
-
-    def test_replicas_take_from_one_queue(self) -> None:
-        tasks = tasks_of([3, 1, 1], [], queue=[0, 0, 0])
-        outcome = play(tasks, room_of([[0], [0]], 1))
-        assert outcome.worker.tolist() == [0, 1, 1]
-        assert [order.tolist() for order in outcome.order()] == [[0], [1, 2]]
 
 
 @pytest.mark.skipif("extension" not in WAYS, reason="the extension was not built: no C compiler")
@@ -127,12 +106,6 @@ class TestExtension:
         getattr(tasks, name)[rng.integers(len(getattr(tasks, name)))] = rng.choice([-7, 10**6])
         with pytest.raises(ValueError, match="do not fit"):
             played(tasks, room, None, caps, extension=True)
-
-    def test_too_few_workers_are_refused(self) -> None:
-        room = room_of([[0]], 1)
-        room.host = np.array([3], np.int32)
-        with pytest.raises(ValueError, match="do not fit"):
-            play(tasks_of([1], []), room)
 
 
 def drawn(rng: np.random.Generator) -> tuple[Tasks, Room, np.ndarray]:

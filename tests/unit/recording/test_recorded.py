@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.columns import plan
@@ -98,22 +95,6 @@ def test_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
     check(tmp_path, local_batch(KINDS))
 
 
-def test_images_come_back_and_are_stored_once(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    Image.effect_noise((128, 128), 80).save(file, "PNG")
-    picture = Image.open(file)
-    rows = [{"image": picture, "n": row} for row in range(8)]
-    writer = Writer(tmp_path, manifest(["chat"]))
-    for first in (0, 8):
-        writer.write(local_batch({"chat": rows}), names(8, first))
-    writer.close()
-    found = [row for each in Reader(tmp_path).rows(rows=3) for row in read(each)["chat"].to_list()]
-    assert [row["n"] for row in found] == [*range(8)] * 2
-    assert all(row["image"] == picture and row["image"].format == "PNG" for row in found)
-    (media,) = (tmp_path / "media").iterdir()
-    assert pq.read_table(media)["data"].to_pylist() == [file.getvalue()]
-
-
 @each_case("seeded", [True, False])  # not: as recordings were begun that had other hashes
 def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> None:
     data = np.random.default_rng(0).bytes(1 << 18)
@@ -130,20 +111,6 @@ def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> N
     assert bool(Reader(tmp_path).manifest.seed) == seeded
     with pytest.raises(Corrupt, match="has not the medium" if seeded else "damaged"):
         list(Reader(tmp_path).rows())
-
-
-def test_rows_of_some_versions_and_columns_alone_are_read(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, manifest(["x", "y"]), max_file_bytes=1)
-    for version in range(5):
-        said = names(3, 3 * version)
-        given = RowNames(said.keys, said.groups, [version] * 2 + [9], said.tags, said.rows)
-        writer.write(local_batch({"x": np.full(3, version), "y": ["t"] * 3}), given)
-        writer.rotate()
-    writer.close()
-    found = list(Reader(tmp_path).rows(versions={2, 9}.__contains__, columns=["x"]))
-    assert [list(each.names.versions) for each in found] == [[9], [9], [2, 2, 9], [9], [9]]
-    assert [list(each.columns) for each in found] == [["x"]] * 5
-    assert read(found[2])["x"].numpy().tolist() == [2, 2, 2]
 
 
 def test_a_schema_that_widens_begins_another_file(tmp_path: Path) -> None:

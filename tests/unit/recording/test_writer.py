@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.local import local_batch
-from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import LimitExceeded, Misuse
 from dataplane.recording import Manifest, Reader, RowNames, Writer
 from tests.cases import each_case
 
@@ -115,22 +115,3 @@ def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytes
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     with Writer(tmp_path, manifest()), pytest.raises(Misuse, match="another process"):
         Writer(tmp_path, manifest())
-
-
-def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, manifest())
-    writer.write(columns(0), names(0))
-    reader = Reader(tmp_path)
-    several = reader.rows(rows=1)
-    found = [next(several).names.keys[0]]
-    writer.write(columns(1), names(1))
-    writer.rotate()
-    writer.write(columns(2), names(2))
-    found += [each.names.keys[0] for each in several]
-    writer.abort()
-    assert found == EXPECTED[: 3 * ROWS]
-
-
-def test_names_that_a_recording_has_itself_are_refused(tmp_path: Path) -> None:
-    with Writer(tmp_path, manifest()) as writer, pytest.raises(SchemaMismatch, match="__key__"):
-        writer.write(local_batch({"__key__": ["a"] * ROWS}), names(0))

@@ -6,7 +6,6 @@ import pytest
 
 from dataplane import testing
 from dataplane.errors import Backpressure, OutcomeUnknown
-from dataplane.testing import ManualClock
 from tests.cases import each_case
 
 
@@ -70,19 +69,3 @@ async def test_coroutine_functions_fail_when_they_are_awaited() -> None:
             await coroutine
         assert await shop.order("two") == 1
     assert (orders.calls, orders.failures) == (2, 1)
-
-
-def test_what_is_no_method_is_refused() -> None:
-    with pytest.raises(AttributeError):
-        testing.failing(Shop, "steal", Backpressure("full"))
-    for name in ("closed", "sold"):
-        with pytest.raises(TypeError, match="no method"):
-            testing.failing(Shop(), name, Backpressure("full"))
-
-
-def test_a_clock_can_fail_too() -> None:
-    clock = ManualClock()
-    with testing.failing(clock, "advance", RuntimeError("stuck")), pytest.raises(RuntimeError, match="stuck"):
-        clock.advance(1.0)
-    clock.advance(1.0)
-    assert clock() == 1.0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
-from dataplane.config import TRANSPORTS
 from dataplane.transport import choice
 from dataplane.transport.base import Transport, TransportError
-from dataplane.transport.choice import MAKERS, Choice, automatic, has_rdma, started
+from dataplane.transport.choice import Choice, started
 from dataplane.transport.tcp import Tcp
 
 NODE, OTHER = b"node", b"other"
@@ -53,17 +51,6 @@ def fail(chosen: Choice, node: bytes, transport: Transport, times: int = 1) -> N
         chosen.failed(node, transport, TransportError("no"))
 
 
-def test_every_name_of_the_settings_is_a_transport() -> None:
-    assert tuple(MAKERS) == TRANSPORTS
-    assert [make("127.0.0.1", "").name for make in MAKERS.values()] == list(TRANSPORTS)
-
-
-def test_those_that_both_have_the_best_first(chosen: Choice) -> None:
-    assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
-    assert chosen.of(NODE, {"third": "", "second": ""}) == [SECOND]
-    assert chosen.of(NODE, {}) == []
-
-
 def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: Choice, clock: Clock) -> None:
     fail(chosen, NODE, FIRST, 2)
     assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
@@ -75,23 +62,6 @@ def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: Choice, cl
     assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
     fail(chosen, NODE, FIRST)  # and at once again, where it has not worked meanwhile
     assert chosen.of(NODE, BOTH) == [SECOND, FIRST]
-
-
-def test_all_that_fail_are_tried_in_their_order(chosen: Choice) -> None:
-    for transport in (SECOND, FIRST):
-        fail(chosen, NODE, transport, 3)
-    assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
-
-
-def test_a_host_without_a_device_has_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert not has_rdma(tmp_path / "none")
-    assert not has_rdma(tmp_path)
-    (tmp_path / "mlx5_0").touch()
-    assert has_rdma(tmp_path)
-    monkeypatch.setattr(choice, "has_rdma", lambda: False)
-    assert automatic() == ["tcp"]
-    monkeypatch.setattr(choice, "has_rdma", lambda: True)
-    assert automatic()[-1] == "tcp"
 
 
 async def test_one_that_was_named_and_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

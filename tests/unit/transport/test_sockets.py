@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataplane.transport import sockets
 from dataplane.transport.base import Memory
-from dataplane.transport.sockets import SMALL, Stretch, exactly, mapping, receive, runs, send
+from dataplane.transport.sockets import SMALL, Stretch, exactly, mapping, receive, send
 
 SIZE, OFFSET = 4 << 20, 5000  # not at the start of a page
 CONTENT = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
@@ -79,21 +78,6 @@ def test_what_is_named_arrives_and_nothing_else(
         return
     with mapping(memory) as mapped:
         assert through(ends, memory, mapped, chosen) == expected.tobytes()
-
-
-@given(chosen=stretches())
-def test_runs_are_all_of_it_in_order_and_bounded(chosen: list[Stretch]) -> None:
-    found = [list(run) for run in runs(chosen)]
-    assert [stretch for run in found for stretch in run] == chosen
-    for run in found:
-        assert len(run) == 1 or all(stop - start < SMALL for start, stop in run)
-        assert len(run) == 1 or sum(stop - start for start, stop in run) <= sockets._BATCH
-
-
-def test_a_file_that_is_shorter_is_not_mapped(memory: Memory) -> None:
-    """Who looks at what is mapped and not there dies."""
-    with pytest.raises((ValueError, OSError)):
-        mapping(Memory(memory.fd, memory.offset, memory.size + 1))
 
 
 @pytest.mark.parametrize("say", [lambda stream: stream.close(), lambda stream: None])

@@ -6,16 +6,10 @@ import asyncio
 import dataclasses
 
 from bench.cluster_figures import GeneratedPlane
-from dataplane.web.attention import HOLD_S, STAYS_S, Alert
+from dataplane.web.attention import HOLD_S, Alert
 from dataplane.web.feed import Feed
 from dataplane.web.looks import look
 from tests.cases import each_case
-from tests.unit.observe.figures import task
-from tests.unit.web.looking import A, looked, part, stats
-
-
-def shown(feed: Feed) -> list[tuple[str, str, str]]:
-    return [(alert.level, alert.tag, alert.kind) for alert in feed.tick.alerts]
 
 
 def watched(ill: tuple[str, ...], ill_s: int, until_s: int) -> dict[int, list[Alert]]:
@@ -32,10 +26,6 @@ def watched(ill: tuple[str, ...], ill_s: int, until_s: int) -> dict[int, list[Al
     return found
 
 
-def test_a_cluster_that_is_well_has_none() -> None:
-    assert not any(watched((), 0, 240).values())
-
-
 @each_case(
     ("ill", "tag", "within_s"),
     [("task", "slow", HOLD_S + 3), ("disk", "disk error", 2), ("left", "gone", 2), ("silent", "silent", 2)],
@@ -47,36 +37,3 @@ def test_what_goes_wrong_is_named(ill: str, tag: str, within_s: float) -> None:
     assert named
     assert named[0] <= 20 + within_s
     assert {alert.tag for alerts in found.values() for alert in alerts} <= {tag, "leaderless"}
-
-
-def test_a_host_that_does_less_than_before_stands_out() -> None:
-    found = watched(("host",), 160, 200)
-    assert {(alert.kind, alert.tag, alert.of) for alerts in found.values() for alert in alerts} == {
-        ("host", "slow", GeneratedPlane(4, 1, seed=1).nodes[1])
-    }
-    assert found[198]
-    assert not any(alerts for second, alerts in found.items() if second < 165)
-
-
-def test_a_warning_comes_once_its_cause_lasts_and_goes_with_it() -> None:
-    feed = Feed("x")
-    held = part(9, 0, waiting=2, behind=["reward"], oldest_s=1.0)
-    for second in range(24):
-        stream = held if 5 <= second < 10 or second == 16 else part(9, 0, oldest_s=1.0)
-        feed.took(looked(float(second), stats(A, streams={"s": stream})))
-        assert bool(shown(feed)) == (5 + HOLD_S <= second <= 9 + STAYS_S), second
-
-
-def test_a_task_that_nobody_consumes_is_named() -> None:
-    feed = Feed("x")
-    for second in range(6):
-        feed.took(looked(float(second), stats(A, streams={"s": part(9, 0, oldest_s=130.0)})))
-    assert ("warning", "unattended", "task") in shown(feed)
-
-
-def test_dead_letters_are_named_as_they_come() -> None:
-    feed = Feed("x")
-    for second in range(8):
-        dead = {"reward": task(dead=3 if second < 3 else 4), "actor": task()}
-        feed.took(looked(float(second), stats(A, streams={"s": part(0, 0, task=dead)})))
-        assert shown(feed) == ([("warning", "dead letters", "task")] if second >= 3 + HOLD_S else [])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataplane.errors import Corrupt
 from dataplane.weights import deltas
-from dataplane.weights.deltas import BLOCK, apply, encode, unchanged, worth
+from dataplane.weights.deltas import BLOCK, apply, encode, unchanged
 from tests.cases import each_case
 
 WAYS = ["python", *(["extension"] if deltas._sparse is not None else [])]
@@ -60,45 +60,6 @@ def test_any_change_is_made_again(width: int, elements: int, runs: list[tuple[in
     assert delta is not None
     assert np.array_equal(made(old, delta), new)
     assert unchanged(delta) == np.array_equal(old, new)
-
-
-@each_case("width", [1, 2, 4, 8])
-@each_case("share", [0.0, 0.0001, 0.02, 0.3, 1.0])
-def test_several_blocks_are_made_again_and_both_ways_encode_alike(width: int, share: float) -> None:
-    old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK + 640).astype(np.uint8)
-    new = changed(old, width, share)
-    delta = encode(old, new, width, 1 << 30)
-    assert delta is not None
-    assert np.array_equal(made(old, delta), new)
-    known = deltas._some_here(old[:BLOCK], new[:BLOCK], width)
-    assert deltas._some(old[:BLOCK], new[:BLOCK], width) == known
-
-
-def test_two_percent_of_bfloat16_cost_little_more_than_three() -> None:
-    old = np.random.default_rng(1).integers(0, 256, 4 * BLOCK).astype(np.uint8)
-    delta = encode(old, changed(old, 2, 0.02), 2, len(old))
-    assert delta is not None
-    assert len(delta) < 0.035 * len(old)
-
-
-def test_deltas_follow_one_another() -> None:
-    first = np.random.default_rng(1).integers(0, 256, BLOCK + 100).astype(np.uint8)
-    second = changed(first, 2, 0.1, 1)
-    third = changed(second, 2, 0.01, 2)
-    fourth = third.copy()
-    fourth[:BLOCK] = 7
-    several = [encode(a, b, 2, 1 << 30) for a, b in ((first, second), (second, third), (third, fourth))]
-    assert np.array_equal(made(first, *[each for each in several if each]), fourth)
-
-
-def test_what_would_be_too_much_is_none() -> None:
-    old = np.zeros(4 * BLOCK, np.uint8)
-    new = np.random.default_rng(1).integers(1, 256, len(old)).astype(np.uint8)
-    assert encode(old, new, 2, len(old) // 2) is None
-    assert not worth(old, new, 2)
-    assert worth(old, changed(old, 2, 0.1), 2)
-    assert worth(old, np.concatenate([new[:BLOCK], old[BLOCK:]]), 2)
-    assert worth(old[:64], new[:64], 2)
 
 
 def test_a_false_delta_is_refused() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.client.weightmap import Piece, stretches_of
-from dataplane.errors import Corrupt, Misuse
+from dataplane.errors import Corrupt
 from dataplane.weights.layout import Base, Entry, Part, decode
-from dataplane.weights.slices import Box, Slice, asked, box_of, common, count, cover, extent, stretches
+from dataplane.weights.slices import Box, box_of, common, count, cover
 
 
 def boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
@@ -48,23 +46,6 @@ def test_a_cover_names_each_element_once(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_stretches_are_the_bytes_of_a_part(data: st.DataObject) -> None:
-    shape = data.draw(SHAPES)
-    piece = data.draw(boxes(shape))
-    inside = data.draw(boxes(extent(piece)))
-    part = tuple((base + start, base + stop) for (base, _), (start, stop) in zip(piece, inside, strict=True))
-    width = data.draw(st.sampled_from([1, 2, 4]))
-    memory = np.zeros(count(piece) * width, np.uint8)
-    found = stretches(piece, part, width).tolist()
-    for start, stop in found:
-        memory[start:stop] += 1
-    assert all(first[1] <= second[0] for first, second in itertools.pairwise(found))
-    expected = np.zeros((*extent(piece), width), np.uint8)
-    expected[indexes(inside)] = 1
-    assert np.array_equal(memory, expected.reshape(-1))
-
-
-@given(st.data())
 def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple))
     entry = Entry("w", "float32", shape, (0,) * len(shape), shape, 0, 64)
@@ -88,20 +69,6 @@ def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObje
     between = zip(edges[1:-1:2].tolist(), edges[2:-1:2].tolist(), strict=True)
     assert not any(inside[start:stop].any() for start, stop in between if stop - start > 64)
     assert not packed or not (inside[: edges[0]].any() or inside[edges[-1] :].any())
-
-
-def test_what_is_asked_is_checked() -> None:
-    assert asked("w", (4, 6), None) == ((0, 4), (0, 6))
-    assert asked("w", (4, 6), [slice(-2, None), (1, 3)]) == ((2, 4), (1, 3))
-    assert asked("w", (4, 6), (None,)) == ((0, 4), (0, 6))
-    assert asked("w", (4,), [slice(3, 1)]) == ((3, 3),)
-    assert asked("w", (), ()) == ()
-    for wrong in ([None, None, None], [slice(0, 4, 2)], [5]):
-        with pytest.raises(Misuse):
-            asked("w", (4, 6), wrong)  # type: ignore[arg-type]
-    with pytest.raises(Misuse, match="does not lie"):
-        Slice(np.zeros((2, 3)), (4, 4), (0, 2))
-    assert Slice(np.zeros((2, 3)), [4, 4], [2, 1]).offsets == (2, 1)  # type: ignore[arg-type]
 
 
 def test_a_part_is_encoded_and_a_false_one_refused() -> None:
