@@ -79,23 +79,6 @@ def test_rows_that_are_refused_have_their_own_errors_and_the_others_are_in(plane
     assert [x for x, _, _ in drained(stream, 3)] == [0, 1, 3]
 
 
-def test_what_was_sent_may_be_changed_and_kinds_may_follow_each_other(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"])
-    kinds: list[Any] = [np.zeros(1), [[1, 2]], [[0.5]], [[2**63]], [np.zeros(3)], ["a"], [b"b"], [{"k": 1}], [None]]
-    with stream.appender(max_delay=60) as appender:
-        for n, kind in enumerate(kinds):
-            for values in (kind, kind):
-                appender.send({f"c{n}": values})
-                if isinstance(values[0], np.ndarray | float):
-                    values[0] += 1
-                elif isinstance(values[0], list):
-                    del values[0][1:]
-    expected = {0: [0, 1], 1: [[1, 2], [1]], 4: [[0, 0, 0], [1, 1, 1]]}
-    for n, kind in enumerate(kinds):
-        with stream.consume("t", rows=2, min_rows=2, columns=[f"c{n}"], timeout=0) as delivery:
-            assert delivery.get()[f"c{n}"].to_list() == expected.get(n, [kind[0], kind[0]])
-
-
 def test_a_stream_that_is_full_holds_who_sends(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"], max_rows=4)
     sent: list[int] = []
@@ -133,22 +116,6 @@ def test_what_was_sent_when_the_stream_or_the_node_goes_fails(node: StandingNode
                 each.result()
 
 
-def test_threads_share_an_appender(plane: dp.Plane) -> None:
-    stream = plane.stream("s", tasks=["t"])
-    keys: list[str] = []
-    with stream.appender(max_rows=16, max_delay=0.001) as appender:
-        work = lambda first: keys.extend(  # noqa: E731
-            key for x in range(first, first + 50) for key in appender.append(row(x))
-        )
-        threads = [threading.Thread(target=work, args=(50 * n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(set(keys)) == 200
-    assert sorted(x for x, _, _ in drained(stream, 200)) == list(range(200))
-
-
 async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("s", tasks=["t"])
@@ -166,25 +133,3 @@ async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
         async with stream.consume("t", rows=161, min_rows=161, columns=["x"], timeout=60) as delivery:
             assert sorted((await delivery.get())["x"].to_list()) == list(range(161))
             assert set(delivery.keys) >= {key for each in keys for key in each}
-
-
-async def test_appends_that_are_under_way_go_together_and_one_that_is_cancelled_does_not(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("s", tasks=["t"], max_rows=4)
-        first = [asyncio.ensure_future(stream.append(row(x))) for x in range(4)]
-        assert len({key for keys in await asyncio.gather(*first) for key in keys}) == 4
-        waiting = [asyncio.ensure_future(stream.append(row(x), group=f"g{x}", version=x)) for x in range(4, 12)]
-        while (await stream.stats())["waiting"] == 0:
-            await asyncio.sleep(0)
-        for x in (4, 6, 11):
-            waiting[x - 4].cancel()
-        assert isinstance((await asyncio.gather(waiting[0], return_exceptions=True))[0], asyncio.CancelledError)
-        came: list[tuple[int, int, Any]] = []
-        while len(came) < 9:
-            async with stream.consume("t", rows=4, columns=["x"], timeout=60) as delivery:
-                found = (await delivery.get())["x"].to_list()
-                came += list(zip(found, delivery.versions, delivery.groups, strict=True))
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [isinstance(each, asyncio.CancelledError) for each in ended] == [x in (4, 6, 11) for x in range(4, 12)]
-        assert sorted(came) == sorted([(x, 0, None) for x in range(4)] + [(x, x, f"g{x}") for x in (5, 7, 8, 9, 10)])
-        assert (await stream.stats())["rows"] == 0

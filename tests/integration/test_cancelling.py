@@ -74,12 +74,6 @@ async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
     await nothing_is_left(plane)
 
 
-async def test_cancelled_before_it_began(plane: AsyncPlane) -> None:
-    await cancelled(plane.put({"x": pattern(1, MIB)}))
-    await cancelled(plane.stats())
-    await nothing_is_left(plane)
-
-
 @pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
 async def test_cancelled_at_any_step_of_a_put(plane: AsyncPlane, size: int) -> None:
     """Also when the reply was on its way, or the seal was through already."""
@@ -114,22 +108,6 @@ async def test_cancelled_at_any_step_of_a_get(plane: AsyncPlane) -> None:
         return (await plane.stats()).pinned_bytes == 0
 
     await until(unpinned, "nothing is pinned")
-
-
-async def test_cancelled_at_any_step_of_a_seal(plane: AsyncPlane) -> None:
-    for delay in range(30):
-        draft = await plane.draft({"x": dp.dense((1, MIB), "uint8")})
-        draft["x"][:] = 1
-        task = asyncio.create_task(draft.seal())
-        for _ in range(delay):
-            await asyncio.sleep(0)
-        task.cancel()
-        try:
-            await plane.free(await task)
-        except asyncio.CancelledError:
-            draft.drop()
-        del task, draft
-    await nothing_is_left(plane)
 
 
 class Copying:

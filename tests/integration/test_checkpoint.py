@@ -15,9 +15,7 @@ import torch
 
 import dataplane as dp
 from dataplane.client import checkpoint
-from dataplane.client.checkpointfile import TABLE, CheckpointReader
 from dataplane.wire import messages as m
-from tests.cases import each_case
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.streams import take, values
@@ -60,16 +58,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PIECE", 1000)
 
 
-def tables(path: Path) -> int:
-    """How many bytes of columns are in the file."""
-    nbytes, kind = 0, 0
-    with CheckpointReader(path) as file:
-        while not file.ended:
-            kind, payload = file.frame()
-            nbytes += len(payload) if kind == TABLE else 0
-    return nbytes
-
-
 def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
     """Before the stream's client makes its next request of this kind, `do` is called, in another thread."""
     connection = stream._inner._connection
@@ -83,12 +71,6 @@ def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
         return await original(what, *args)
 
     connection.request = asked
-
-
-def led(plane: Any) -> list[str]:
-    """The partitions of the stream `s` that nodes lead, if there are members."""
-    members = plane.members().get("members", {}).values()
-    return [key for member in members for key in member["leads"] if key.startswith("s/")]
 
 
 # Columns
@@ -149,30 +131,6 @@ def test_every_kind_of_column_comes_back(plane: Any, file: Path, pieces: str, re
         del batch, column
     again.append(columns)
     again.drop()
-
-
-@pytest.mark.usefixtures("empty")
-@each_case("order", ["by prompt", "by response"])
-def test_what_is_repeated_is_stored_once(plane: Any, file: Path, order: str) -> None:
-    stream = plane.stream("s", ["a"])
-    images = plane.put({"image": pattern(1, 2 * MIB, 8), "prompt": [f"{i}" for i in range(8)]})
-    repeated = images.repeat(8) if order == "by prompt" else images[list(range(8)) * 8]
-    expected = plane.get(repeated)["image"].numpy()[:, 0].tolist()
-    stream.append(repeated, group=plane.get(repeated)["prompt"].to_list())
-    with stream.consume("a", rows=64, columns=["image"]) as delivery:
-        stream.extend(delivery.ref, {"x": np.arange(64), "y": pattern(2, MIB, 64)})
-        stream.checkpoint(file)
-    stream.drop()
-    assert held(plane)[0] == 0
-    assert 3 * MIB < tables(file) < 3.2 * MIB
-    again = plane.restore(file)
-    assert 3 * MIB < plane.stats().memory_used < 3.2 * MIB
-    with again.consume("a", rows=64, columns=["x", "y", "image"], timeout=0) as delivery:
-        batch = delivery.get()
-        assert batch["x"].to_list() == list(range(64))
-        assert batch["image"].numpy()[:, 0].tolist() == expected
-        assert np.array_equal(batch["y"].numpy(), pattern(2, MIB, 64))
-        del batch
 
 
 # Rows
@@ -277,23 +235,6 @@ def test_the_file_is_the_stream_as_it_was_when_asked_for(node: Any, plane: Any, 
         with again.consume(task, rows=20, columns=["x", "big"], timeout=0) as delivery:
             assert values(delivery) == list(range(16))
             assert np.array_equal(delivery.get()["big"].numpy(), pattern(1, MIB, 16))
-
-
-@pytest.mark.usefixtures("empty", "small_pieces")
-def test_a_stream_dropped_while_it_is_written(node: Any, file: Path, plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
-
-    def drop() -> None:
-        with dp.connect(node.address) as other:
-            other.stream("s").drop()
-            assert other.stats().shards == 0
-            eventually(lambda: not led(other), "its partition has gone")
-
-    during(stream, m.ReadSnapshot, drop)
-    with pytest.raises(dp.Closed):  # the snapshot goes with it, and columns that were not read yet
-        stream.checkpoint(file)
-    assert not file.exists()
 
 
 @pytest.mark.usefixtures("empty")

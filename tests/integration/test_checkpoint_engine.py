@@ -110,10 +110,3 @@ def test_what_it_refuses(plane: Any) -> None:
     engine.expect(1, publishes=False)
     with pytest.raises(dp.NotReady):
         asyncio.run(received(engine))
-
-
-def test_without_a_node_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    process.close()
-    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    with pytest.raises(dp.Misuse, match="DATAPLANE_ADDRESS"):
-        made().prepare()

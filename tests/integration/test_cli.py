@@ -63,14 +63,6 @@ def test_status_finds_this_users_one_node_and_names_several(
                 assert second.address in said
 
 
-@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
-def test_top_looks_in_intervals(address: str, interval: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["top", f"--interval={interval}", address])
-    assert caught.value.code == 2
-    assert "interval" in capsys.readouterr().err
-
-
 @each_case("command", ["status", "top"])
 def test_nobody_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, f"unix://{tmp_path}/none.sock"]) == 1
@@ -93,17 +85,6 @@ def test_a_node_started_again_on_its_directory_is_the_same(tmp_path: Path) -> No
                 assert "Traceback" not in second.stderr
             running.send_signal(end)
     assert len(set(nodes)) == 1
-
-
-def test_a_process_can_keep_its_node(tmp_path: Path) -> None:
-    config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0, data_dir=tmp_path / "data")
-    with dp.connect(config=config) as plane:
-        node = plane.stats().node
-    with dp.connect(config=config) as plane:
-        assert plane.stats().node == node
-    (tmp_path / "other").write_text("mine")
-    with pytest.raises(dp.errors.Rejected, match="no directory"):
-        dp.connect(config=dp.NodeConfig(memory="1MiB", spill=0, prewarm=0, data_dir=tmp_path / "other"))
 
 
 class Terminal:
@@ -157,11 +138,3 @@ def test_top_redraws_until_q(address: str) -> None:
     lines = terminal.shown.split(b"\x1b[H")[1].replace(b"\x1b[K", b"").split(b"\r\n")
     assert len(lines) <= 30
     assert all(len(line) < 100 for line in lines)
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_top_ends_when_it_is_told_to(address: str, how: signal.Signals) -> None:
-    with Terminal(address) as terminal:
-        terminal.until(b"rollouts: 3 rows")
-        terminal.process.send_signal(how)
-        assert terminal.end() == 0

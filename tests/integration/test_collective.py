@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
 import dataplane as dp
 from tests.integration.ranks import Outcome, Ranks
@@ -75,28 +74,6 @@ def test_a_broadcast_gives_all_ranks_every_kind_of_column(plane: dp.Plane, ranks
         assert [outcome.reads for outcome in outcomes] == [int(rank == source) for rank in range(SIZE)]
 
 
-@pytest.mark.parametrize("picked", [slice(0, 0), slice(5, 9), [7, 3, 7, 0] * 20], ids=["none", "some", "repeated"])
-def test_rows_of_a_reference_are_broadcast(plane: dp.Plane, ranks: Ranks, picked: Any) -> None:
-    ref = plane.put(rows(30, 1))[picked]
-    assert values(ranks.call("broadcast", [None, ref, None, None])) == [plane.get(ref).to_dict()] * SIZE
-
-
-def test_a_gather_gives_one_rank_all_rows_in_the_order_of_ranks(plane: dp.Plane, ranks: Ranks) -> None:
-    refs = [plane.put(rows(count, count)) for count in (5, 12, 0, 3)]
-    expected = [plane.get(ref).to_dict() for ref in refs]
-    for dst in (0, 2):
-        assert values(ranks.call("gather", refs, dst=dst)) == [
-            expected if rank == dst else None for rank in range(SIZE)
-        ]
-
-
-def test_ranks_that_ask_for_the_same_rows_get_them_by_one_read(plane: dp.Plane, ranks: Ranks) -> None:
-    first, second = (plane.put(rows(25, seed)) for seed in (4, 5))
-    outcomes = ranks.call("get", [first, second, first, first])
-    assert values(outcomes) == [plane.get(ref).to_dict() for ref in (first, second, first, first)]
-    assert sum(outcome.read_bytes for outcome in outcomes) == first.nbytes + second.nbytes
-
-
 def test_rows_that_ranks_ask_for_in_part_alike_are_read_once(plane: dp.Plane, ranks: Ranks) -> None:
     columns = rows(40, 6)
     ref = plane.put({"dense": columns["dense"], "ids": columns["ids"]})
@@ -155,37 +132,6 @@ def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(
         assert isinstance(error, dp.Misuse)
         assert "names no device" in str(error)
         assert str(error).startswith("rank 2: ") == (rank != 2)
-    assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
-
-
-def test_a_rank_whose_torch_lacks_a_dtype_says_so_on_all_where_tensors_are_asked_for(
-    plane: dp.Plane, ranks: Ranks
-) -> None:
-    ref = plane.put({"scale": torch.ones((4, 8), dtype=torch.float8_e8m0fnu), "ids": [[1], [], [2, 3], [4]]})
-    for source in (0, 2):
-        given = [ref if rank == source else None for rank in range(SIZE)]
-        ranks.begin("broadcast", given, [2], device="cpu", lacks=["float8_e8m0fnu"] if not source else [])
-        ranks.begin("broadcast", given, [0, 1, 3], device="cpu")
-        for rank, error in enumerate(errors(ranks.hear())):
-            assert isinstance(error, dp.SchemaMismatch)
-            assert "torch here has no float8_e8m0fnu" in str(error)
-            assert str(error).startswith("rank 2: ") == (rank != 2)
-    assert values(ranks.call("broadcast", [ref, *[None] * 3])) == [plane.get(ref).to_dict()] * SIZE
-
-
-@pytest.mark.parametrize("face", ["plane.get", "aio.get"])
-def test_a_get_by_a_group_through_the_plane(plane: dp.Plane, ranks: Ranks, face: str) -> None:
-    refs = [plane.put(rows(7, seed)) for seed in (1, 2)]
-    given = [refs[rank % 2] for rank in range(SIZE)]
-    assert values(ranks.call(face, given)) == [plane.get(ref).to_dict() for ref in given]
-
-
-def test_a_get_that_is_cancelled_ends_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
-    ref = plane.put(rows(7))
-    ranks.begin("aio.get", [ref] * SIZE, [1], cancelled_s=0.3)
-    ranks.begin("get", [ref] * SIZE, [0, 2])
-    outcomes = ranks.hear([0, 1, 2])  # rank 3 has not come yet
-    assert [type(error) for error in errors(outcomes)] == [dp.PeerUnavailable, dp.NotReady, dp.PeerUnavailable]
     assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
 
 

@@ -73,20 +73,6 @@ def test_a_broadcast_crosses_each_link_once_and_from_host_to_host_once(
     assert [host.facts()["fetched"] for host in hosts] == before  # between ranks alone
 
 
-def test_what_all_ask_for_is_read_once_a_host(planes: tuple[Any, Any], hosts: list[Host], ranks: Ranks) -> None:
-    first, _ = planes
-    ref = first.put(columns(2))
-    before = [host.facts()["fetched"] for host in hosts]
-    outcomes = ranks.call("get", [ref] * SIZE)
-    sent = crossed(outcomes)
-    assert [outcome.reads for outcome in outcomes] == [1, 0, 1, 0]
-    assert sorted(sent) == [(0, 1), (2, 3)]  # within each host
-    assert all(once(n, ref.nbytes) for n in sent.values())
-    came = [host.facts()["fetched"] - was for host, was in zip(hosts, before, strict=True)]
-    assert came[0] == 0
-    assert once(came[1], ref.nbytes)
-
-
 def test_rows_that_several_ask_for_in_part_come_to_a_host_once_and_are_read_once(
     planes: tuple[Any, Any], hosts: list[Host], ranks: Ranks
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -33,29 +32,11 @@ def test_nobody_there(tmp_path: Path, face: str) -> None:
 
 
 @both_faces
-def test_a_socket_that_nobody_listens_at(tmp_path: Path, face: str) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "node.sock"))
-    with pytest.raises(dp.PeerUnavailable):
-        FACES[face](f"unix://{tmp_path}/node.sock")
-
-
-@both_faces
 @each_case("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
 def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
     with pytest.raises(ValueError, match="no address"):
         FACES[face](address)
-
-
-def test_ray_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its address, and by the environment's."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(dp.Misuse, match=r"rollout-dataplane\[ray\]"):
-        dp.connect("ray")
-    monkeypatch.setenv("DATAPLANE_ADDRESS", "ray")
-    with pytest.raises(dp.Misuse, match=r"rollout-dataplane\[ray\]"):
-        dp.connect()
 
 
 def test_the_environments_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

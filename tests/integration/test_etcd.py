@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,8 @@ import pytest
 
 import dataplane as dp
 from tests.etcd import EtcdServer, needs_etcd
-from tests.integration.test_hosts import ANY, Host, node_command, together
-from tests.processes import WAIT_S, eventually
+from tests.integration.test_hosts import Host, together
+from tests.processes import eventually
 
 pytestmark = needs_etcd
 
@@ -52,49 +49,6 @@ def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], e
         eventually(lambda: etcd.count(NODES) == 2, "both are registered")
         assert read(one, other.put({"x": [2]})) == [2]
         together(one, other)
-
-
-def test_by_the_command(tmp_path: Path, two: tuple[Host, Host], etcd: EtcdServer) -> None:
-    with (
-        dp.connect(two[0].address) as one,
-        node_command(tmp_path, "--listen", ANY, "--join", f"etcd://127.0.0.1:1,{etcd.address}/run-7") as started,
-    ):
-        try:
-            assert started.stdout is not None
-            address = started.stdout.readline().strip().removeprefix("DATAPLANE_ADDRESS=")
-            with dp.connect(address) as other, dp.connect(two[1].address) as third:
-                together(one, other, third)
-                assert read(other, one.put({"x": [1, 2]})) == [1, 2]
-            started.send_signal(signal.SIGTERM)
-            assert started.wait(WAIT_S) == 0
-            assert etcd.count(NODES) == 2, "who ends in good order leaves at once"
-        finally:
-            started.kill()
-
-
-def test_without_the_http_client_it_says_what_to_install(tmp_path: Path) -> None:
-    where = [
-        f"{tmp_path}/node.sock",
-        "--memory",
-        "1MiB",
-        "--spill",
-        "0",
-        "--listen",
-        ANY,
-        "--join",
-        "etcd://127.0.0.1:1",
-    ]
-    program = f"""
-import sys
-sys.modules["aiohttp"] = None
-from dataplane.cli import main
-main(["node", "--socket", *{where}])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 2
-    assert "rollout-dataplane[etcd]" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "node.sock").exists()
 
 
 def test_a_node_that_is_started_again_knows_that_the_one_before_it_has_ended(tmp_path: Path, etcd: EtcdServer) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +14,6 @@ import pytest
 
 import dataplane as dp
 from dataplane import testing
-from dataplane.config import PAGE, format_size, host_memory
-from dataplane.node.node import Node
 from dataplane.testing import LocalNode
 
 
@@ -66,21 +61,6 @@ def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
         "the loop over deliveries was left with them in hand",
         "SchemaMismatch",
     ]
-
-
-def _holds(address: str) -> None:
-    with dp.connect(address) as plane:
-        plane.put({"x": np.zeros(1 << 12)})
-
-
-def test_processes_are_called_by_the_name_they_give_or_by_which_child_they_are(node: LocalNode) -> None:
-    with dp.connect(node.address, name="rollout-3") as plane:
-        plane.put({"x": np.zeros(1 << 12)})
-        child = multiprocessing.get_context("forkserver").Process(target=_holds, args=(node.address,), name="reward-1")
-        child.start()
-        child.join()
-        names = {each["holder"].partition(" (pid ")[0].rpartition(" ")[2] for each in plane.stats().holders}
-    assert names == {"rollout-3", "reward-1"}
 
 
 # Time in the user's code
@@ -209,80 +189,7 @@ def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane
         assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
 
 
-# What is waited for
-
-
-def test_who_waits_in_vain_is_told_for_what(plane: dp.Plane) -> None:
-    stream = stream_of(plane, 4, max_deliveries=1)
-    stream.consume("actor", rows=1, columns=["x"]).nack()
-    stream.consume("actor", rows=1, columns=["x"])
-    why = "2 rows are pending; 1 leased; 1 dead letters; no row has 'rewrd': the columns are x"
-    with pytest.raises(dp.NotReady, match=why):
-        stream.consume("actor", rows=1, columns=["rewrd"], timeout=0.01)
-    with pytest.raises(dp.NotReady, match="no row has 'rewrd'"):
-        next(iter(stream.deliveries("actor", rows=1, columns=["rewrd"], timeout=0.01)))
-    with pytest.raises(dp.NotReady, match="no row has 'rewrd'"):
-        next(iter(dp.loader(stream, "actor", rows=1, columns=["rewrd"], timeout=0.01)))
-
-
-def test_what_is_no_batch_is_told_what_is(plane: dp.Plane) -> None:
-    with pytest.raises(dp.SchemaMismatch, match=r"list is no batch, .*: of a list of rows make"):
-        plane.put([{"x": 1}])
-    with pytest.raises(ValueError, match="'64' is less: give a unit"):
-        dp.NodeConfig(memory="64")
-
-
-def test_a_sampler_that_reads_what_it_does_not_name_is_told(plane: dp.Plane) -> None:
-    class Longest:
-        def choose(self, candidates: dp.Candidates, want: int) -> Any:
-            return np.argsort(candidates.lengths["x"])[:want]
-
-    with pytest.raises(dp.Misuse, match=r"Longest.choose looked for 'x': .* in `needs`"):
-        stream_of(plane, 1).consume("actor", rows=1, columns=["x"], sampler=Longest())
-
-
-@pytest.mark.parametrize("where", ["a file", "too long"])
-def test_a_node_that_can_not_listen_says_where_and_why(tmp_path: Path, where: str) -> None:
-    path = tmp_path / ("s" * (110 if where == "too long" else 1))
-    if where == "a file":
-        path.write_text("here")
-    why = "has at most 107" if where == "too long" else "there is something else"
-    with pytest.raises(OSError, match=f"can not listen at .*{why}.* Choose another --socket"):
-        Node(dp.NodeConfig(memory="16MiB", spill=0, prewarm=0), path)
-
-
 # Rows that make objects of a column
-
-
-@pytest.mark.parametrize("how", ["put", "append", "extend"])
-def test_the_row_that_makes_objects_of_a_column_is_named_where_those_are_refused(plane: dp.Plane, how: str) -> None:
-    stream = stream_of(plane, 3)
-
-    def give(columns: Any, objects: Any = "refuse") -> Any:
-        if how == "put":
-            return plane.put(columns, objects=objects)
-        if how == "append":
-            return stream.append(columns, objects=objects)
-        return stream.extend([f"~{i}" for i in range(3)], columns, objects=objects)
-
-    stored = plane.stats().shards
-    for values, row, found in [
-        ([1, 2, None], 2, "None among int"),
-        ([None, 2, 3], 0, "None"),
-        ([[1], [], [2, None]], 2, "list of NoneType, int among list of int"),
-        ([np.ones(2), np.ones(1), np.ones(2, np.float32)], 2, "ndarray of float32, 1-d among ndarray of float64, 1-d"),
-        (np.array(["a", None, "b"], object), 1, "None among str"),
-    ]:
-        with pytest.raises(dp.SchemaMismatch, match=f"column 'y', row {row}: {found}: .* stored as objects") as told:
-            give({"z": [1, 2, 3], "y": values})
-        assert (told.value.column, told.value.row) == ("y", row)
-    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 2: None among float"):
-        give({"y": [{"a": 0.5}, {}, {"a": None}]})
-    with pytest.raises(dp.SchemaMismatch, match=r"column 'y.a', row 1: None"):
-        give({"y": {"a": [1, None, 2]}})
-    with pytest.raises(dp.Misuse, match='objects is "store" or "refuse", not True'):
-        give({"y": [1, 2, 3]}, objects=True)
-    assert plane.stats().shards == stored
 
 
 def test_what_is_of_one_type_is_stored_where_objects_are_refused(plane: dp.Plane) -> None:
@@ -320,33 +227,6 @@ def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
     assert batch["ids"].to_list()[0] == [1, 2]
 
 
-def test_rows_of_which_two_dimensions_vary_and_bits_that_numpy_lacks_are_padded(plane: dp.Plane) -> None:
-    torch = pytest.importorskip("torch")
-    tiles = [np.ones((1, 2)), np.ones((2, 1))]
-    bits = [torch.ones(2, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)]
-    batch = plane.get(plane.put({"tiles": tiles, "bits": bits}))
-    assert batch["tiles"].padded(5).tolist() == [[[1, 1], [5, 5]], [[1, 5], [1, 5]]]
-    assert batch["bits"].padded(-2).equal(torch.tensor([[1, 1], [1, -2]], dtype=torch.bfloat16))
-
-
-def test_what_can_not_be_padded_says_why(plane: dp.Plane) -> None:
-    pytest.importorskip("torch")
-    ids, flags = [[1], [2, 3]], [np.array([1], np.uint8), np.array([2], np.uint8)]
-    batch = plane.get(plane.put({"ids": ids, "text": ["a", "b"], "turn": [{"ids": [1]}, {"ids": [2]}], "flags": flags}))
-    with pytest.raises(dp.Misuse, match=r"column 'text': text is not padded: use .to_list\(\)"):
-        batch.padded()
-    with pytest.raises(dp.SchemaMismatch, match="struct is not padded: pad what is under a key"):
-        batch["turn"].padded()
-    assert batch["turn"]["ids"].padded().tolist() == [[1], [2]]
-    with pytest.raises(dp.SchemaMismatch, match="there is no column 'idz'"):
-        batch.padded("ids", value={"idz": 1})
-    for column, value in {"ids": 0.5, "flags": -1, "text": "a"}.items():
-        with pytest.raises(dp.Misuse, match=f"column '{column}'"):
-            batch[column].padded(value)
-    with pytest.raises(dp.Misuse, match="of int64 can not be padded with '<pad>'"):
-        batch["ids"].padded("<pad>")
-
-
 # Groups
 
 
@@ -374,51 +254,6 @@ def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plan
     stream.append({"x": [9]}, group="q")
     stream.append({"x": list(range(4))}, group="p")
     assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
-
-
-# Settings
-
-
-def test_memory_beyond_the_hosts_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with testing.node(memory=(memory := 2 * host_memory() // PAGE * PAGE), spill=0, prewarm=0) as node:
-        assert node.address
-    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert f"memory is {format_size(memory)}, and this host, or its container, has" in warned
-
-
-def test_an_address_that_is_stale_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, config = f"unix://{tmp_path}/gone.sock", dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
-    with pytest.raises(dp.PeerUnavailable, match=r"no node answers .*: leave the address out for one"):
-        dp.connect(address, config=config)
-    monkeypatch.setenv("DATAPLANE_ADDRESS", address)
-    unset = r"; \$DATAPLANE_ADDRESS names it: unset that, and connect\(\) starts a node"
-    with pytest.raises(dp.PeerUnavailable, match=f"{unset} with the settings config=") as told:
-        dp.connect(config=config)
-    assert told.value.address == address
-    with pytest.raises(dp.PeerUnavailable, match=f"{unset}$"):
-        dp.connect()
-
-
-def test_a_limit_that_a_stream_never_reaches_is_warned_of() -> None:
-    with testing.plane(memory="16MiB", spill="16MiB") as plane:
-        with pytest.warns(UserWarning, match=r"'large' never holds its max_bytes of 2.* the node has room for 32"):
-            plane.stream("large", tasks=["actor"], max_bytes="2GiB")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            plane.stream("small", tasks=["actor"], max_bytes="32MiB")
-            plane.stream("large")
-
-
-def test_a_mapping_in_the_place_of_a_column_is_told_what_a_struct_is(plane: dp.Plane) -> None:
-    with pytest.raises(dp.SchemaMismatch, match=r"column 'a': OrderedDict is no column, and its keys \('b'\) are none"):
-        plane.put({"a": OrderedDict(b=[1])})
-    with pytest.raises(dp.SchemaMismatch, match=r"column 'a.b': int is no sequence .* a column under each key"):
-        plane.put({"a": {"b": 1}})
-    with pytest.raises(dp.SchemaMismatch, match="not of 'b' of 1, 'c' of 2 rows"):
-        plane.put({"a": {"b": [1], "c": [1, 2]}})
-    with pytest.raises(dp.SchemaMismatch, match="column 'a': an empty dict has no rows"):
-        plane.put({"a": {}})
-    assert repr(plane.put({"a": {"b": [1]}}).schema["a"]) == "struct{b: dense int64}"
 
 
 # In another process

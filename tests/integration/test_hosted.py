@@ -78,17 +78,6 @@ def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal
     assert not list(tmp_path.glob("dataplane-spill-*"))
 
 
-def test_closed_it_has_ended(tmp_path: Path) -> None:
-    node = Hosted(settings(tmp_path), clustered(), new_key())
-    with dp.connect(node.address) as plane:
-        process = psutil.Process(plane.stats().pid)
-        node.close()
-        node.close()
-        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        with pytest.raises(dp.PeerUnavailable):
-            plane.put({"x": [1]})
-
-
 @each_case(
     ("cluster", "key", "why"),
     [

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,7 +24,7 @@ from dataplane.stream.machine import StreamMachine
 from dataplane.wire import auth
 from tests import etcd
 from tests.cases import each_case
-from tests.processes import MIB, WAIT_S, Worker, eventually, pattern
+from tests.processes import MIB, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # torch comes with it: too much for each host to import
     pass
@@ -238,25 +234,6 @@ def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple
     assert other.get(one.put({"x": [1]}))["x"].to_list() == [1]
 
 
-def test_read_again_it_is_fetched_once(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    size = 2 * MIB
-    ref = one.put({"x": pattern(1, size)})
-    for _ in range(5):
-        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, size))
-    assert size <= two[1].facts()["fetched"] < 1.02 * size
-    assert two[0].facts()["fetched"] == 0
-    eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
-    assert one.stats().pinned_bytes == 0
-
-
-def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    ref = one.put({name: pattern(seed, MIB, 8) for seed, name in enumerate("abcdefghi")})
-    other.get(ref.select("b", "c"))
-    assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
-
-
 @pytest.mark.long
 def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
     """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
@@ -309,30 +286,6 @@ class Many:
 
 def sent(host: Host) -> int:
     return int(host.facts()["sent"])
-
-
-def test_of_many_hosts_few_read_at_the_owner(tmp_path: Path) -> None:
-    with Many(tmp_path, 6) as many:
-        size = 8 * MIB
-        ref = many.planes[0].put({"x": pattern(1, size, 4)})
-        right: list[bool] = []
-
-        def read(plane: Any) -> None:
-            right.append(np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4)))
-
-        threads = [threading.Thread(target=read, args=(plane,)) for plane in many.planes[1:]]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert right == [True] * 5
-        eventually(lambda: sum(map(sent, many.hosts)) >= 5 * size, "all have said what came")
-        assert size <= sent(many.hosts[0]) < 3.1 * size
-        eventually(lambda: all(host.facts()["offers"] == 0 for host in many.hosts), "nothing is held for anybody")
-        assert [plane.stats().pinned_bytes for plane in many.planes] == [0] * 6
-        for plane in many.planes[1:]:
-            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4))
-        assert sum(map(sent, many.hosts)) < 5.1 * size, "each has read it once"
 
 
 @each_case("how", ["taken for others", "killed"])
@@ -404,23 +357,6 @@ def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
         assert np.array_equal(other.get(refs[3], timeout=60)["x"].numpy(), pattern(3, 2 * MIB))
 
 
-# Figures
-
-
-@pytest.mark.parametrize("size", [8 << 10, 4 * MIB])
-def test_what_crosses_is_counted_at_both_ends(planes: Planes, size: int) -> None:
-    one, other = planes
-    ref = one.put({"x": pattern(1, size, 4)})
-    other.get(ref)
-    here, there = other.stats(), eventually(lambda: one.stats() if one.stats().sent_bytes else None, "it is told")
-    assert size <= here.fetched_bytes == there.sent_bytes < 1.02 * size + 4096
-    assert (here.copies, here.sent_bytes, there.copies, there.fetched_bytes) == (1, 0, 0, 0)
-    other.free(ref)
-    assert other.stats().copies == 0
-    other.get(one.put({"x": pattern(2, size, 4)}).select("x")[1:2])
-    assert here.fetched_bytes < other.stats().fetched_bytes <= here.fetched_bytes + size
-
-
 # Who is there
 
 
@@ -489,49 +425,3 @@ def test_the_members_by_the_command(two: Hosts, planes: Planes, capsys: pytest.C
     assert any(two[1].listens in line and "tcp" in line for line in lines)
     assert cli.main(["members", "--json", two[0].address]) == 0
     assert set(json.loads(capsys.readouterr().out)["members"]) == members(planes[0])
-
-
-def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    where = ["--socket", str(tmp_path / "node.sock"), "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
-    command = [sys.executable, "-m", "dataplane.cli", "node", *where, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
-
-
-NOBODY = ["--join", "etcd://127.0.0.1:1"]
-NO_ARGUMENTS = {
-    "join without listen": ["--join", "etcd://127.0.0.1:1"],
-    "advertise without listen": ["--advertise", "10.0.0.1"],
-}
-WRONG = {
-    "no such key": ["--listen", ANY, "--key", "/nowhere/key", *NOBODY],
-    "another host's address": ["--listen", "tcp://192.0.2.1:0", "--key", "KEY", *NOBODY],
-    "a port that is taken": ["--listen", "TAKEN", *NOBODY],
-    "a name that is none": ["--listen", "tcp://no-such-host.invalid:0", "--key", "KEY", *NOBODY],
-}
-
-
-@each_case("what", NO_ARGUMENTS)
-def test_arguments_that_are_none_are_refused(
-    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
-    arguments = [str(key) if each == "KEY" else each for each in NO_ARGUMENTS[what]]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["node", "--socket", str(tmp_path / "node.sock"), *arguments])
-    assert ended.value.code == 2
-    assert "dataplane" in capsys.readouterr().err
-    assert not (tmp_path / "node.sock").exists()
-
-
-@each_case("what", WRONG)
-def test_a_node_that_can_not_start_says_why(tmp_path: Path, key: Path, what: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        known = {"KEY": str(key), "TAKEN": f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
-        with node_command(tmp_path, *(known.get(each, each) for each in WRONG[what])) as started:
-            try:
-                _, said = started.communicate(timeout=WAIT_S)
-            finally:
-                started.kill()
-    assert "Traceback" not in said
-    assert "dataplane" in said
-    assert started.returncode == 1
-    assert not (tmp_path / "node.sock").exists()

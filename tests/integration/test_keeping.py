@@ -94,19 +94,6 @@ def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
         assert not plane.stats().pinned_bytes
 
 
-def test_streams_and_scopes_take_what_is_kept(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put(columns(1), device="keep", scope="step")
-        stream = plane.stream("rollouts", tasks=["actor"])
-        stream.append(ref)
-        with stream.consume("actor", rows=ROWS, columns=["x", "ids", "text"]) as delivery:
-            assert same(delivery.get(), 1)
-        other = plane.put(columns(2), device="keep", scope="step")
-        plane.free(scope="step")
-        with pytest.raises(dp.Freed):
-            plane.get(other)
-
-
 def test_what_keep_can_not_mean_is_refused(node: StandingNode) -> None:
     with dp.connect(node.address, gpu_budget=0) as plane:
         with pytest.raises(dp.Misuse, match="device is"):

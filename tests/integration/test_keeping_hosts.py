@@ -89,27 +89,3 @@ def test_who_names_a_device_has_it_from_the_process_that_keeps_it(planes: tuple[
             return False
 
         eventually(gone, "the node noticed")
-
-
-def test_a_process_that_can_not_offer_brings_it_to_the_arena(
-    planes: tuple[Any, Any], hosts: list[Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dataplane.client import direct
-
-    first, second = planes
-    ref = first.put(columns(3), device="keep")
-    monkeypatch.setattr(direct, "_MOST", 0)  # of this process, which is both
-    before = fetched(hosts)
-    assert same(second.get(ref, device="cpu"), 3)
-    assert fetched(hosts) - before >= ref.select("x").nbytes
-    first.free(ref)
-
-
-def test_what_lands_or_goes_while_it_is_offered_is_offered_no_more(planes: tuple[Any, Any]) -> None:
-    first, second = planes
-    ref = first.put(columns(4), device="keep")
-    assert same(second.get(ref, device="cpu"), 4)
-    assert same(second.get(ref), 4)  # which lands it
-    eventually(lambda: not first._plane._direct._offers, "nothing is offered any more")
-    assert same(second.get(ref, device="cpu"), 4)
-    first.free(ref)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ import torch
 
 import dataplane as dp
 from dataplane.client.sync_streams import Stream
-from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually
 
 
@@ -103,26 +100,6 @@ def test_padded(stream: Stream) -> None:
     assert batch["image_mask"].sum(dim=(1, 2)).tolist() == [2, 3, 4]
     assert torch.equal(batch["image_mask"][..., None].expand(3, 3, 2, 4), batch["image"] == 1)
     assert batch["answer"] == ["a", "b", "c"]
-
-
-def test_pinning_without_cuda_warns(stream: Stream) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is CUDA")
-    fill(stream, 2)
-    with pytest.warns(UserWarning, match="no CUDA"):
-        assert [ids(batch) for batch in load(stream, pin_memory=True)] == [[0, 1]]
-
-
-@pytest.mark.parametrize("collate", ["jagged", "padded"])
-def test_tensors_go_to_a_device(stream: Stream, collate: Any) -> None:
-    """Torch's `meta` stands for one: it has shapes alone."""
-    batch = one_batch(stream, device="meta", collate=collate)
-    on_host = ["answer", "raw"]
-    assert [batch[name] for name in on_host] == [COLUMNS[name] for name in on_host]
-    assert (batch["id"].device.type, batch["id"].shape) == ("meta", (3,))
-    assert batch["ids"].device.type == "meta"
-    assert batch["mixed"][0]["x"].device.type == "meta"
-    assert batch["mixed"][0]["t"] == "u"
 
 
 @pytest.mark.gpu
@@ -297,30 +274,7 @@ def test_a_state_has_the_samplers(stream: Stream) -> None:
     assert second.turn == state["sampler"]["turn"] > 0
 
 
-@each_case("change", [{"form": 9}, {"stream": "other"}, {"task": "reward"}])
-def test_a_state_of_something_else_is_refused(stream: Stream, change: dict[str, Any]) -> None:
-    with pytest.raises(dp.Misuse):
-        load(stream).load_state_dict(load(stream).state_dict() | change)
-    with pytest.raises(dp.Misuse):
-        load(stream).load_state_dict({})
-
-
 # Misuse
-
-
-@each_case("how", [{"columns": "id"}, {"columns": []}, {"collate": "ragged"}, {"prefetch": -1}])
-def test_what_is_no_argument(stream: Stream, how: dict[str, Any]) -> None:
-    with pytest.raises(dp.Misuse):
-        load(stream, **how)
-
-
-def test_a_plane_that_is_closed_meanwhile_is_told(plane: dp.Plane, stream: Stream) -> None:
-    fill(stream, 2, closed=False)
-    batches = iter(load(stream))
-    next(batches)
-    plane.close()
-    with pytest.raises(dp.Closed, match="plane"):
-        next(batches)
 
 
 def test_a_node_that_dies_is_told(tmp_path: Path) -> None:
@@ -332,19 +286,3 @@ def test_a_node_that_dies_is_told(tmp_path: Path) -> None:
         with pytest.raises(dp.PeerUnavailable):
             next(batches)
         waiting.join()
-
-
-def test_torch_is_not_imported_before_it_is_needed(plane: dp.Plane, stream: Stream) -> None:
-    fill(stream, 2)
-    script = f"""
-import sys, dataplane as dp
-with dp.connect({plane.address!r}) as plane:
-    stream = plane.stream("rollouts")
-    made = dp.loader(stream, "actor", rows=2, columns=["id"])
-    assert "torch" not in sys.modules
-    lists = dp.loader(stream, "actor", rows=2, columns=["id"], collate=lambda batch: batch["id"].to_list())
-    assert list(lists) == [[0, 1]]
-    assert "torch" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr

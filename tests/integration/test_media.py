@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import dataplane as dp
@@ -91,17 +90,3 @@ def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> No
         assert same(batch, columns, [*range(5, 32), 0])
         del batch
     again.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_model_answers_with_frames_and_sound(plane: Any) -> None:
-    frames = [noise("RGB", (64, 48), seed) for seed in range(3)]
-    sound = np.sin(np.arange(8000, dtype=np.float32))
-    rows = [{"videos": [(frames, {"fps": 2.0})], "audios": [(sound, 16000)]} for _ in range(4)]
-    ref = plane.put({"multi_modal_data": rows})
-    assert plane.stats().memory_used < sum(len(each.tobytes()) for each in frames) + sound.nbytes + 32 * 1024
-    for row in plane.get(ref)["multi_modal_data"].to_list():
-        ((found, about),), ((heard, rate),) = row["videos"], row["audios"]
-        assert (found, about, rate) == (frames, {"fps": 2.0}, 16000)
-        assert np.array_equal(heard, sound)
-    plane.free(ref)

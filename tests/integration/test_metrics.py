@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -19,9 +18,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.client.observing import snapshot
-from dataplane.observe.snapshot import Snapshot
-from tests.integration.test_hosts import Host, leader, together
+from tests.integration.test_hosts import Host, together
 from tests.optional import needs
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.tools import tool
@@ -210,23 +207,3 @@ def test_a_real_prometheus_scrapes_the_nodes_and_every_query_of_the_dashboard_ha
             assert sum(prometheus.query('dataplane_partitions{role="leader"}')) >= 1
             assert sum(prometheus.query("dataplane_spill_seconds_count")) >= 1
             assert sum(prometheus.query("dataplane_fetch_seconds_count")) >= 1
-
-
-def test_a_failover_is_counted_by_the_node_that_took_over(tmp_path: Path) -> None:
-    async def figures(address: str) -> Snapshot:
-        async with dp.aio.connect(address) as plane:
-            return await snapshot(plane)
-
-    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
-        with dp.connect(one.address) as a, dp.connect(two.address) as b, dp.connect(three.address) as c:
-            together(a, b, c)
-            name = next(name for name in map(str, range(100)) if leader([a, b, c], name) == 2)
-            c.stream(name, tasks=["t"]).append({"x": [1]})
-
-        def all_of(*hosts: Host) -> list[Snapshot]:
-            return [asyncio.run(figures(host.address)) for host in hosts]
-
-        eventually(lambda: sum(each.followed for each in all_of(one, two, three)) == 1, "the stream has a follower")
-        assert [(each.failovers, each.members) for each in all_of(one, two)] == [(0, 3)] * 2
-        three.kill()
-        eventually(lambda: sum(each.failovers for each in all_of(one, two)) >= 1, "it took over")

@@ -68,16 +68,6 @@ def test_rows_and_columns_by_reference(plane: Any) -> None:
     check(plane.get(left), [0, 1])
 
 
-def test_a_repeated_reference_stores_and_reads_each_row_once(plane: Any) -> None:
-    ref = plane.put({"pixels": pattern(1, MIB, 4)})
-    stored = plane.stats().memory_used
-    many = ref.repeat(8)
-    batch = plane.get(many)
-    assert np.array_equal(batch["pixels"].numpy(), np.repeat(pattern(1, MIB, 4), 8, axis=0))
-    assert plane.stats().memory_used == stored
-    assert plane.stats().pinned_bytes == stored
-
-
 # Freeing
 
 
@@ -156,25 +146,6 @@ def test_more_than_memory_goes_to_disk_and_comes_back(plane: Any) -> None:
     eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
 
 
-# Drafts
-
-
-def test_a_draft(plane: Any) -> None:
-    with plane.draft({"x": dp.dense((3, 5), "float32"), "y": dp.ragged([2, 0, 1], (4,), "int64")}, scope="s") as draft:
-        draft["x"][:] = np.arange(15).reshape(3, 5)
-        for row, values in enumerate(draft["y"]):
-            values[:] = row
-        del values  # an array keeps the draft's bytes in place, as a view does
-        ref = draft.seal()
-    batch = plane.get(ref)
-    assert batch["x"].numpy().tolist() == np.arange(15.0).reshape(3, 5).tolist()
-    assert [rows.shape for rows in batch["y"].numpy()] == [(2, 4), (0, 4), (1, 4)]
-    assert batch["y"].numpy()[2].tolist() == [[2, 2, 2, 2]]
-    del batch
-    plane.free(scope="s")
-    eventually(lambda: plane.stats().memory_used == 0, "the draft's own hold goes with it")
-
-
 # Wrong use
 
 
@@ -194,17 +165,6 @@ def test_wrong_values_name_column_and_row(plane: Any) -> None:
     assert plane.stats().shards == 0
 
 
-@each_case("timeout", [float("nan"), None, "5"])
-def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
-    held = plane.put({"x": pattern(0, 31 * MIB)})
-    view = plane.get(held)["x"].numpy()
-    with pytest.raises(dp.Misuse, match="timeout"):
-        plane.put({"x": pattern(1, 4 * MIB)}, timeout=timeout)
-    assert view[0, 7] == plane.get(held)["x"].numpy()[0, 7]  # and the plane can be used
-    del view
-    plane.free(held)
-
-
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
 @each_case("timeout", [0, -3.5, np.float32(0), -float("inf")])
 def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> None:
@@ -218,18 +178,6 @@ def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> No
     assert view[0, 7] == 7
     del view
     plane.free(held)
-
-
-@each_case("scope", [7, b"s", ["s"]])
-def test_a_scope_that_is_none(plane: Any, scope: Any) -> None:
-    for size in (64, MIB):
-        with pytest.raises(dp.Misuse, match="scope"):
-            plane.put({"x": pattern(1, size)}, scope=scope)
-    with pytest.raises(dp.Misuse, match="scope"):
-        plane.draft({"x": dp.dense((1,), "uint8")}, scope=scope)
-    with pytest.raises(dp.Misuse, match="scope"):
-        plane.free(scope=scope)
-    assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1]
 
 
 def test_what_is_no_reference(plane: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import dataplane as dp
 from tests.processes import MIB, eventually, pattern
@@ -22,18 +21,3 @@ def test_what_is_on_disk_is_read_back_before_it_is_asked_for(tmp_path: Path) -> 
         eventually(lambda: plane.stats().restored_bytes > restored, "they come by themselves")
         for i, ref in enumerate(refs):
             assert (np.stack(plane.get(ref)["x"].numpy()) == pattern(i, 2 * MIB, 2)).all()
-
-
-def test_what_can_not_be_had_is_told_by_the_get() -> None:
-    with dp.connect() as plane:
-        ref = plane.put({"x": [1]})
-        plane.free(ref)
-        plane.prefetch(ref)
-        elsewhere = dp.BatchRef.of(b"elsewher", 1, [("x", ref.schema["x"], 8, 1, 0)])
-        plane.prefetch(elsewhere)
-        with pytest.raises(dp.Freed):
-            plane.get(ref)
-        with pytest.raises(dp.OwnerDied):
-            plane.get(elsewhere)
-        with pytest.raises(dp.Misuse):
-            plane.prefetch("a reference")  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 import dataplane as dp
-from dataplane.errors import Misuse
 from dataplane.integrations import process
 
 
@@ -15,19 +14,6 @@ def _let_go() -> Iterator[None]:
     process.close()
     yield
     process.close()
-
-
-def test_where_no_node_is_known_it_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    with pytest.raises(Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
-        process.plane()
-
-
-@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
-def test_a_process_has_one_plane_of_a_node_that_it_starts() -> None:
-    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
-    assert process.plane() is plane
-    assert process.start() is plane
 
 
 @pytest.mark.leaks(reason="a node of this process ends a moment after its last client")

@@ -69,18 +69,6 @@ def test_children_attach_to_the_embedded_node(tmp_path: Path, method: str) -> No
     assert "DATAPLANE_ADDRESS" not in os.environ
 
 
-def test_a_second_plane_finds_the_first_ones_node(tmp_path: Path) -> None:
-    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
-    with dp.connect(config=config) as first, dp.connect() as second:
-        assert first.address == second.address
-        with dp.connect(config=config) as own:  # who brings settings gets a node of its own
-            assert own.address != first.address
-            with pytest.raises(dp.OwnerDied):
-                own.get(first.put({"x": [1]}))
-        with dp.connect() as third:
-            assert third.address == first.address
-
-
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

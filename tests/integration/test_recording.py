@@ -13,9 +13,8 @@ import torch
 import dataplane as dp
 from dataplane import cli
 from dataplane.client.recorder import Recording
-from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
+from dataplane.errors import Closed, Misuse
 from dataplane.recording import Reader
-from tests.cases import each_case
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
 
@@ -81,46 +80,6 @@ def test_rows_are_recorded_once_they_are_done_and_make_a_stream_again(plane: Any
     again.drop()
 
 
-def test_a_recording_goes_on_where_it_was_closed(plane: Any, tmp_path: Path) -> None:
-    stream = plane.stream("rollouts", ["record"])
-    for first in (0, 2):
-        fill(stream, 2, first=first)
-        with stream.record(tmp_path / "r", ["ids"]) as recording:
-            pass
-        assert recording.statistics().rows == 8 * (first + 2)
-        assert not Reader(tmp_path / "r").manifest.complete
-    assert [version for _, _, version in recorded(tmp_path / "r")] == [row // 8 for row in range(32)]
-    assert len(set(recorded(tmp_path / "r"))) == 32
-    with pytest.raises(Misuse, match="is a recording of ids"):
-        stream.record(tmp_path / "r", ["x"]).wait(WAIT_S)
-
-
-@each_case(
-    ("how", "message"),
-    [
-        ({"task": "nobody"}, "with a task 'nobody'"),
-        ({"on_full": "panic"}, "on_full"),
-        ({"compression": "rar"}, "compression"),
-        ({"columns": []}, "one column or more"),
-        ({"columns": ["__key__"]}, "of its own"),
-        ({"rows": 0}, "a row or more"),
-        ({"max_file_bytes": "many"}, "so many bytes"),
-    ],
-)
-def test_a_recorder_that_makes_no_sense_is_refused(plane: Any, tmp_path: Path, how: Any, message: str) -> None:
-    stream = plane.stream("rollouts", ["record"])
-    with pytest.raises(Misuse, match=message):
-        stream.record(tmp_path / "r", **how)
-
-
-def test_what_is_no_recording_is_refused(plane: Any, tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="no recording"):
-        plane.replay(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"stream": 1}')
-    with pytest.raises(dp.Corrupt, match="no manifest"):
-        plane.replay(tmp_path)
-
-
 def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> None:
     stream = plane.stream("rollouts", ["record"])
     fill(stream, 4)
@@ -163,41 +122,6 @@ def test_each_row_is_recorded_once_though_the_recorder_is_killed_again_and_again
     assert len(found) == len(set(found)) == 8 * kills * (steps // kills)
     assert {version for _, _, version in found} == set(range(kills * (steps // kills)))
     assert list((tmp_path / "r" / "_open").iterdir()) == [tmp_path / "r" / "_open" / "lock"]
-
-
-def test_rows_that_come_again_are_recorded_once(node: StandingNode, tmp_path: Path, monkeypatch: Any) -> None:
-    """Their lease ran out while they were written, so the ack was refused."""
-    from dataplane.client import recorder
-
-    acks: list[int] = []
-
-    async def refused(self: Any) -> None:
-        acks.append(len(self))
-        if len(acks) == 1:
-            await self.nack()
-            raise LeaseExpired("as if it had run out")
-        await self._settle(done=True)
-
-    monkeypatch.setattr(recorder.Delivery, "ack", refused)
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts", ["record"])
-        fill(stream, 1)
-        stream.close()
-        recording = stream.record(tmp_path / "r", ["ids"])
-        recording.wait(WAIT_S)
-        assert (recording.statistics().rows, recording.statistics().repeated) == (8, 8)
-    assert len(recorded(tmp_path / "r")) == 8
-
-
-def test_a_plane_that_is_closed_ends_its_recorder(node: StandingNode, tmp_path: Path) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts", ["record"])
-        recording = stream.record(tmp_path / "r", ["ids"])
-        with pytest.raises(NotReady):
-            recording.wait(0.01)
-        fill(stream, 1)
-    assert not recording.running
-    assert recording.statistics().rows == 8
 
 
 # The command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import signal
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.wire import messages as m
 from tests.cases import each_case
-from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.processes import StandingNode, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
     from tests.integration.test_hosts import Host, together
@@ -66,44 +64,6 @@ def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[
             plane.retain(owner)
 
 
-def test_some_rows_of_some_columns(plane: Any) -> None:
-    first = plane.put(columns())
-    mine = plane.retain(first.select("pixels", "n")[[6, 1, 1]])
-    assert len(mine) == 3
-    before = plane.stats().memory_used
-    plane.free(first)
-    check(plane, mine, [6, 1, 1])
-    assert before - plane.stats().memory_used >= 6 * (128 << 10) - 4096  # whole pages of the others have gone
-    with pytest.raises(dp.Freed):
-        plane.get(first[1:3])
-    with pytest.raises(dp.Freed):
-        plane.get(first.select("text")[1:2])
-    with pytest.raises(dp.Freed):
-        plane.retain(first)
-    check(plane, first.select("n")[1:2], [1])  # it is there as long as anybody has it
-    plane.free(mine[1:2])  # of two that mean the same row
-    check(plane, mine[:1], [6])
-    with pytest.raises(dp.Freed):
-        plane.get(mine[2:])
-    plane.free(mine)
-    gone(plane)
-
-
-def test_what_is_retained_goes_to_disk_and_comes_back(plane: Any) -> None:
-    first = plane.put(columns())
-    mine = plane.retain(first[2:4])
-    others = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(12)]
-    assert plane.stats().spilled_bytes > 0
-    plane.free(first)
-    check(plane, mine, [2, 3])
-    again = plane.retain(mine)
-    plane.free(mine)
-    check(plane, again, [2, 3])
-    for other in [again, *others]:
-        plane.free(other)
-    eventually(lambda: plane.stats().memory_used == plane.stats().disk_used == 0, "nothing is left")
-
-
 def test_nothing_can_be_retained_that_is_not_there(plane: Any) -> None:
     ref = plane.put(columns())
     with pytest.raises(dp.Misuse, match="BatchRef"):
@@ -117,17 +77,6 @@ def test_nothing_can_be_retained_that_is_not_there(plane: Any) -> None:
     gone(plane)  # what was retained of other shards before one failed, too
 
 
-@pytest.mark.parametrize("plane", ["sync"], indirect=True)  # the other makes the same messages, by the same code
-def test_many_shards_are_retained_in_several_messages(plane: Any) -> None:
-    refs = [plane.put({"x": np.array([number])}) for number in range(m.MAX_RETAINED + 10)]
-    whole = dp.concat(refs)
-    mine = plane.retain(whole)
-    plane.free(whole)
-    assert plane.get(mine)["x"].to_list() == list(range(m.MAX_RETAINED + 10))
-    plane.free(mine)
-    gone(plane)
-
-
 # Streams and tables
 
 
@@ -139,28 +88,6 @@ def test_a_stream_has_what_was_retained_for_it(plane: Any) -> None:
     plane.free(first)
     with stream.consume("train", rows=4, columns=["pixels", "n"]) as delivery:
         check(plane, delivery.ref, [2, 3, 3, 4])
-    gone(plane)
-
-
-def test_tables_rows_share_a_column_that_is_in_the_table(plane: Any) -> None:
-    table = plane.table("t")
-    stored: list[dp.BatchRef] = []
-    table.write(["a"], {"pixels": pattern(1, MIB), "n": [0]}, stored=stored.append)
-    used = plane.stats().memory_used
-    for number, key in enumerate("bcd", 1):
-        table.write([key], {"pixels": stored[0].select("pixels"), "n": [number]})
-    assert plane.stats().memory_used - used <= 3 * 8192
-    table.clear(["a", "b"])
-    batch = plane.get(table.read(["d", "c"]))
-    assert batch["n"].to_list() == [3, 2]
-    assert np.array_equal(batch["pixels"].numpy(), np.repeat(pattern(1, MIB), 2, axis=0))
-    del batch
-    mine = plane.retain(table.read(["c"]))
-    table.clear(["c", "d"])
-    assert np.array_equal(plane.get(mine)["pixels"].numpy(), pattern(1, MIB))
-    with pytest.raises(dp.Freed):  # the table has it no more, though another does
-        table.write(["e"], {"pixels": stored[0].select("pixels")})
-    plane.free(mine)
     gone(plane)
 
 
@@ -185,25 +112,6 @@ def test_what_a_process_retained_outlives_it_as_what_it_put(node: StandingNode) 
         check(plane, theirs, list(range(8)))
         plane.free(theirs)
         gone(plane)
-
-
-def test_a_call_that_is_cancelled_has_retained_nothing(node: StandingNode) -> None:
-    async def cancelled(turns: int) -> None:
-        async with dp.aio.connect(node.address) as plane:
-            first = await plane.put(columns())
-            retaining = asyncio.create_task(plane.retain(first))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            retaining.cancel()
-            made = (await asyncio.gather(retaining, return_exceptions=True))[0]
-            if isinstance(made, dp.BatchRef):
-                await plane.free(made)
-            await plane.free(first)
-            while (await plane.stats()).shards:
-                await asyncio.sleep(0)
-
-    for turns in range(12):
-        asyncio.run(asyncio.wait_for(cancelled(turns), 60))
 
 
 # Hosts

@@ -1,8 +1,5 @@
 """`dataplane.integrations.rows`: handles that stand where dicts of tensors would."""
 
-import copy
-import gc
-import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,9 +8,9 @@ import pytest
 import torch
 
 import dataplane as dp
-from dataplane.errors import Freed, Misuse, SchemaMismatch
+from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations import process
-from dataplane.integrations.rows import LazyRow, lazy_rows, put_rows, read_rows
+from dataplane.integrations.rows import LazyRow, lazy_rows, put_rows
 
 pytestmark = pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
 
@@ -79,81 +76,6 @@ def test_several_columns_make_a_row_by_their_names(plane: dp.Plane) -> None:
     assert_same(
         row, {"pixel_values": torch.zeros(4, 3), "varying": torch.zeros(4, 5), "scalar": torch.tensor(1), "text": "b"}
     )
-
-
-def test_a_pickled_handle_is_small_and_means_the_same(plane: dp.Plane) -> None:
-    (handle,) = put_rows([image(1024)])
-    sent = pickle.dumps(handle)
-    assert len(sent) < 400
-    assert pickle.loads(sent) == handle == copy.deepcopy(handle)
-    assert hash(pickle.loads(sent)) == hash(handle)
-    assert_same(pickle.loads(sent), dict(handle or {}))
-
-
-def test_it_is_no_dict_and_one_element_to_numpy(plane: dp.Plane) -> None:
-    handles = put_rows([image(), None, {}])
-    assert isinstance(handles[0], Mapping)
-    assert not isinstance(handles[0], dict)
-    for given in (handles, handles[:1], [handles[0], handles[0]]):
-        array = np.array(given, dtype=object)
-        assert array.shape == (len(given),)
-        assert array[0] is handles[0]
-        assert np.concatenate([array, array])[len(given)] is handles[0]
-
-
-def test_equal_rows_are_stored_once_and_are_one_memory(plane: dp.Plane) -> None:
-    row = image(1024)
-    handles = put_rows([dict(row) for _ in range(8)], repeated=True)
-    assert plane.stats().memory_used < 2 * row["pixel_values"].nbytes
-    batch = plane.get(dp.concat([handle.ref for handle in handles if handle]))
-    assert len({row["pixel_values"].data_ptr() for row in read_rows(batch["inputs"]) if row}) == 1
-
-
-def test_a_handle_keeps_nothing_in_place_but_its_tensors_do(plane: dp.Plane) -> None:
-    (handle,) = put_rows([image(1024)])
-    assert handle is not None
-    pixels = handle["pixel_values"]
-    assert plane.stats().pinned_bytes > 0
-    pixels[0, 0] = 5.0  # private to this process, and as long as it lives
-    assert pickle.loads(pickle.dumps(handle))["pixel_values"][0, 0] != 5.0
-    del pixels
-    gc.collect()
-    assert plane.stats().pinned_bytes == 0
-    assert handle["pixel_values"][0, 0] != 5.0
-
-
-def test_neighbours_that_are_looked_into_in_turn_are_read_together(
-    plane: dp.Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handles = put_rows([image() if row % 5 else {} for row in range(64)])
-    reads = []
-    monkeypatch.setattr(process.plane(), "get", lambda *a, of=plane.get, **k: reads.append(a) or of(*a, **k))
-    found = [dict(handle.items()) for handle in handles if handle is not None]
-    assert [bool(row) for row in found] == [bool(row % 5) for row in range(64)]
-    assert len(reads) == 5  # of sixteen rows each, and once more where the first has nothing to hold it by
-    del found
-    gc.collect()
-    assert plane.stats().pinned_bytes == 0
-
-
-def test_a_row_beside_one_that_was_freed_is_read(plane: dp.Plane) -> None:
-    row = image()
-    handles = put_rows([row, image(), image()])
-    assert handles[0] is not None
-    assert handles[1] is not None
-    plane.free(handles[1].ref)
-    assert_same(dict(handles[0].items()), row)
-    with pytest.raises(Freed):
-        handles[1].read()
-
-
-def test_what_the_schema_rules_out_is_answered_without_a_look(plane: dp.Plane) -> None:
-    (handle,) = put_rows([image()])
-    assert handle is not None
-    plane.free(handle.ref)
-    assert "image_bound" not in handle
-    with pytest.raises(Freed):
-        dict(handle)
 
 
 def test_what_is_no_row_is_refused(plane: dp.Plane) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import threading
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 
-import dataplane as dp
-from tests.cases import each_case
 from tests.optional import needs
 from tests.processes import StandingNode
 
@@ -124,79 +121,6 @@ def test_two_processes_send_spans_over_otlp_that_are_linked(tmp_path: Path, rece
     assert [each.span_id for each in found["get"].links] == [appends[0].span_id]
 
 
-_IN_MEMORY = """
-import asyncio, pickle, sys
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-exporter = InMemorySpanExporter()
-trace.set_tracer_provider(TracerProvider())
-trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
-import dataplane as dp
-from dataplane.errors import NotReady
-
-def linked(span):
-    return [link.context.span_id for link in span.links]
-
-def named(name):
-    return [span for span in exporter.get_finished_spans() if span.name == name]
-
-def both(ref):
-    one, other = ref
-    return dp.concat([one[:1], other])
-"""
-_SYNC = """
-with dp.connect(sys.argv[1]) as plane:
-    refs = [plane.put({"x": [1, 2]}), plane.put({"x": [3]})]
-    again = pickle.loads(pickle.dumps(both(refs).select("x").repeat(2)))
-    plane.get(again)
-    puts, (get,) = named("put"), named("get")
-    assert linked(get) == [span.context.span_id for span in puts], linked(get)
-    stream = plane.stream("s", tasks=["t"])
-    try:
-        stream.consume("t", rows=1, columns=["x"], timeout=0.01)
-    except NotReady:
-        pass
-    (failed,) = named("consume s")
-    assert not failed.status.is_ok and failed.events[0].name == "exception"
-    exporter.clear()
-    for n in range(3):
-        stream.append({"x": [n]})
-    stream.close()
-    for delivery in stream.deliveries("t", rows=2, columns=["x"]):
-        assert "traceparent" in delivery.tags and delivery.ref.traces
-        stream.extend(delivery.ref, {"y": [0] * len(delivery)})
-    assert [len(span.links) for span in named("consume s")] == [2, 1]
-    assert len(named("ack s")) == 2 and len(named("extend s")) == 2
-    with trace.get_tracer("user").start_as_current_span("step") as step:
-        plane.put({"x": [1]})
-    assert named("put")[0].parent.span_id == step.get_span_context().span_id
-"""
-_ASYNC = """
-async def main():
-    async with dp.aio.connect(sys.argv[1]) as plane:
-        ref = await plane.put({"x": [1, 2]})
-        await plane.get(ref)
-        assert linked(named("get")[0]) == [named("put")[0].context.span_id]
-        stream = await plane.stream("a", tasks=["t"])
-        await asyncio.gather(*(stream.append({"x": [n]}, group=n) for n in range(5)))
-        async with stream.consume("t", rows=5, min_rows=5, columns=["x"]) as delivery:
-            await delivery.get()
-        (consume,) = named("consume a")
-        assert sorted(linked(consume)) == sorted(span.context.span_id for span in named("append a"))
-        assert linked(named("ack a")[0]) == [consume.context.span_id]
-        assert consume.attributes["group"] == tuple("01234"), consume.attributes["group"]
-asyncio.run(main())
-"""
-
-
-@each_case("code", [_SYNC, _ASYNC], ids=["sync", "async"])
-def test_a_reference_carries_the_span_that_made_it(tmp_path: Path, code: str) -> None:
-    with StandingNode(tmp_path) as node:
-        run(_IN_MEMORY + code, node.address)
-
-
 def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path: Path) -> None:
     code = """
 import sys, dataplane as dp
@@ -207,15 +131,3 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry", "d
 """
     with StandingNode(tmp_path) as node:
         run(code, node.address)
-
-
-def test_a_reference_with_too_many_or_too_long_traces_is_none() -> None:
-    from dataplane.batch import refcodec
-    from dataplane.errors import ProtocolMismatch
-
-    ref = dp.BatchRef.of(b"12345678", 1, [("x", dp.Field("dense", "int64", ()), 8, 1, 0)])
-    assert pickle.loads(pickle.dumps(ref)).traces == ()
-    for traces in (("x" * 65,), ("x",) * (refcodec.MOST_TRACES + 1)):
-        ref.traces = traces
-        with pytest.raises(ProtocolMismatch):
-            dp.BatchRef.decode(ref.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,37 +87,6 @@ def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any])
         with pytest.raises(dp.LeaseExpired):
             second.ack()
     second._inner.settled = True
-
-
-class Odd:
-    """Rows whose tag is odd, the last first; those whose tag is divisible by five are nobody's."""
-
-    needs = ()
-    tags_read = ("n",)
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        numbers = np.array(candidates.tags["n"].tolist(), np.int64)
-        odd = np.flatnonzero((numbers % 2 == 1) & (numbers % 5 > 0))
-        odd = odd[np.argsort(-numbers[odd])][:want]
-        return dp.Choice(odd, np.flatnonzero(numbers % 5 == 0))
-
-
-def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    found: list[int] = []
-
-    def wait() -> None:
-        with streams[0].consume("actor", rows=2, min_rows=2, columns=["id"], sampler=Odd(), timeout=60) as delivery:
-            found.extend(int(i) for i in delivery.get()["id"].to_list())
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    streams[1].append(ids(3), group=GROUPS[:3], tags={"n": [2, 4, 6]})
-    streams[2].append(ids(2, 3), group=GROUPS[3:5], tags={"n": [7, 9]})
-    waiting.join(60)
-    assert found == [4, 3]
-    with pytest.raises(dp.NotReady):
-        streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
 
 
 def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:

@@ -216,17 +216,6 @@ def test_a_sampler_that_does_not_work_harms_its_caller_alone(plane: dp.Plane) ->
     assert take(stream) == [0, 1, 2, 3]
 
 
-def test_a_built_in_sampler_with_a_choose_of_ones_own_chooses_by_it(plane: dp.Plane) -> None:
-    class Last(dp.Fifo):
-        def choose(self, candidates: Any, want: int) -> Any:
-            return np.arange(len(candidates))[-want:]
-
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1, 2, 3]})
-    assert take(stream, rows=2, sampler=Last()) == [2, 3]
-    assert take(stream, rows=2, sampler=dp.Fifo()) == [1]
-
-
 # Going on, and leaving
 
 
@@ -252,44 +241,7 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
         assert (figures["pending"], figures["dead"], figures["waiting"]) == (3, 0, 0)
 
 
-@each_case("meanwhile", ["its lease ends", "the stream is dropped"])
-@each_case("how", ["consume", "take", "deliveries"])
-def test_what_leaves_the_block_is_what_its_caller_sees(plane: dp.Plane, how: str, meanwhile: str) -> None:
-    stream = plane.stream(f"{how}, {meanwhile}", ["a"])
-    stream.append({"x": [1]})
-    asked: dict[str, Any] = {"rows": 1, "columns": ["x"], "lease": 0.05 if meanwhile == "its lease ends" else 60.0}
-    with pytest.raises(ZeroDivisionError):
-        if how == "deliveries":
-            held: Any = next(stream.deliveries("a", prefetch=0, **asked))
-        else:
-            held = stream.consume("a", **asked) if how == "consume" else stream.take("a", shards=1, **asked)
-        with held:
-            if meanwhile == "its lease ends":
-                eventually(lambda: task(stream)["leased"] == 0, meanwhile)
-            else:
-                stream.drop()
-            raise ZeroDivisionError
-    if meanwhile == "its lease ends":
-        assert take(stream) == [1]
-
-
 # What there is
-
-
-def test_dead_letters_without_a_common_column_are_named(plane: dp.Plane) -> None:
-    stream = plane.stream("s", ["a"], max_deliveries=1)
-    stream.append({"x": [1]}, keys=["p"], group="g", version=3, tags={"t": 1})
-    stream.append({"y": [1]}, keys=["q"])
-    for column in ("x", "y"):
-        stream.consume("a", rows=1, columns=[column]).nack()
-    dead = stream.dead_letters("a")
-    assert (len(dead), dead.keys, dead.ref) == (2, ["p", "q"], None)
-    assert (dead.groups, dead.versions, dead.tags) == (["g", None], [3, 0], {"t": [1, None]})
-    only = stream.dead_letters("a", most=1)
-    assert (only.keys, only.ref.columns) == (["p"], ("x",))
-    assert (len(stream.dead_letters("a", most=0)), len(stream.dead_letters("a", most=-1))) == (0, 0)
-    stream.drop_rows(dead.keys)
-    assert len(stream.dead_letters("a")) == 0
 
 
 def test_a_handle_to_a_stream_that_was_made_anew_shows_nothing_of_the_new_one(plane: dp.Plane) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -225,18 +224,6 @@ def test_keys(plane: Any) -> None:
     stream.drop()
 
 
-def test_values_of_numpys_types_are_taken(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]}, group=np.int64(3), version=np.array([7]), tags={"t": [np.float32(0.5)]}, timeout=-1)
-    with pytest.raises(dp.Misuse, match="no task"):
-        take(stream, "nobody")
-    for columns in ({"x": []}, {"x": ["text"]}):
-        with pytest.raises(dp.SchemaMismatch):
-            stream.append(columns)
-    with stream.consume("a", rows=1, columns=["x"], timeout=-1) as delivery:
-        assert (delivery.groups, delivery.versions, delivery.tags) == ([3], [7], {"t": [0.5]})
-
-
 # Settling
 
 
@@ -270,54 +257,6 @@ def test_ack_nack_renew(plane: Any) -> None:
         take(stream, "a", timeout=5)
     stream.drop_rows(dead.keys)
     assert len(stream.dead_letters("a")) == 0
-
-
-# Choosing
-
-
-def test_only_columns_that_were_asked_for_are_read(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": np.zeros((8, 8 << 10), np.uint8), "big": pattern(2, 4 * MIB, 8)})
-    delivery = stream.consume("a", rows=8, columns=["x"])
-    batch = delivery.get()
-    assert list(batch) == ["x"]
-    assert 0 < plane.stats().pinned_bytes < MIB
-    with pytest.raises(dp.SchemaMismatch):
-        delivery.get("big")
-
-
-def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
-    """One finds that the other was quicker; what is left is ready still, and nothing needs to change for it."""
-    meet = threading.Barrier(2, timeout=60)
-
-    class Together:
-        met = False
-
-        def choose(self, candidates: Any, want: int) -> Any:
-            if not self.met:
-                self.met = True
-                meet.wait()
-            return np.arange(want)
-
-    taken: list[list[int]] = []
-
-    def consume() -> None:
-        with dp.connect(node.address) as plane:
-            delivery = plane.stream("s").consume("a", rows=2, columns=["x"], sampler=Together(), timeout=60)
-            taken.append(values(delivery))
-            meet.wait()  # an ack would be a change
-            delivery.ack()
-
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        stream.append(rollouts(4))
-        threads = [threading.Thread(target=consume) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        assert sorted(taken) == [[0, 1], [2, 3]]
 
 
 # Going on

@@ -14,7 +14,7 @@ import pytest
 import dataplane as dp
 from dataplane.cluster.placement import Placement
 from tests.etcd import EtcdServer, needs_etcd
-from tests.integration.test_hosts import Host, members, together
+from tests.integration.test_hosts import Host, members
 from tests.processes import WAIT_S, eventually
 
 pytestmark = needs_etcd
@@ -103,22 +103,3 @@ def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[
     assert planes[0].get(tables[0].read(["c", "a"], ["id"]))["id"].to_list() == [9, 0]
     tables[0].drop()
     eventually(lambda: all(map(nothing_kept, planes[:2])), "what it needed is freed")
-
-
-def test_a_table_stays_where_it_was_made_when_a_host_joins(tmp_path: Path) -> None:
-    with Host(tmp_path / "0") as one, dp.connect(one.address) as a:
-        tables = [a.table(f"t{number}") for number in range(8)]
-        for number, table in enumerate(tables):
-            table.write(["a"], columns(1, number))
-        with Host(tmp_path / "1", one) as two, dp.connect(two.address) as b:
-            together(a, b)
-            for number, table in enumerate(tables):
-                other = b.table(table.name)
-                assert b.get(other.read(["a"]))["id"].to_list() == [number]
-                other.write(["b"], columns(1))
-                assert table.look().keys == ["a", "b"]
-                table.drop()
-                other.write(["c"], columns(1))  # made anew, at whichever is its home now
-                assert table.look().keys == other.look().keys == ["c"]
-                other.drop()
-            eventually(lambda: nothing_kept(a) and nothing_kept(b))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -203,13 +202,6 @@ def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
 # What no client of ours says
 
 
-def deep(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 FALSE = {
     "numbers that are none": lambda ref: m.ReadRows(9, "t", b"", [], b"123", ["x"]),
     "rows that are not there": lambda ref: m.ReadRows(9, "t", b"", [], np.array([-1, 1 << 62]).tobytes(), ["x"]),
@@ -253,28 +245,6 @@ def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
         assert plane.stats().shards == 0
 
 
-def test_tags_that_are_odd_are_refused_or_kept(node: StandingNode) -> None:
-    odd = [
-        {"deep": deep(600)},
-        {"deep": deep(5000)},
-        {"ext": msgspec.msgpack.Ext(5, b"1234")},
-        {"bytes": b"1234", "float": float("inf"), "map": {"a": {"b": None}}},
-    ]
-    with dp.connect(node.address) as plane:
-        table = plane.table("t")
-        table.write(["a"], {"x": np.arange(1)})
-        for tags in odd:
-            with Raw(node.address) as raw:
-                try:
-                    raw.send(m.WriteRows(9, "t", b"", "", b"", ["a"], b"", [tags]))
-                    raw.hear()
-                except (EOFError, RecursionError):
-                    pass
-            assert plane.get(table.read(["a"]))["x"].to_list() == [0]
-            table.look(tags=False)
-        plane.stats()
-
-
 # Processes that die, and memory that is full
 
 
@@ -307,17 +277,6 @@ def test_what_a_killed_process_had_written_stays(node: StandingNode, plane: Any)
         worker.kill()
         eventually(lambda: plane.stats().clients == 1)
     assert (plane.get(table.read(["a", "b"]))["x"].numpy() == pattern(3, MIB, 2)).all()
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_write_that_was_refused_leaves_nothing(plane: Any) -> None:
-    table = plane.table("t")
-    table.write(["a", "b"], {"x": np.arange(2)})
-    used = plane.stats().memory_used
-    with pytest.raises(dp.SchemaMismatch):
-        table.write(["a"], {"x": pattern(0, 8 * MIB), "y": np.zeros(1)})
-    eventually(lambda: plane.stats().memory_used == used, "what was staged is freed")
     table.drop()
 
 

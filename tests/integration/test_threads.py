@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,34 +109,6 @@ async def test_the_synchronous_face_where_a_loop_runs(tmp_path: Path) -> None:
         plane.free(plane.put({"x": [1]}))
         async with dp.aio.connect(plane.address) as other:
             assert np.array_equal((await other.get(ref))["x"].numpy(), pattern(1, MIB))
-
-
-def test_a_finalizer_that_uses_the_plane_within_a_call(tmp_path: Path) -> None:
-    """It would wait for the loop that it runs in: refused, and neither call hangs."""
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
-        caught: list[Exception] = []
-
-        class Owner:
-            def __del__(self) -> None:
-                try:
-                    plane.stats()
-                except dp.Misuse as error:
-                    caught.append(error)
-
-        class Columns(dict[str, list[int]]):
-            """Whose owner goes away while they are read, within put()."""
-
-            def __init__(self) -> None:
-                super().__init__(x=[1])
-                self.owner: Owner | None = Owner()
-
-            def items(self) -> Any:
-                self.owner = None
-                return super().items()
-
-        ref = plane.put(Columns())
-        assert plane.get(ref)["x"].to_list() == [1]
-        assert len(caught) == 1
 
 
 INTERRUPTED = """

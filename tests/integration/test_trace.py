@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -14,8 +13,6 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
-from dataplane.client.observing import collect, snapshot
-from dataplane.observe.trace import Trace
 from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, Worker, eventually
 from tests.tools import tool
@@ -143,46 +140,6 @@ def test_processes_of_all_hosts_on_one_clock(tmp_path: Path, capsys: pytest.Capt
             last = max(each["ts"] for each in events if each["name"] == "append")
             acked = max(each["ts"] for each in events if each["name"] == "ack")
             assert acked > last
-
-
-@pytest.mark.long
-def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two:
-        with dp.connect(one.address) as here, dp.connect(two.address) as there:
-            together(here, there)
-            other = there.stats().node
-        two.freeze()
-
-        async def ask() -> Trace:
-            async with dp.aio.connect(one.address) as plane:
-                return await collect(plane, 5)
-
-        try:
-            trace = asyncio.run(ask())
-        finally:
-            two.thaw()
-        assert list(trace.missing) in ([other], [])
-        if not trace.missing:  # it was taken for dead by then
-            assert all(process.node != other for process in trace.processes)
-
-
-def test_observing_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATAPLANE_OBSERVE", "0")
-
-    async def work(address: str) -> None:
-        async with dp.aio.connect(address) as plane:
-            await plane.put({"x": [1]})
-            assert plane.connection.events is None
-            assert (await snapshot(plane)).latencies["put"].count == 0
-
-    command = ["node", "--socket", str(tmp_path / "n.sock"), "--memory", "8MiB", "--spill", "0"]
-    import sys
-
-    with subprocess.Popen([sys.executable, "-m", "dataplane.cli", *command], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().decode().strip().removeprefix("DATAPLANE_ADDRESS=")
-        asyncio.run(work(address))
-        process.terminate()
 
 
 def test_perfettos_own_reader_opens_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,21 +124,6 @@ def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: 
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
-def test_rows_that_were_begun_finish_where_the_stream_is_full(plane: Any) -> None:
-    stream = plane.stream("full", tasks=["actor"], max_rows=2, max_bytes="1KiB")
-    rows = [stream.begin(group="a") for _ in range(2)]
-    for row in rows:
-        row.append({"response_ids": [np.arange(500)]})
-        row.finish()
-    with pytest.raises(dp.Backpressure):
-        stream.begin(timeout=0.05)
-    with stream.consume(
-        "actor", rows=2, columns=["response_ids"], sampler=dp.CompleteGroups(2), timeout=30
-    ) as delivery:
-        assert len(delivery) == 2
-    stream.drop()
-
-
 @BOTH
 def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
     row = stream.begin("r", group="g", version=1, columns={"prompt": ["p"]}, tags={"domain": "math"})
@@ -162,36 +146,3 @@ def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path:
     assert found["response_ids"] == [[1, 2, 3, 4]]
     assert found["version_spans"] == [[[0, 2, 2], [2, 4, 3]]]
     again.drop()
-
-
-def test_a_row_that_a_process_has_only_begun_is_free_at_once_when_it_goes(node: Any, stream: Any) -> None:
-    with dp.connect(node.address) as other:
-        other.stream("rollouts").begin("r", lease=3600).append({"response_ids": [[1, 2]]}, version=1)
-        assert stream.resume() is None
-    found: list[Any] = []
-    eventually(lambda: found.append(stream.resume()) or found[-1], "the row is free")
-    row = found[-1]
-    assert (row.key, row.tokens) == ("r", 2)
-    row.finish()
-    assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
-
-
-async def test_the_asynchronous_face(node: Any) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("rollouts", tasks=["actor"])
-        row = await stream.begin("r")
-        await asyncio.gather(*(row.append({"response_ids": [[i]]}, version=i) for i in range(3)))
-        async with row:
-            assert (await row.get())["response_ids"].to_list() == [[0, 1, 2]]
-        with pytest.raises(RuntimeError):
-            async with await stream.begin("other", group="g"):
-                raise RuntimeError
-        (other,) = await stream.unfinished()
-        assert other.free
-        taken_up = await stream.resume()
-        assert taken_up is not None
-        await taken_up.abandon()
-        with pytest.raises(dp.Misuse):
-            await taken_up.append({"response_ids": [[1]]})
-        async with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
-            assert (await delivery.get())["response_ids"].to_list() == [[0, 1, 2]]

@@ -44,19 +44,6 @@ def test_pieces_of_several_hosts_are_one_row(planes: list[Any]) -> None:
     eventually(lambda: all(map(nothing_kept, planes)), "every piece is freed where it is")
 
 
-def test_what_is_given_up_is_freed_on_all_hosts(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    row = streams[0].begin("r")
-    row.append({"response_ids": [[1]]})
-    row.release()
-    row = streams[1].resume("r")
-    row.append({"response_ids": [[2]]})
-    row.abandon()
-    row.abandon()
-    eventually(lambda: streams[2].stats()["rows"] == 0, "its leader removes what was given up")
-    eventually(lambda: all(map(nothing_kept, planes)), "every piece is freed where it is")
-
-
 def test_a_host_that_dies_takes_no_piece_with_it_where_there_are_copies(hosts: list[Any], planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in planes]
     row = streams[0].begin("r", group="g")

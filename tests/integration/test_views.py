@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,21 +120,6 @@ def test_writing_into_a_torch_tensor_touches_nobody_else(node: StandingNode) -> 
         assert torch.equal(again.torch(), -one)
 
 
-def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
-        draft = plane.draft({"x": dp.dense((1, SIZE // 8), "int64")})
-        array = draft["x"]
-        array[:] = pattern(1, SIZE)
-        ref = draft.seal()
-        assert np.array_equal(array, pattern(1, SIZE))
-        array[:] = 0
-        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, SIZE))
-        other.free(ref)
-        assert plane.stats().pinned_bytes == SIZE
-        del array, draft
-        eventually(lambda: plane.stats().memory_used == 0, "the array held it")
-
-
 def test_views_outlive_the_node(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node:
         with dp.connect(node.address) as plane:
@@ -147,27 +131,3 @@ def test_views_outlive_the_node(tmp_path: Path) -> None:
         tensor[0, 0] = 7
         assert np.array_equal(array, pattern(1, SIZE))
         assert np.array_equal(tensor.numpy()[0, 1:], pattern(1, SIZE)[0, 1:])
-
-
-def private() -> int:
-    """Bytes of this process's memory that are no file's."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * mmap.PAGESIZE
-
-
-@each_case("struct", [False, True])
-def test_large_rows_that_repeat_are_tensors_in_place_and_each_its_own(node: StandingNode, struct: bool) -> None:
-    rows = [torch.full((length, 256), float(length)) for length in (1024, 512)]
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": [{"pixels": row} for row in rows] if struct else rows})
-        column = plane.get(ref[[0, 1, 0, 0] * 8])["x"]
-        column[0:1].tensors()  # which imports
-        before = private()
-        found = [row["pixels"] if struct else row for row in column.tensors()]
-        assert all(torch.equal(row, rows[at % 4 == 1]) for at, row in enumerate(found))
-        assert private() - before < MIB  # of 28
-        found[2][:] = 7
-        found[5][0, 0] = 8
-        assert [float(row.flatten()[0]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 8]
-        assert [float(row.flatten()[-1]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 512]
-        assert float(column.numpy()[2]["pixels"][0, 0] if struct else column.numpy()[2][0, 0]) == 1024

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,12 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.errors import Misuse, PeerUnavailable
-from dataplane.web import feed as feeds
 from dataplane.web import limits
 from dataplane.web.access import Access
 from dataplane.web.feed import Feed
 from dataplane.web.server import Server
 from tests.cases import each_case
-from tests.integration.test_hosts import Host, together
-from tests.processes import StandingNode, eventually
+from tests.processes import StandingNode
 
 TOKEN = "correct-horse-battery"
 
@@ -102,43 +99,6 @@ async def test_a_node_that_ends_is_an_alert_and_one_in_its_place_is_shown(tmp_pa
                 tick = await until(session, server.url, lambda tick: not tick["down"])
                 assert tick["alerts"] == []
 
-
-def test_a_node_tells_the_figures_of_another(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "0") as one,
-        Host(tmp_path / "1", one) as two,
-        dp.connect(one.address) as here,
-        dp.connect(two.address) as there,
-    ):
-        together(here, there)
-        there.put({"a": [1.0] * 1000})
-        other = there.stats().node
-        stream = there.stream("s", tasks=["t"])
-        stream.append({"id": [1, 2]})
-        assert here.stats(other).node == other
-        assert here.stats(other).memory_used == there.stats().memory_used
-        eventually(lambda: "s" in here.streams(other) or "s" in here.streams(), "somebody leads the stream")
-        assert here.streams(other).keys() == here.stats(other).streams.keys()
-        led = {**here.stats().leads, **here.stats(other).leads}
-        assert any(key.startswith("s/") for key in led)
-        with pytest.raises(PeerUnavailable, match="no member"):
-            here.stats("f" * 16)
-        with pytest.raises(Misuse, match="16 hexadecimal digits"):
-            here.stats("somebody")
-
-
-async def test_the_death_of_a_host_is_told_within_two_seconds(tmp_path: Path) -> None:
-    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two:
-        with dp.connect(one.address) as here, dp.connect(two.address) as there:
-            await asyncio.to_thread(together, here, there)
-            dead = there.stats().node
-        async with page(one.address) as (server, _), aiohttp.ClientSession() as session:
-            await until(session, server.url, lambda tick: tick["sample"] and len(tick["sample"]["hosts"]) == 2)
-            await asyncio.to_thread(two.kill)
-            tick = await until(
-                session, server.url, lambda tick: {"gone", "silent"} & {alert["tag"] for alert in tick["alerts"]}
-            )
-            assert dead in {alert["of"] for alert in tick["alerts"]} or "left" in {e["kind"] for e in tick["events"]}
             # how long this takes is measured by `bench.web`: here others run too
 
 
@@ -176,24 +136,6 @@ async def test_with_a_token_nothing_is_shown_without_it(
 
 
 # strangers
-
-
-async def test_viewers_are_bounded_in_number(node: StandingNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "MAX_VIEWERS", 3)
-    async with page(node.address) as (server, feed), aiohttp.ClientSession() as session:
-        async with (
-            session.get(f"{server.url}events") as one,
-            session.get(f"{server.url}events") as two,
-            session.get(f"{server.url}events") as three,
-        ):
-            assert [one.status, two.status, three.status] == [200] * 3
-            async with session.get(f"{server.url}events") as four:
-                assert four.status == 503
-        async with asyncio.timeout(30):
-            while feed._viewers:
-                await asyncio.sleep(0.01)
-        async with session.get(f"{server.url}events") as again:
-            assert again.status == 200
 
 
 async def test_connections_are_bounded_and_those_that_say_nothing_are_closed(
@@ -283,33 +225,6 @@ def opened(url: str, path: str = "", **headers: str) -> bytes:
     with urllib.request.urlopen(request, timeout=60) as answer:
         body: bytes = answer.read()
         return body
-
-
-@pytest.fixture
-def served(node: StandingNode, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "dataplane.cli", "web", node.address, "--listen", "127.0.0.1:0"]
-    command += ["--token", str(tmp_path / "token")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
-def test_the_command_serves_until_it_is_told_to_stop(served: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
-    process, url = served
-    token = (tmp_path / "token").read_text().strip()
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        opened(url, "snapshot")
-    with refused.value:
-        assert refused.value.code == 401
-    assert b'"tick"' in opened(url, "snapshot", Authorization=f"Bearer {token}")
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert said.count(token) == 1, "it is told once, as it is made, and never logged"
-    assert "Traceback" not in said
 
 
 @pytest.mark.long

@@ -90,47 +90,6 @@ def test_the_newest_are_kept_and_readers_of_older_ones_are_not_disturbed(plane: 
         weights.publish(4, {"w": torch.zeros(1)})
 
 
-def test_a_version_of_a_layout_that_is_known_is_two_requests(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = plane.weights("actor")
-    wanted: list[dict[str, Any]] = [{}, {"names": ["b"]}, {"slices": {"a": [slice(1, 3)]}}]
-    asked: list[str] = []
-    connection, original = plane._plane._connection, plane._plane._connection.request
-
-    async def request(message: Any, *args: Any) -> Any:
-        asked.append(type(message).__name__)
-        return await original(message, *args)
-
-    def found() -> list[dict[str, list[Any]]]:
-        return [{name: tensor.tolist() for name, tensor in weights.get(**each).items()} for each in wanted]
-
-    weights.publish(1, {"a": torch.arange(4.0), "b": torch.zeros(2, dtype=torch.bfloat16)})
-    assert found()[2] == {"a": [1.0, 2.0], "b": [0.0, 0.0]}
-    weights.publish(2, {"a": torch.arange(4.0) + 1, "b": torch.ones(2, dtype=torch.bfloat16)})
-    monkeypatch.setattr(connection, "request", request)
-    first, second, third = found()
-    assert asked == ["LookAtRows", "Pin"] * 3
-    assert first == {"a": [1.0, 2.0, 3.0, 4.0], "b": [1.0, 1.0]}
-    assert (second, third) == ({"b": [1.0, 1.0]}, {"a": [2.0, 3.0], "b": [1.0, 1.0]})
-    monkeypatch.undo()
-    weights.publish(3, {"b": torch.zeros(2), "a": torch.zeros(4)})  # another layout
-    assert weights.get()["b"].dtype == torch.float32
-
-
-def test_chunks_that_are_not_where_they_were_said_to_be_are_looked_for(
-    plane: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = plane.weights("actor")
-    weights.publish(1, {"a": torch.arange(4.0)})
-    told = weights.get()
-    getter = plane._plane._getter
-
-    async def gone(shards: Any, timeout: float) -> Any:
-        raise dp.Freed("they are not here")
-
-    monkeypatch.setattr(getter, "hold_own", gone)
-    assert torch.equal(weights.get()["a"], told["a"])
-
-
 def test_watchers_and_readers_wait_for_what_is_published(plane: Any, node: StandingNode) -> None:
     told: list[int] = []
     got: list[int] = []

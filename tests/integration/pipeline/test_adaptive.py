@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import dataplane as dp
-from dataplane.pipeline import Adaptive, Cluster, Cost, Executor, Pipeline, Rows, Stage, fifo, in_turn, plan
+from dataplane.pipeline import Adaptive, Cluster, Cost, Executor, Pipeline, Rows, Stage, fifo, in_turn
 from tests.integration.pipeline import stages
 from tests.processes import StandingNode
 
@@ -42,24 +41,3 @@ def test_a_plan_follows_the_work(node: StandingNode) -> None:
         assert last.after_s < last.before_s
         assert executor.plan is not begun
         assert len(executor.plan.workers_of[1]) >= 2, "the stage that has become heavy has more workers"
-
-
-def test_steps_of_other_sizes_are_shared_out_anew(node: StandingNode) -> None:
-    cluster = Cluster.uniform(2)
-    begun = plan(PIPELINE, Rows.of(LIGHT, a=LIGHT, b=LIGHT), cluster, seconds=0.1, micro_batches=2)
-    with dp.connect(node.address) as plane, Executor(plane, PIPELINE, begun, method="forkserver") as executor:
-        adaptive = Adaptive(executor, PIPELINE, seconds=0.1, drift=100.0)
-        for count in (8, 5, 11, 1):
-            step(plane, adaptive, [2] * count, [1] * count)
-        assert adaptive.switches == []
-
-
-def test_a_lag_leaves_no_moment_to_switch_in(node: StandingNode) -> None:
-    pipeline = Pipeline(PIPELINE.stages, lag=1)
-    begun = plan(pipeline, Rows.of(LIGHT, a=LIGHT, b=LIGHT), Cluster.uniform(2), seconds=0.1)
-    with (
-        dp.connect(node.address) as plane,
-        Executor(plane, pipeline, begun, method="forkserver") as executor,
-        pytest.raises(ValueError, match="no moment between"),
-    ):
-        Adaptive(executor, pipeline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,28 +70,6 @@ def test_rows_come_back_in_their_order_whatever_the_micro_batches(plane: dp.Plan
         assert values(plane, result.ref, "z") == (3 * X).tolist()
 
 
-def test_a_plan_is_switched_between_steps(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline()
-    ref = plane.put({"x": X})
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        for micro, members in ((4, {}), (2, {"double": [1], "add": [0]}), (8, {"double": [0, 1], "add": [0]})):
-            executor.use(planned(pipeline, micro=micro, **members))
-            result = executor.step(ref)
-            assert len(result.spans) == 2 * micro
-            assert values(plane, result.ref, "z") == (3 * X).tolist()
-        with pytest.raises(ValueError, match="3 workers, not 2"):
-            executor.use(planned(pipeline, workers=3))
-
-
-def test_with_a_lag_steps_are_under_way_side_by_side(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline(stages.wait_by_rows, lag=1)
-    refs = [plane.put({"x": X + 10 * step}) for step in range(4)]
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        results = list(executor.run(refs))
-    assert [values(plane, result.ref, "z") for result in results] == [(3 * (X + 10 * s)).tolist() for s in range(4)]
-    assert all(b.ended - b.step_s < a.ended for a, b in pairwise(results)), "the next one had begun"
-
-
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
@@ -126,21 +103,6 @@ def test_a_worker_that_keeps_state_begins_again_where_the_last_step_ended(plane:
         assert [max(values(plane, result.ref, "total")) for result in results] == [step, 2 * step, 3 * step]
 
 
-def test_a_stage_that_keeps_state_moves_with_it(plane: dp.Plane, mark: Path) -> None:
-    mark.touch()  # nobody dies
-    first = Stage("double", stages.double, ("x",), ("y",))
-    pipeline = Pipeline(
-        [first, Stage("sum", stages.Summing(str(mark)), ("y",), ("total",), factory=True, stateful=True)]
-    )
-    plans = [planned(pipeline, sum=[1], double=[0]), planned(pipeline, sum=[0], double=[1])]
-    with Executor(plane, pipeline, plans[0], method=METHOD) as executor:
-        ref = plane.put({"x": X})
-        for at in range(4):
-            executor.use(plans[at % 2])
-            total = max(values(plane, executor.step(ref).ref, "total"))
-            assert total == (at + 1) * 2 * int(X.sum())
-
-
 def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.die_always)
     with (
@@ -148,12 +110,3 @@ def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
         pytest.raises(dp.PeerUnavailable, match="no more are replaced"),
     ):
         executor.step(plane.put({"x": X}))
-
-
-def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline()
-    with (
-        Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor,
-        pytest.raises(StageFailed, match="'x'"),
-    ):
-        executor.step(plane.put({"other": X}))
