@@ -1,18 +1,14 @@
 """Processes of one host that use one stream are killed at random moments. What each was told is in a file of its own;
 at the end the rules of streams are held against all of it, and nothing may be left on the node.
 
-What happens is drawn from a seed. `python -m tests.chaos.kills --kills 1000 --seed 1`, or `--minutes 10`, runs one by
-itself and tells what it found; `run` is what tests call.
+What happens is drawn from a seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -25,7 +21,7 @@ import psutil
 
 import dataplane as dp
 from tests.chaos.history import Event, History
-from tests.processes import StandingNode, Worker, eventually, warm
+from tests.processes import StandingNode, Worker, eventually
 
 ROLES = ("producer", "producer", "producer", "reward", "reward", "actor", "actor", "putter", "drafter")
 TASKS = ("reward", "actor")
@@ -153,11 +149,9 @@ class Found:
     kills: int = 0
     appended: int = 0
     acked: int = 0
-    delivered: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     spilled: int = 0
-    left: Left | None = None
 
 
 def told_by(lines: list[str], history: History, errors: Counter[str]) -> None:
@@ -254,7 +248,6 @@ class Run:
         found.broken += history.broken()
         found.appended = sum(len(event.rows) for event in history.of("append", True))
         found.acked = sum(len(event.rows) for event in history.of("ack", True))
-        found.delivered = sum(len(event.rows) for event in history.of("deliver"))
         self._check_nothing_left(before, found)
         return found
 
@@ -297,7 +290,6 @@ class Run:
             now = Left.of(self._node, self._plane, self._spill)
             found.broken.append(f"left on the node: {now}, where there was {before}; {self._plane.stats().holders}")
         found.spilled = self._plane.stats().spilled_bytes
-        found.left = Left.of(self._node, self._plane, self._spill)
         self._stream.drop()
 
 
@@ -319,25 +311,3 @@ def run(seed: int, kills: int, directory: Path, seconds: float = 3600.0) -> Foun
     """A run of this seed: so many kills, or for so many seconds if that is less."""
     with ExitStack() as stack:
         return Run(seed, directory, stack).run(kills, seconds)
-
-
-def main() -> int:
-    """Run, and tell what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=1 << 30)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    warm()
-    with tempfile.TemporaryDirectory() as directory:
-        found = run(arguments.seed, arguments.kills, Path(directory), 60 * arguments.minutes)
-    sys.stdout.write(
-        f"seed {arguments.seed}: {found.kills} kills, {found.appended} rows appended, {found.delivered} delivered,"
-        f" {found.acked} acked; {found.spilled} bytes spilled; errors {dict(found.errors)}; at the end {found.left}\n"
-        + "".join(f"{line}\n" for line in found.broken)
-    )
-    return len(found.broken)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

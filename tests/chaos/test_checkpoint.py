@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.stream.page import PAGE
-from dataplane.stream.reads import MAX_SNAPSHOTS
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
-from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, before_requests, eventually, pattern
 from tests.streams import take, values
 
@@ -354,51 +351,7 @@ def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> N
         stream.drop()
 
 
-def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        stream = fill(plane)
-        token = bytes(stream._inner._token)
-        for _ in range(MAX_SNAPSHOTS):
-            assert isinstance(raw.ask(m.TakeSnapshot(raw.next(), token)), m.SnapshotTaken)
-        assert raw.ask(m.TakeSnapshot(raw.next(), token)).name == "LimitExceeded"
-        for number in (1, 1, 2, 77, -1):
-            raw.send(m.ReleaseSnapshot(number))
-        assert isinstance(raw.ask(m.ReadSnapshot(raw.next(), 3, 0, PAGE)), m.SnapshotRows)
-        assert raw.ask(m.ReadSnapshot(raw.next(), 1, 0, PAGE)).name == "Misuse"
-        for task in ("a", "b"):
-            take(stream, task)
-        assert plane.stats().shards == 2, "they are read still"
-        stream.drop()
-        assert plane.stats().shards == 0
-        assert raw.ask(m.ReadSnapshot(raw.next(), 3, 0, PAGE)).name == "Closed"
-    with dp.connect(node.address) as plane:
-        eventually(lambda: held(plane) == (0, 0, 0, 1), "they go with who took them")
-
-
 # Room
-
-
-@pytest.mark.parametrize("beside", [0, 8])
-def test_a_node_that_is_too_small(tmp_path: Path, node: StandingNode, file: Path, beside: int) -> None:
-    """One where it can never fit, and one where others have the room."""
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        for start in range(6):
-            stream.append({"x": [start], "big": pattern(start, MIB)})
-        stream.checkpoint(file)
-        before = held(plane)
-        kept = plane.put({"big": pattern(9, beside * MIB)}) if beside else None
-        if beside:
-            with pytest.raises(dp.Backpressure):
-                plane.restore(file, name="t", timeout=0.05)
-            plane.free(kept)
-            eventually(lambda: held(plane) == before, "nothing of it is kept")
-            assert take(plane.restore(file, name="t")) == list(range(6))
-    with StandingNode(tmp_path / "next", memory="4MiB", spill=0) as small, dp.connect(small.address) as plane:
-        with pytest.raises((dp.Backpressure, dp.LimitExceeded)):
-            plane.restore(file, timeout=0.05)
-        assert plane.streams() == {}
-        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
 
 
 @pytest.mark.parametrize(

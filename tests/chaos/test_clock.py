@@ -57,11 +57,3 @@ def test_nothing_reads_the_wall_clock() -> None:
 )
 def test_a_reading_is_found(source: str) -> None:
     assert readings(source)
-
-
-def test_a_reading_is_found_where_dates_are_values() -> None:
-    assert readings("import datetime as dt\ndt.datetime.now()", values=True)
-
-
-def test_the_monotonic_clock_is_none() -> None:
-    assert readings("import time\ntime.monotonic()\ntime.perf_counter()") == []

@@ -51,17 +51,3 @@ def test_a_full_disk_quota_is_named(tmp_path: Path) -> None:
         plane.free(refs.pop(0))
         refs.append(plane.put({"x": pattern(99, MIB // 2)}, timeout=60))
         assert np.array_equal(plane.get(refs[-1])["x"].numpy(), pattern(99, MIB // 2))
-
-
-@pytest.mark.long
-def test_a_small_disk_is_not_written_over_and_over(tmp_path: Path) -> None:
-    """Above the watermark for good, with a disk that helps little: shards must not take each other's place there."""
-    with (
-        StandingNode(tmp_path, memory="8MiB", spill="600KiB", low_watermark=0.5) as node,
-        dp.connect(node.address) as plane,
-    ):
-        refs = [plane.put({"x": pattern(seed, MIB // 2)}) for seed in range(16)]
-        with pytest.raises(dp.Backpressure):
-            while True:
-                refs.append(plane.put({"x": pattern(99, MIB // 2)}, timeout=0.5))
-        assert plane.stats().spilled_bytes <= len(refs) * MIB // 2

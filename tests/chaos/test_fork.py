@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,24 +94,6 @@ def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     theirs.close()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
-def test_a_living_child_keeps_no_connection_of_the_parent(node: StandingNode, child: Any, closed: bool) -> None:
-    """The child has the parent's socket, from the fork; it must not keep the connection up. Of views that were dropped
-    before the fork it holds nothing."""
-    with dp.connect(node.address) as watcher:
-        plane = dp.connect(node.address)
-        view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
-        del view
-        if closed:
-            plane.close()
-        ask = child(lambda: "alive")
-        plane.close()
-        assert ask() == "alive"
-        eventually(lambda: watcher.stats().clients == 1, "the connection ended")
-        assert watcher.stats().pinned_bytes == 0
-
-
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
 def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, closed: bool) -> None:
     """What it reads does not change when the parent drops its views, frees the batch and puts others."""
@@ -175,19 +156,6 @@ def test_a_child_whose_node_does_not_answer_can_not_read_views(
         finally:
             node.thaw()
         assert np.array_equal(view, pattern(1, MIB))
-
-
-def test_the_child_connects_by_itself(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(1, MIB)})
-
-        def work() -> bytes:
-            with dp.connect(node.address) as own:
-                assert np.array_equal(own.get(ref)["x"].numpy(), pattern(1, MIB))
-                return pickle.dumps(own.put({"x": pattern(2, MIB)}))
-
-        ref = pickle.loads(in_child(work))
-        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB))
 
 
 @pytest.mark.long

@@ -72,13 +72,6 @@ def test_nonsense_cuts_off(node: StandingNode, what: str) -> None:
         assert raw.is_cut_off()
 
 
-@each_case("what", ["text", "a reply", "text that is no UTF-8"])
-def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
-    with Raw(node.address, greet=False) as raw:
-        raw.socket.sendall(NONSENSE[what])
-        assert raw.is_cut_off()
-
-
 # Claims that are false
 
 

@@ -30,39 +30,6 @@ def planes(two: Hosts) -> Iterator[Planes]:
         yield one, other
 
 
-def until_lost(plane: Any, ref: dp.BatchRef) -> set[type[Exception]]:
-    """Read until OwnerDied is raised; what was raised before."""
-    before: set[type[Exception]] = set()
-    while True:
-        try:
-            plane.get(ref)
-        except dp.OwnerDied:
-            return before
-        except dp.DataplaneError as error:
-            before.add(type(error))
-
-
-def test_unavailable_and_then_lost(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    node = one.stats().node
-    small, large = one.put({"x": [1]}), one.put({"x": pattern(1, 2 * MIB)})
-    two[0].freeze()
-    with pytest.raises(dp.PeerUnavailable) as caught:
-        other.get(large, timeout=0.1)
-    assert caught.value.address == two[0].listens
-    two[0].kill()
-    assert until_lost(other, large) <= {dp.PeerUnavailable}
-    with pytest.raises(dp.OwnerDied) as lost:
-        other.get(small)
-    assert lost.value.node == node
-    assert members(other) == {other.stats().node}
-    own = other.put({"x": [2]})
-    assert other.get(own)["x"].to_list() == [2]
-    with pytest.raises(dp.OwnerDied):
-        other.get(dp.concat([own, small]))
-    other.free(small)
-
-
 def test_killed_while_others_read(tmp_path: Path) -> None:
     """Whatever was being read: right, or a typed error; and nothing stays pinned or reserved."""
     with (

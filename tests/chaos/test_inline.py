@@ -14,7 +14,7 @@ import dataplane as dp
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
-from tests.processes import StandingNode, Worker, before_requests, eventually
+from tests.processes import StandingNode, Worker, eventually
 
 
 @pytest.fixture
@@ -27,31 +27,6 @@ def take(stream: Any, rows: int = 100, columns: tuple[str, ...] = ("x",)) -> lis
     with stream.consume("a", rows=rows, columns=columns, timeout=60) as delivery:
         got = delivery.get()
         return [got[name].to_list() for name in columns]
-
-
-def asked(stream: Any) -> list[str]:
-    """The kinds of the requests that the stream's plane makes from now on."""
-    kinds: list[str] = []
-    before_requests(stream._inner._connection, lambda request: kinds.append(type(request).__name__))
-    return kinds
-
-
-# What travels so
-
-
-def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        kinds = asked(stream)
-        (key,) = stream.append({"x": [[1, 2, 3]], "p": np.zeros((1, 512), np.float32)}, group="g", version=7)
-        stream.extend([key], {"score": [0.5]})
-        plane.put({"x": [1]})
-        assert kinds == ["AppendInline", "ExtendInline", "Put"]
-        with stream.consume("a", rows=1, columns=["x", "p", "score"], timeout=60) as delivery:
-            got = delivery.get()
-            assert (got["x"].to_list(), got["score"].to_list()) == ([[1, 2, 3]], [0.5])
-            assert not got["p"].numpy().any()
-            assert (delivery.groups, delivery.versions, delivery.keys) == (["g"], [7], [key])
 
 
 # Who waits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -128,40 +127,3 @@ def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Pa
         assert peak <= BUDGET + 100 * MIB
         assert shared(node) <= BUDGET
         assert psutil.Process(node).is_running()
-
-
-def cramped(pipe: Any, address: str, ref: dp.BatchRef) -> None:
-    """Has no addresses left for what it has not mapped yet."""
-    with dp.connect(address) as plane:
-        plane.put({"x": pattern(1, MIB)})
-        now = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (now + 4 * MIB, resource.RLIM_INFINITY))
-        outcomes = []
-        for work in (
-            lambda: plane.draft({"x": dp.dense((8 * MIB,), "uint8")}),
-            lambda: plane.get(ref)["x"].numpy(),
-        ):
-            try:
-                work()
-            except dp.DataplaneError as error:
-                outcomes.append((type(error), str(error)))
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        pipe.send(outcomes)
-        pipe.recv()
-        with plane.draft({"x": dp.dense((8 * MIB,), "uint8")}) as draft:
-            draft["x"][:] = 1
-            plane.free(draft.seal())
-        pipe.send(np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB)))
-        pipe.recv()
-
-
-def test_a_process_without_addresses_is_told_so_and_holds_nothing(tmp_path: Path) -> None:
-    with StandingNode(tmp_path, memory="64MiB") as node, dp.connect(node.address) as plane:
-        ref = plane.put({"x": pattern(2, MIB)})
-        with Worker(cramped, node.address, ref) as worker:
-            outcomes = worker.hear()
-            assert [error for error, _ in outcomes] == [dp.LimitExceeded] * 2
-            assert all("ulimit -v" in text for _, text in outcomes)
-            eventually(lambda: plane.stats().reserved_bytes == plane.stats().pinned_bytes == 0, "all given back")
-            assert worker.ask()
-            worker.say()

@@ -1,15 +1,12 @@
 """Clients of several hosts use one stream while nodes are killed, stopped and continued, and join; each writes down
 what it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
 
-What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here,
-with the faults that DATAPLANE_TEST_FAULTS names: "away" stops a node for so long that others lead what it led.
+What happens is drawn from a seed; "away" stops a node for so long that others lead what it led.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +25,7 @@ from tests.processes import WAIT_S, eventually
 
 pytestmark = needs_etcd
 
-FAULTS = os.environ.get("DATAPLANE_TEST_FAULTS", "kill stop join nothing").split()
+FAULTS = ["kill", "stop", "join", "nothing"]
 LASTS_S = 3.0
 AWAY_S = 4.5  # longer than a leader may be silent
 MAX_ROWS = 400
@@ -364,22 +361,3 @@ def test_the_rules_find_what_is_broken() -> None:
     assert broken(*fine, ("deliver", [1], "log", later)) == again
     assert broken(*fine, lost=[2]) == ["1 rows were told as lost, and their columns survived: [2]"]
     assert broken(*fine, killed=0, lost=[2, 2]) == ["1 rows were told twice as lost: [2]"]
-
-
-def main(seeds: list[int]) -> int:
-    """Run these; how many were broken."""
-    broken = 0
-    for seed in seeds:
-        began = time.monotonic()
-        try:
-            perform(seed, FAULTS)
-        except AssertionError as error:
-            broken += 1
-            sys.stdout.write(f"{error}\n")
-        sys.stdout.write(f"seed {seed}: {time.monotonic() - began:.1f} s\n")
-        sys.stdout.flush()
-    return broken
-
-
-if __name__ == "__main__":
-    sys.exit(main([int(seed) for seed in sys.argv[1:]]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import socket
 import struct
 import termios
@@ -18,7 +17,7 @@ import pytest
 from dataplane.testing import TransportSuite
 from dataplane.testing.transports import KIB, MIB, PAGE, Shelf, Target, shelves, until
 from dataplane.transport import strangers, tcp
-from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
 from tests.processes import has_ipv6
@@ -198,16 +197,6 @@ async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, 
     await until(lambda: len(server._door._strangers) == 0)
 
 
-async def test_who_has_a_ticket_and_says_no_more_is_sent_away(
-    server: Tcp, reader: Tcp, shelf: Shelves, quick: None
-) -> None:
-    ticket = server.offer(shelf(64 * KIB).memory)
-    with Stranger(server) as stranger:
-        stranger.socket.sendall(ticket + b"\1\0\0\0" + bytes(15))
-        assert await asyncio.to_thread(stranger.hear) == b""
-    await until(lambda: not server._door._inside)
-
-
 # Readers and servers that stall
 
 
@@ -219,18 +208,6 @@ async def test_withdrawn_from_a_reader_that_takes_nothing(server: Tcp, shelf: Sh
         await until(stranger.arrived)
         async with asyncio.timeout(60):
             await server.withdraw(ticket)
-
-
-async def test_ended_beside_a_reader_that_takes_nothing(server: Tcp, shelf: Shelves) -> None:
-    one = shelf(33 * MIB)
-    ticket = server.offer(one.memory)
-    with Stranger(server) as stranger, Stranger(server) as silent:
-        stranger.ask(ticket, (0, 33 * MIB))
-        await until(stranger.arrived)
-        async with asyncio.timeout(60):
-            await server.aclose()
-        assert len(await asyncio.to_thread(stranger.hear)) < 33 * MIB
-        assert await asyncio.to_thread(silent.hear) == b""
 
 
 class Slow:
@@ -333,41 +310,6 @@ async def test_what_is_on_its_way_when_an_offer_ends_is_not_taken_for_something_
     assert target.guarded()
 
 
-async def test_a_slow_network_is_still_one(server: Tcp, reader: Tcp, shelf: Shelves, slow: Slow) -> None:
-    """The one above fails for its reason alone."""
-    one = shelf(9 * MIB)
-    ticket = server.offer(one.memory)
-    target = Target(9 * MIB)
-    reading = asyncio.create_task(reader.read(slow.address, ticket, target.memory, 60.0))
-    await until(slow.arrived)
-    slow.release()
-    await reading
-    assert np.array_equal(target.bytes, one.content)
-
-
-async def test_a_read_that_is_not_even_connected_can_be_cancelled(reader: Tcp) -> None:
-    """A host that has gone answers nothing at all; here, one that has no room for who connects."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        address = full.getsockname()
-        crowd = [socket.socket() for _ in range(4)]
-        try:
-            for each in crowd:
-                each.setblocking(False)
-                each.connect_ex(address)
-            target = Target(KIB)
-            read = reader.read(f"{address[0]}:{address[1]}", bytes(16), target.memory, 600.0)
-            reading = asyncio.create_task(read)
-            await asyncio.sleep(0.05)
-            assert not reading.done()
-            reading.cancel()
-            async with asyncio.timeout(60):
-                await asyncio.gather(reading, return_exceptions=True)
-            assert reading.cancelled()
-        finally:
-            for each in crowd:
-                each.close()
-
-
 async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:
     """The reader's own: they end with TransportError."""
     target = Target(9 * MIB)
@@ -396,16 +338,3 @@ async def test_nobody_waits_for_reads_that_stall(server: Tcp, reader: Tcp, silen
     await asyncio.gather(*reading, return_exceptions=True)
     await asyncio.gather(*others)
     assert in_time
-
-
-async def test_a_file_that_ends_early(server: Tcp, reader: Tcp) -> None:
-    fd = os.memfd_create("short")
-    try:
-        os.ftruncate(fd, PAGE)
-        target = Target(2 * PAGE)
-        with pytest.raises(TransportError):
-            await reader.read(server.address, server.offer(Memory(fd, 0, 2 * PAGE)), target.memory, 60.0)
-        assert target.guarded()
-        await server.aclose()
-    finally:
-        os.close(fd)

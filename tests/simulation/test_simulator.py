@@ -15,13 +15,12 @@ import pytest
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend, Truncate
 from tests.cases import each_case
-from tests.simulation import __main__ as command
 from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS, Fault, plan
 from tests.simulation.injector import Injector
 from tests.simulation.planted import FAULTS
 from tests.simulation.run import run, run_seed
-from tests.simulation.shrink import kept, only, report, shrink
+from tests.simulation.shrink import kept, only, shrink
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +28,6 @@ ROOT = Path(__file__).parents[2]
 @each_case("seed", [3, 17, 2001])
 def test_a_run_is_its_seed(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
-
-
-def test_a_plan_can_be_run_with_fewer_faults() -> None:
-    whole = plan(5)
-    assert only(whole, [0, 2]).faults == (whole.faults[0], whole.faults[2])
-    assert run(only(whole, [])).broken is None
 
 
 def test_without_faults_nothing_changes_but_by_recruiting() -> None:
@@ -60,23 +53,6 @@ def test_broken_runs_are_shrunk_and_run_again(monkeypatch: pytest.MonkeyPatch) -
         left = [each.broken for each in fewer if each.broken is not None]
         assert not [broken for broken in left if broken.split(":")[0] == str(outcome.broken).split(":")[0]]
         assert len(left) < len(fewer) / 2  # what may break is another invariant, seldom
-
-
-def test_what_is_printed_runs_it_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seed = next(broken(monkeypatch))
-    outcome = run_seed(seed)
-    text = report(outcome)
-    assert f"seed {seed} breaks" in text
-    assert outcome.broken in text
-    keep = text.rpartition("KEEP=")[2]
-    assert command.again(seed, keep) == 1
-    assert "every invariant holds" not in capsys.readouterr().out
-    assert "simulate:" in (ROOT / "Makefile").read_text()
-
-
-def test_a_campaign_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.campaign(4000, 12, jobs=1) == 0
-    assert "seeds 4000 to 4011: 0 break an invariant" in capsys.readouterr().out
 
 
 def test_the_command_runs_in_two_processes() -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from tests.cases import each_case
 from tests.simulation.faults import KINDS, Fault
-from tests.simulation.shrink import only, report
-from tests.simulation.stream.planted import FAULTS
+from tests.simulation.shrink import report
 from tests.simulation.stream.run import plan, run, run_seed, streams
 
-ROOT = Path(__file__).parents[3]
 SEEDS = 300
 
 
@@ -48,19 +42,3 @@ def test_each_kind_of_fault_ends(kind: str) -> None:
 
 def test_a_dropped_row_goes_when_its_ack_is_refused_since_others_of_the_delivery_are_lost() -> None:
     assert run_seed(1375).broken is None
-
-
-def test_a_broken_run_is_said_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    FAULTS["rows_on_their_way_are_given_again"](monkeypatch.setattr)
-    outcome = next(outcome for outcome in map(run_seed, range(SEEDS)) if outcome.broken is not None)
-    text = report(outcome, run, "make simulate STREAM=1")
-    assert f"make simulate STREAM=1 SEED={outcome.plan.seed} KEEP=" in text
-    keep = text.rpartition("KEEP=")[2]
-    assert run(only(outcome.plan, [] if keep == "none" else [int(i) for i in keep.split(",")])).broken is not None
-
-
-def test_the_command_runs_it() -> None:
-    asked = [sys.executable, "-m", "tests.simulation", "--stream", "--seeds", "3", "--first", "9", "--jobs", "1"]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "seeds 9 to 11: 0 break an invariant" in done.stdout
