@@ -36,7 +36,7 @@ from dataplane.store.durable.database import Database
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
-from dataplane.stream.sampler import Fifo
+from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 
@@ -103,17 +103,15 @@ class Appender:
         asked = m.Append(number, self._token, admitted.ticket, "", ref.encode(), [], b"", groups, versions, {}, {})
         await self._ask(asked)
 
-    async def take(self, rows: int = ROWS) -> m.Delivered:
+    async def take(self, rows: int = ROWS) -> r.Delivered:
         """Rows of the task."""
-        asked = m.Consume(
-            next(self._numbers), self._token, "train", rows, rows, ["x"], Fifo(), b"", b"", "", None, 0, 600.0, _WAIT_S
-        )
-        delivered: m.Delivered = await self._ask(asked)
+        asked = r.Consume(task="train", rows=rows, min_rows=rows, columns=("x",), lease_s=600.0)
+        delivered: r.Delivered = (await self._ask(m.AskStream(next(self._numbers), self._token, asked))).result
         return delivered
 
-    async def ack(self, delivered: m.Delivered) -> None:
+    async def ack(self, delivered: r.Delivered) -> None:
         """They are done, and their columns freed."""
-        await self._ask(m.Ack(next(self._numbers), delivered.stream, delivered.grant, None, done=True, seen=True))
+        await self._ask(m.AskStream(next(self._numbers), self._token, r.Ack(grant=delivered.grant)))
 
     async def aclose(self) -> None:
         await self.durable.aclose()
@@ -215,7 +213,7 @@ async def first_row(scratch: Path, began: float) -> str:
     mover = asyncio.create_task(node.store.run())
     await node.start()
     known = time.perf_counter() - began
-    ref = BatchRef.decode((await node.take(1)).ref)
+    ref = (await node.take(1)).ref
     await node.store.pin("c", [shard for _, shard in ref.shards()], Deadline.after(_WAIT_S))
     first = time.perf_counter() - began
     (figures,) = node.durable.service.figures(None, 1).values()

@@ -67,11 +67,12 @@ def _nothing(_: Connection) -> None:
 
 
 def before_requests(connection: Any, do: Callable[[Any], object]) -> None:
-    """Call `do(request)` before each request that this connection sends from now on, however it is made."""
+    """Call `do(request)` before each request that this connection sends from now on, however it is made; of one that is
+    a stream's own, without its envelope."""
     ask = connection._ask
 
     def asked(request: Any) -> Any:
-        do(request)
+        do(getattr(request, "asked", request))
         return ask(request)
 
     connection._ask = asked

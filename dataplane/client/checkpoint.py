@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,9 +29,13 @@ from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.client.writer import Writer
 from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.stream import requests as r
 from dataplane.stream.block import Block, Head
 from dataplane.stream.page import PAGE, Index
 from dataplane.wire import messages as m
+
+if TYPE_CHECKING:
+    from dataplane.client.streams import AsyncStream
 
 PIECE = 32 << 20
 """Bytes of columns that are read or written at a time, on a node with room for `_SHARE` times as many."""
@@ -53,67 +57,60 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
     tables: list[bytes]
 
 
-async def write(
-    connection: Connection,
-    getter: Getter,
-    writer: Writer,
-    stream: tuple[str, bytes],
-    path: str | os.PathLike[str],
-    timeout: float,
-) -> None:
-    """Write the stream of this name and token to the file. Raises as `AsyncStream.checkpoint`."""
-    name, token = stream
-    timeout, frames = arguments.seconds(timeout), 1
-    with CheckpointWriter(_path(path)) as file:
-        asked = m.TakeSnapshot(connection.next_id(), token)
-        taken = await connection.request(asked, m.SnapshotTaken, 0.0)
-        write = _Writing(file, getter, writer, min(PIECE, connection.welcome.capacity // _SHARE), timeout)
-        try:
-            file.frame(HEAD, msgspec.msgpack.encode(_Heading(name, taken.head)))
-            for page in taken.head.pages:
-                async for found in _blocks(connection, taken.snapshot, page * PAGE, PAGE):
-                    file.frame(BLOCK, msgspec.msgpack.encode(found.block))
-                    frames += 1
-                    for rows, task, encoded in found.columns:
-                        ref = BatchRef.decode(encoded)
-                        frames += await _write_columns(write, np.frombuffer(rows, np.int64), task, ref)
-            file.frame(END, msgspec.msgpack.encode(frames))
-            await writer.in_thread(PIECE, file.commit)
-        except Freed:  # columns went with the snapshot: who has it says why
-            await connection.request(m.ReadSnapshot(connection.next_id(), taken.snapshot, 0, 1), m.SnapshotRows, 0.0)
-            raise
-        finally:
-            with suppress(DataplaneError):
-                connection.tell(m.ReleaseSnapshot(taken.snapshot))
-
-
-async def _blocks(connection: Connection, snapshot: int, first: int, count: int) -> AsyncIterator[m.SnapshotRows]:
-    """The rows of these numbers, in as many parts as it takes for each to fit a message."""
-    asked = m.ReadSnapshot(connection.next_id(), snapshot, first, count)
-    try:
-        yield await connection.request(asked, m.SnapshotRows, 0.0)
-        return
-    except LimitExceeded:
-        if count == 1:
-            raise
-    half = count // 2
-    for start, size in ((first, half), (first + half, count - half)):
-        async for found in _blocks(connection, snapshot, start, size):
-            yield found
-
-
 @dataclass(frozen=True, slots=True)
-class _Writing:
+class Writing:
     """To where columns are written, how, and in pieces of how many bytes."""
 
     file: CheckpointWriter
     getter: Getter
     writer: Writer
     piece: int
-    timeout: float
+    timeout_s: float
+
+    @classmethod
+    def to(cls, path: str | os.PathLike[str], getter: Getter, writer: Writer, capacity: int, timeout: float) -> Writing:
+        """To the file at `path`, from a node of so many bytes. Raises Misuse where no file can be written there."""
+        timeout_s = arguments.seconds(timeout)
+        return cls(CheckpointWriter(_path(path)), getter, writer, min(PIECE, capacity // _SHARE), timeout_s)
 
 
-async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> int:
+async def write(stream: AsyncStream, to: Writing) -> None:
+    """Write the stream. Raises as `AsyncStream.checkpoint`."""
+    frames = 1
+    with to.file as file:
+        taken = await stream.ask(r.TakeSnapshot(), r.SnapshotTaken)
+        try:
+            file.frame(HEAD, msgspec.msgpack.encode(_Heading(stream.name, taken.head)))
+            for page in taken.head.pages:
+                async for found in _blocks(stream, taken.snapshot, page * PAGE, PAGE):
+                    file.frame(BLOCK, msgspec.msgpack.encode(found.block))
+                    frames += 1
+                    for rows, task, ref in found.columns:
+                        frames += await _write_columns(to, rows, task, ref)
+            file.frame(END, msgspec.msgpack.encode(frames))
+            await to.writer.in_thread(PIECE, file.commit)
+        except Freed:  # columns went with the snapshot: who has it says why
+            await stream.ask(r.ReadSnapshot(snapshot=taken.snapshot, first=0, count=1), r.SnapshotRows)
+            raise
+        finally:
+            stream.tell(r.ReleaseSnapshot(snapshot=taken.snapshot))
+
+
+async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) -> AsyncIterator[r.SnapshotRows]:
+    """The rows of these numbers, in as many parts as it takes for each to fit a message."""
+    try:
+        yield await stream.ask(r.ReadSnapshot(snapshot=snapshot, first=first, count=count), r.SnapshotRows)
+        return
+    except LimitExceeded:
+        if count == 1:
+            raise
+    half = count // 2
+    for start, size in ((first, half), (first + half, count - half)):
+        async for found in _blocks(stream, snapshot, start, size):
+            yield found
+
+
+async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> int:
     """Write the columns of these rows, in as few pieces as can be; how many frames that took."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
@@ -132,11 +129,11 @@ async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) ->
     return first + await _write_columns(to, rows[half:], task, ref[half:])
 
 
-async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
+async def _tables(to: Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
     """Each column by itself, for a column of a row is in one shard: which of its rows are which, and the table."""
     for once, index in ref.distinct():
         for name in once.columns:
-            batch = await to.getter.get(once.select(name), to.timeout)
+            batch = await to.getter.get(once.select(name), to.timeout_s)
             table = await to.writer.in_thread(once.nbytes, _encoded, batch)
             del batch
             yield b"" if index is None else index.tobytes(), table
@@ -169,7 +166,7 @@ async def read(
         except BaseException as error:
             with suppress(DataplaneError):
                 connection.check()
-                connection.tell(m.End(connection.next_id(), opened.stream, True))
+                connection.tell(m.DropStream(connection.next_id(), opened.stream))
                 connection.tell(m.Free(connection.next_id(), [], [], to.staging))
             if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
                 raise file.corrupt(f"holds what no stream has: {error}") from error

@@ -18,14 +18,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import msgspec
-
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
+from dataplane.stream import requests as r
+from dataplane.table import requests as t
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
@@ -37,7 +37,7 @@ R = TypeVar("R", bound=m.Reply)
 T = TypeVar("T")
 Soon = Callable[[Callable[[], object]], object]
 
-_decoder = msgspec.msgpack.Decoder(m.Reply)
+_decoder = m.decoder(m.Reply)
 _ANSWER_S = 5.0
 """Seconds on top of a request's own timeout after which a node that has not answered counts as gone."""
 
@@ -54,17 +54,24 @@ _OPERATIONS: dict[type[Any], str] = {
     m.AppendInline: "append",
     m.Extend: "extend",
     m.ExtendInline: "extend",
-    m.Consume: "consume",
-    m.Ack: "ack",
-    m.WriteRows: "table write",
+    r.Consume: "consume",
+    r.Ack: "ack",
+    r.Nack: "ack",
+    t.Write: "table write",
     m.WriteInline: "table write",
-    m.ReadRows: "table read",
-    m.LookAtRows: "table read",
-    m.TakeRows: "table take",
+    t.Read: "table read",
+    t.Look: "table read",
+    t.Take: "table take",
 }
 _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 _PUT, _REQUEST = CODE["put"], CODE["request"]
 _clock = time.monotonic_ns
+
+
+def _code(request: Any) -> int:
+    """The event that a request is recorded as."""
+    asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
+    return _CODES.get(type(asked), _REQUEST)
 
 
 def _nothing() -> None:
@@ -196,7 +203,7 @@ class Connection:
             recorder.awaited(request.id, waits)
             del future  # else an error would hold it through its frames, and it the error, and both what is being put
         if began and self.events is not None and kind is not m.Welcome:
-            self.events.record(_CODES.get(type(request), _REQUEST), began)
+            self.events.record(_code(request), began)
         return self._checked(reply, kind)
 
     def _checked(self, reply: m.Reply, kind: type[R]) -> R:
@@ -268,9 +275,8 @@ class Connection:
             else:
                 events.last = began
                 made = exchange.finish(reply)
-                kind = type(exchange.request)
-                events.record(_CODES.get(kind, _REQUEST), began)
-                if kind is m.Seal:
+                events.record(_code(exchange.request), began)
+                if type(exchange.request) is m.Seal:
                     events.record(_PUT, begun)
                 begun = began
             if not isinstance(made, Exchange):
@@ -300,8 +306,9 @@ class Connection:
                 self._channel.send(m.Unpin([*held, *(each[1] for each in reply.kept)]))
             case m.Kept():
                 self.tell(m.Free(self.next_id(), reply.shards, [], ""))
-            case m.Delivered() if reply.grant:
-                self.tell(m.Ack(self.next_id(), reply.stream, reply.grant, reply.replica, False, False))
+            case m.StreamAnswer(result=r.Delivered() as given):
+                nack = r.Nack(grant=given.grant, replica=given.replica, seen=False)
+                self.tell(m.AskStream(self.next_id(), reply.stream, nack))
             case m.Admitted():
                 self.tell(m.GiveBack(reply.stream, reply.ticket))
             case m.Stored():

@@ -21,6 +21,7 @@ from dataplane.client import flows
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
+from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
@@ -46,12 +47,12 @@ class Delivery:
         self,
         connection: Connection,
         getter: Getter,
-        delivered: m.Delivered,
+        stream: bytes,
+        delivered: r.Delivered,
         mark: str,
-        replica: int | None,
         balance: tuple[str, int] | None,
     ) -> None:
-        self.ref = BatchRef.decode(delivered.ref)
+        self.ref = delivered.ref.with_origin(stream, delivered.rows, delivered.holds)
         """The rows, of the columns that were asked for."""
         self.groups: list[str | int | None] = delivered.groups
         self.versions: list[int] = delivered.versions
@@ -59,24 +60,18 @@ class Delivery:
         self.settled = False
         """Whether it was acked or given back."""
         self._acked = False
-        self._keys = delivered.keys
+        self._given = delivered
         self._mark = mark
         self._connection = connection
         self._getter = getter
-        self._stream = delivered.stream
-        self._grant = delivered.grant
-        self._replica = replica
+        self._stream = stream
         self._balance = balance
-        if connection.events is not None:
-            origin = self.ref.origin() if not delivered.keys else None
-            flows.delivered(connection, mark, delivered, () if origin is None else origin[1])
-        self._lengths = {name: np.frombuffer(values, np.int64) for name, values in delivered.lengths.items()}
+        flows.delivered(connection, mark, stream, delivered)
 
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the rows."""
-        origin = None if self._keys else self.ref.origin()
-        return self._keys if origin is None else unnamed(self._mark, origin[1].tolist())
+        return self._given.keys or unnamed(self._mark, self._given.rows.tolist())
 
     def __len__(self) -> int:
         return len(self.ref)
@@ -109,16 +104,21 @@ class Delivery:
             if done != self._acked:
                 raise LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
             return
-        request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen, reason)
-        await self._connection.request(request, m.Done, 0.0)
+        grant, replica = self._given.grant, self._given.replica
         if done:
-            flows.settled(self._connection, self._stream, self._grant)
+            await self._ask(r.Ack(grant=grant, replica=replica))
+            flows.settled(self._connection, self._stream, grant)
+        else:
+            await self._ask(r.Nack(grant=grant, replica=replica, seen=seen, reason=reason))
         self.settled, self._acked = True, done
 
     async def renew(self) -> None:
         """The lease begins again, as long as it was. Raises LeaseExpired."""
-        request = m.Renew(self._connection.next_id(), self._stream, self._grant, self._replica)
-        await self._connection.request(request, m.Done, 0.0)
+        await self._ask(r.Renew(grant=self._given.grant, replica=self._given.replica))
+
+    async def _ask(self, asked: r.FromClient) -> None:
+        request = m.AskStream(self._connection.next_id(), self._stream, asked)
+        await self._connection.request(request, m.StreamAnswer, 0.0)
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
         """The rows split over `shards` ranks: by the tokens of the column that `TokenBalanced` named, if it was
@@ -129,14 +129,14 @@ class Delivery:
         column, count = self._over(shards)
         if not column:
             return self.ref.chunk(count)
-        return [self.ref[rows] for rows in balanced(self._lengths[column], count, equal=equal)]
+        return [self.ref[rows] for rows in balanced(self._given.lengths[column], count, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
         """Which rows of the delivery `split` gives each rank."""
         column, count = self._over(shards)
         if not column:
             return list(np.array_split(np.arange(len(self)), count))
-        return balanced(self._lengths[column], count, equal=equal)
+        return balanced(self._given.lengths[column], count, equal=equal)
 
     def _over(self, shards: int | None) -> tuple[str, int]:
         """By which column, and over how many ranks, the rows are split."""
@@ -194,12 +194,12 @@ class Taken(Sequence[BatchRef]):
 class DeadLetters:
     """Rows that were given up on. `ref` has the columns that all of them have; None where there are none."""
 
-    def __init__(self, reply: m.Delivered) -> None:
-        self.ref = BatchRef.decode(reply.ref) if reply.ref else None
-        self.keys = reply.keys
-        self.groups = reply.groups
-        self.versions = reply.versions
-        self.tags = reply.tags
+    def __init__(self, stream: bytes, letters: r.Letters) -> None:
+        self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)
+        self.keys = letters.keys
+        self.groups = letters.groups
+        self.versions = letters.versions
+        self.tags = letters.tags
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from dataplane.client.connection import Connection
 from dataplane.observe.ring import CODE
+from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 
 _SOME = 32  # rows of one call that are told of by themselves
@@ -34,16 +33,14 @@ def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequenc
         events.flow(_APPEND, _of(mark, reply.first), rows)
 
 
-def delivered(
-    connection: Connection, mark: str, reply: m.Delivered, numbers: Sequence[int] | npt.NDArray[np.int64]
-) -> None:
-    """The last event was a consume, which gave these rows. `numbers`: in the stream, of rows without keys."""
-    events = connection.events
+def delivered(connection: Connection, mark: str, stream: bytes, given: r.Delivered) -> None:
+    """The last event was a consume, which gave these rows."""
+    events, numbers = connection.events, given.rows
     if events is None:
         return
-    events.flow(_GRANT, _grant(reply.stream, reply.grant))
-    if reply.keys:
-        for key in reply.keys[:: -(-len(reply.keys) // _SOME)]:
+    events.flow(_GRANT, _grant(stream, given.grant))
+    if given.keys:
+        for key in given.keys[:: -(-len(given.keys) // _SOME)]:
             events.flow(_CONSUME, _of_key(key))
     elif len(numbers):
         first, count = int(numbers[0]), len(numbers)

@@ -22,7 +22,7 @@ from dataplane.wire.local import connect, parse_address
 
 _ANSWER_S = 5.0
 _READ = 64 << 10
-_decoder = msgspec.msgpack.Decoder(m.Reply)
+_decoder = m.decoder(m.Reply)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from dataplane.client.connection import Connection
 from dataplane.client.holding import Held
 from dataplane.client.rownames import stretches
 from dataplane.client.sources import Source, source_of
-from dataplane.client.tablerows import Index
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.device.ordering import as_called, noted
 from dataplane.errors import DataplaneError, Misuse
+from dataplane.table import requests as r
 from dataplane.weights import deltas
 from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Part, Placement
 from dataplane.wire import messages as m
@@ -175,9 +175,8 @@ class Publication:
         refs = [*self.refs, *self.deltas.values()]
         for start, stop in stretches(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
-            none: Index = np.empty(0, np.int64)
-            rows = concat(refs[start:stop])
-            await table._ask(table._request(scope, rows, keys[start:stop], none, [], look=False), m.Numbered)
+            write = r.Write(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
+            await table.ask(write, r.Numbered, staged=scope)
         self._kept = True
 
     async def __aenter__(self) -> Publication:

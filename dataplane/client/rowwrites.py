@@ -16,7 +16,9 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.single import Row
 from dataplane.client.rownames import keys_of_rows, tags_of
 from dataplane.client.tablerows import Rows, rows_of, widened
-from dataplane.client.tables import TIMEOUT_S, AsyncTable
+from dataplane.client.tables import TIMEOUT_S, AsyncTable, written_as
+from dataplane.clock import Deadline
+from dataplane.table import requests as r
 from dataplane.wire import messages as m
 
 
@@ -35,8 +37,7 @@ async def put(
     ref = functools.reduce(BatchRef.union, renamed) if renamed else None
     inline = m.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
     keys = keys_of_rows([key])
-    write = table._request("", ref, keys, np.empty(0, np.int64), tags_of(tags, 1), look=True)
-    request = m.WriteInline(table._connection.next_id(), inline, write, TIMEOUT_S)
-    reply = await table._ask(request, m.Looked, TIMEOUT_S)
+    write = written_as(keys, np.empty(0, np.int64), ref, tags_of(tags, 1), r.Looked)
+    reply = await table.write_inline(inline, write, r.Looked, Deadline.after(TIMEOUT_S))
     names = reply.columns
     return rows_of([msgspec.structs.replace(reply, have=widened(reply, len(names)))], len(names)), names

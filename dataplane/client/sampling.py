@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from dataplane.client.arguments import names
-from dataplane.client.connection import Connection
 from dataplane.errors import Misuse, NotReady
+from dataplane.stream import requests as r
+from dataplane.stream.page import Index
 from dataplane.stream.sampler import Candidates, Sampler, checked
 from dataplane.wire import messages as m
 
+R = TypeVar("R", bound=r.Result)
+
+_NONE: Index = np.empty(0, np.int64)
 _FIRST = 1 << 14  # rows that the sampler is shown first
 _AGE_S = 0.5  # how often a sampler that judges by age is asked again
+
+
+class Ask(Protocol):
+    """Asks the stream; an answer of this kind, within so many seconds."""
+
+    async def __call__(self, asked: r.FromClient, kind: type[R], timeout_s: float) -> R: ...
 
 
 class Sampling:
     """One consume by a sampler of the user's own. `asked` is the request, without what is chosen."""
 
-    def __init__(self, connection: Connection, sampler: Sampler, asked: m.Consume) -> None:
-        self.connection = connection
+    def __init__(self, ask: Ask, sampler: Sampler, asked: r.Consume) -> None:
+        self.ask = ask
         self.sampler = sampler
         self.asked = asked
 
-    async def run(self, deadline_s: float) -> m.Delivered:
+    async def run(self, deadline_s: float) -> r.Delivered:
         """Rows, once the sampler chooses enough. Raises NotReady, Closed, Misuse, and what the sampler raises."""
         loop, asked = asyncio.get_running_loop(), self.asked
         judges_age = bool(getattr(self.sampler, "judges_age", False))
@@ -46,7 +56,7 @@ class Sampling:
                 seen = -1
                 continue
             if not len(shown.rows):  # what other replicas were granted waits for this one
-                return await self._take((), (), 1)
+                return await self._take(_NONE, _NONE, 1)
             candidates = _candidates(shown)
             choice = checked(self._choose(candidates), candidates, asked.rows)
             if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < m.MAX_ROWS:
@@ -57,9 +67,8 @@ class Sampling:
             least = len(choice.rows) if choice.full else least
             if (len(choice.rows) < least or not len(choice.rows)) and not len(choice.expired):
                 continue
-            numbers = np.frombuffer(shown.rows, np.int64)
             try:
-                return await self._take(numbers[choice.rows], numbers[choice.expired], max(1, least))
+                return await self._take(shown.rows[choice.rows], shown.rows[choice.expired], max(1, least))
             except NotReady:
                 if loop.time() >= until:
                     raise
@@ -78,33 +87,24 @@ class Sampling:
                 f" reads in `needs`, and tags in `tags_read`; {named}"
             ) from error
 
-    async def _look(self, seen: int, most: int, timeout_s: float) -> m.Shown:
+    async def _look(self, seen: int, most: int, timeout_s: float) -> r.Shown:
         asked = self.asked
-        look = m.Look(
-            self.connection.next_id(),
-            asked.stream,
-            asked.task,
-            asked.member,
-            asked.replica,
-            asked.replicas,
-            asked.columns,
-            names("needs", getattr(self.sampler, "needs", ())),
-            names("tags_read", getattr(self.sampler, "tags_read", ())),
-            most,
-            seen,
-            timeout_s,
+        look = r.Look(
+            task=asked.task,
+            columns=asked.columns,
+            most=most,
+            lengths=tuple(names("needs", getattr(self.sampler, "needs", ()))),
+            tags=tuple(names("tags_read", getattr(self.sampler, "tags_read", ()))),
+            seen=seen,
+            member=asked.member,
+            replica=asked.replica,
+            replicas=asked.replicas,
         )
-        return await self.connection.request(look, m.Shown, timeout_s)
+        return await self.ask(look, r.Shown, timeout_s)
 
-    async def _take(self, chosen: Any, expired: Any, least: int) -> m.Delivered:
-        request = msgspec.structs.replace(
-            self.asked,
-            id=self.connection.next_id(),
-            min_rows=least,
-            chosen=np.asarray(chosen, np.int64).tobytes(),
-            expired=np.asarray(expired, np.int64).tobytes(),
-        )
-        return await self.connection.request(request, m.Delivered, 0.0)
+    async def _take(self, chosen: Index, expired: Index, least: int) -> r.Delivered:
+        take = msgspec.structs.replace(self.asked, min_rows=least, chosen=chosen, expired=expired)
+        return await self.ask(take, r.Delivered, 0.0)
 
 
 def check_sampler(sampler: Any) -> None:
@@ -113,17 +113,14 @@ def check_sampler(sampler: Any) -> None:
         raise Misuse(f"a sampler is an object with a method choose(candidates, want), not {sampler!r}")
 
 
-def _candidates(shown: m.Shown) -> Candidates:
-    def integers(packed: bytes) -> Any:
-        return np.frombuffer(packed, np.int64)
-
+def _candidates(shown: r.Shown) -> Candidates:
     return Candidates(
-        group=integers(shown.group),
-        version=integers(shown.version),
+        group=shown.group,
+        version=shown.version,
         age_s=np.frombuffer(shown.age_s, np.float64),
-        group_rows=integers(shown.group_rows),
-        group_dropped=integers(shown.group_dropped),
-        lengths={name: integers(values) for name, values in shown.lengths.items()},
+        group_rows=shown.group_rows,
+        group_dropped=shown.group_dropped,
+        lengths=shown.lengths,
         tags={name: _array(values) for name, values in shown.tags.items()},
         latest=shown.latest,
         closed=shown.closed,

@@ -40,8 +40,9 @@ from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.diagnosis import recorder
-from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
+from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, ProtocolMismatch, SchemaMismatch
 from dataplane.observe.ring import CODE
+from dataplane.stream import requests as r
 from dataplane.stream.keys import unnamed
 from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
@@ -127,7 +128,7 @@ class _WaitLog:
             self._logging.cancel()
 
 
-R = TypeVar("R", bound=m.Reply)
+A = TypeVar("A", bound=r.Result)
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
 
@@ -629,29 +630,24 @@ class AsyncStream:
         sampler = Fifo() if sampler is None else sampler
         check_sampler(sampler)
         built_in = sampler if isinstance(sampler, _BUILT_IN) and type(sampler) in _BUILT_IN else None
-        asked = m.Consume(
-            self._connection.next_id(),
-            self._token,
-            arguments.text("a task", task),
-            arguments.whole("rows", rows),
-            arguments.whole("min_rows", min_rows),
-            arguments.names("columns", columns),
-            built_in,
-            b"",
-            b"",
-            arguments.text("a member", member) if member else "",
-            None if replica is None else arguments.whole("replica", replica),
-            arguments.whole("replicas", replicas),
-            arguments.seconds(lease, what="a lease"),
-            deadline_s,
+        asked = r.Consume(
+            task=arguments.text("a task", task),
+            columns=tuple(arguments.names("columns", columns)),
+            rows=arguments.whole("rows", rows),
+            min_rows=arguments.whole("min_rows", min_rows),
+            sampler=built_in,
+            lease_s=arguments.seconds(lease, what="a lease"),
+            member=arguments.text("a member", member) if member else "",
+            replica=None if replica is None else arguments.whole("replica", replica),
+            replicas=arguments.whole("replicas", replicas),
         )
         wait_log = _WaitLog(self, task, asked.columns) if deadline_s > LOG_WAIT_S else None
         try:
             if built_in is not None:
-                reply = await self._connection.request(asked, m.Delivered, deadline_s)
+                given = await self.ask(asked, r.Delivered, deadline_s)
             else:
                 began = time.monotonic_ns()
-                reply = await Sampling(self._connection, sampler, asked).run(deadline_s)
+                given = await Sampling(self.ask, sampler, asked).run(deadline_s)
                 if self._connection.events is not None:
                     self._connection.events.record(_CONSUME, began)
         except NotReady as error:
@@ -660,7 +656,18 @@ class AsyncStream:
             if wait_log is not None:
                 wait_log.stop()
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
-        return Delivery(self._connection, self._getter, reply, self._mark, replica, balance)
+        return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
+
+    async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
+        """What the stream's partition answers. Raises what it refuses with."""
+        request = m.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
+        return _result(await self._connection.request(request, m.StreamAnswer, timeout_s), kind)
+
+    def tell(self, asked: r.FromClient) -> None:
+        """As `ask`, without waiting for the answer, which does not matter."""
+        with suppress(DataplaneError):
+            self._connection.check()
+            self._connection.tell(m.AskStream(self._connection.next_id(), self._token, asked))
 
     async def explained(self, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
         """The same, which says what the task waits for, as far as that is known now."""
@@ -791,16 +798,13 @@ class AsyncStream:
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
-            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named)
-            await self._connection.request(request, m.Done, 0.0)
+            await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Done)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
         """The first rows that this task gave back, or let its lease run out on, `max_deliveries` times. They stay until
         they are dropped."""
-        request = m.Dead(
-            self._connection.next_id(), self._token, arguments.text("a task", task), arguments.whole("most", most)
-        )
-        return DeadLetters(await self._connection.request(request, m.Delivered, 0.0))
+        asked = r.DeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
+        return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that are gone because the host died that some of their columns were on, each told once, to whoever asks
@@ -822,15 +826,21 @@ class AsyncStream:
             raise Misuse(f"stream {self.name!r} has no task {name!r}: it has {', '.join(tasks)}")
         return tasks.index(name)
 
-    async def tend(self, key: str, what: str, token: int, lease_s: float, kind: type[R]) -> R:
-        """Ask something of a row in progress; see `wire.messages.TendRow`."""
-        asked = m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
-        return await self._connection.request(asked, kind, 0.0)
+    async def tend(self, key: str, what: str, token: int, lease_s: float) -> None:
+        """Say something of a row in progress; see `wire.messages.TendRow`."""
+        await self._connection.request(self._tending(key, what, token, lease_s), m.Done, 0.0)
+
+    async def take_up(self, key: str, token: int, lease_s: float) -> list[Listed]:
+        """Take up a row in progress, or without a key the first that is free: none where none is."""
+        asked = self._tending(key, "take", token, lease_s)
+        return _result(await self._connection.request(asked, m.StreamAnswer, 0.0), r.UnfinishedRows).rows
+
+    def _tending(self, key: str, what: str, token: int, lease_s: float) -> m.TendRow:
+        return m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
 
     async def list_unfinished(self, most: int) -> list[Listed]:
         """The rows in progress as messages tell them."""
-        asked = m.ListUnfinished(self._connection.next_id(), self._token, most)
-        return (await self._connection.request(asked, m.UnfinishedRows, 0.0)).rows
+        return (await self.ask(r.ListUnfinished(most=most), r.UnfinishedRows)).rows
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
         """As `plane.get`."""
@@ -862,8 +872,7 @@ class AsyncStream:
 
     async def stats(self) -> Mapping[str, Any]:
         """The stream's figures now: see `docs/operations.md`."""
-        reply = await self._connection.request(m.Measure(self._connection.next_id(), self._token), m.Figures, 0.0)
-        return reply.values
+        return (await self.ask(r.Measure(), r.Figures)).values
 
     async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
         """Write the stream as it is now to a file, for `plane.restore`: its rows, their columns, how far each task is.
@@ -876,7 +885,8 @@ class AsyncStream:
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
-        await checkpoint.write(self._connection, self._getter, self._writer, (self.name, self._token), path, timeout)
+        to = checkpoint.Writing.to(path, self._getter, self._writer, self._connection.welcome.capacity, timeout)
+        await checkpoint.write(self, to)
 
     async def record(
         self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any
@@ -898,11 +908,11 @@ class AsyncStream:
 
     async def close(self) -> None:
         """Nothing is appended any more; consumers go on until all is done. Idempotent."""
-        await self._connection.request(m.End(self._connection.next_id(), self._token, False), m.Done, 0.0)
+        await self.ask(r.Close(), r.Done)
 
     async def drop(self) -> None:
         """Free everything, delivered or not. Whoever waits is told `Closed`."""
-        await self._connection.request(m.End(self._connection.next_id(), self._token, True), m.Done, 0.0)
+        await self._connection.request(m.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
 
 
 class Consuming:
@@ -922,6 +932,13 @@ class Consuming:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._delivery is not None:
             await self._delivery.__aexit__(kind)
+
+
+def _result(answer: m.StreamAnswer, kind: type[A]) -> A:
+    """Raises ProtocolMismatch for another kind."""
+    if not isinstance(answer.result, kind):
+        raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")
+    return answer.result
 
 
 def _check_rows(found: int, rows: int, column: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.wire import messages as m
+from dataplane.table import requests as r
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -32,11 +32,6 @@ class Rows:
         return len(self.numbers)
 
 
-def numbers_of(packed: bytes) -> Index:
-    """The numbers of rows, as a message has them."""
-    return np.frombuffer(packed, np.int64)
-
-
 def joined(several: list[Index]) -> Index:
     """All numbers, one after another."""
     if not several:
@@ -44,16 +39,16 @@ def joined(several: list[Index]) -> Index:
     return several[0] if len(several) == 1 else np.concatenate(several)
 
 
-def widened(reply: m.Looked, columns: int) -> bytes:
+def widened(reply: r.Looked, columns: int) -> bytes:
     """Its `have`, for so many columns: those that another writer has made meanwhile, it lacks."""
-    numbers, wide = len(reply.rows) // 8, (columns + 7) // 8
+    numbers, wide = len(reply.rows), (columns + 7) // 8
     had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
     return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
-def rows_of(replies: list[m.Looked], columns: int) -> Rows:
+def rows_of(replies: list[r.Looked], columns: int) -> Rows:
     """What these answers say of rows, together; `columns`: how many were asked for."""
-    numbers = joined([numbers_of(reply.rows) for reply in replies])
+    numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:
         flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)

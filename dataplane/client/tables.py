@@ -23,13 +23,15 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
 from dataplane.client.rownames import Named, by_number, keys_of_rows, rows_named, stretches, tags_of
-from dataplane.client.tablerows import Flags, Index, Rows, joined, numbers_of, rows_of, widened
+from dataplane.client.tablerows import Flags, Index, Rows, joined, rows_of, widened
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.stream.requests import Done, Result
+from dataplane.table import requests as r
 from dataplane.wire import messages as m
 
-R = TypeVar("R", bound=m.Reply)
+R = TypeVar("R", bound=Result)
 
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of a write that names none."""
@@ -89,8 +91,8 @@ class AsyncTable:
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
-        replies = await self._write(rows, columns, tags, timeout, m.Numbered, dedupe, stored, narrow)
-        return joined([numbers_of(reply.rows) for reply in replies])
+        replies = await self._write(rows, columns, tags, timeout, r.Numbered, dedupe, stored, narrow)
+        return joined([reply.rows for reply in replies])
 
     async def put(
         self,
@@ -105,7 +107,7 @@ class AsyncTable:
     ) -> tuple[Rows, list[str]]:
         """As `write`; what is known of these rows then, of all columns of the table, and which those are. One message,
         where to write, to ask for the schema and to look would be three."""
-        replies = await self._write(rows, columns, tags, timeout, m.Looked, dedupe, stored, narrow)
+        replies = await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow)
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
         names = replies[-1].columns
@@ -144,24 +146,16 @@ class AsyncTable:
         parts = stretches(count, keys, tagged)
         carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
         if carried is not None:
-            write = self._request("", ref, keys, numbers, tagged, look=kind is m.Looked)
-            inline = m.WriteInline(self._connection.next_id(), carried, write, deadline.remaining_s)
-            return [await self._ask(inline, kind, deadline.remaining_s)]
+            return [await self.write_inline(carried, written_as(keys, numbers, ref, tagged, kind), kind, deadline)]
         try:
             if staged:
                 written = await self._writer.write(planned, staged, deadline.remaining_s)
                 ref = written if ref is None else written.union(ref)
             found: list[R] = []
             for start, stop in parts:
-                request = self._request(
-                    staged if stop == count else "",
-                    None if ref is None else ref[start:stop],
-                    keys[start:stop],
-                    numbers[start:stop],
-                    tagged[start:stop],
-                    look=kind is m.Looked,
-                )
-                found.append(await self._ask(request, kind))
+                part = None if ref is None else ref[start:stop]
+                write = written_as(keys[start:stop], numbers[start:stop], part, tagged[start:stop], kind)
+                found.append(await self.ask(write, kind, staged=staged if stop == count else ""))
         except BaseException:
             if staged:
                 self._unstage(staged)
@@ -170,29 +164,27 @@ class AsyncTable:
             stored(ref)
         return found
 
-    def _request(
-        self,
-        staged: str,
-        ref: BatchRef | None,
-        keys: list[str],
-        numbers: Index,
-        tags: list[dict[str, Any]],
-        *,
-        look: bool,
-    ) -> m.WriteRows:
-        encoded = b"" if ref is None else ref.encode()
-        return m.WriteRows(
-            self._connection.next_id(),
-            self.name,
-            self._home,
-            staged,
-            encoded,
-            keys,
-            numbers.tobytes(),
-            tags,
-            look=look,
-            durable=self._durable,
-        )
+    async def write_inline(self, columns: m.Inline, write: r.Write, kind: type[R], deadline: Deadline) -> R:
+        """Write rows with columns that travel in the message."""
+        timeout_s = deadline.remaining_s
+        request = m.WriteInline(self._connection.next_id(), columns, self._asking(write), timeout_s)
+        return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
+
+    async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
+        """What the table's partition answers. Raises what it refuses with."""
+        request = self._asking(asked, timeout_s, staged)
+        return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
+
+    def _asking(self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "") -> m.AskTable:
+        durable = self._durable and isinstance(asked, r.Write | r.Ready)  # these alone make a table
+        return m.AskTable(self._connection.next_id(), self.name, self._home, asked, timeout_s, staged, durable)
+
+    def _result(self, answer: m.TableAnswer, kind: type[R]) -> R:
+        """Raises ProtocolMismatch for another kind."""
+        self._home = answer.home
+        if not isinstance(answer.result, kind):
+            raise ProtocolMismatch(f"a table answered {type(answer.result).__name__} where {kind.__name__} was due")
+        return answer.result
 
     def _unstage(self, staged: str) -> None:
         """What was staged is not written. Says so without waiting; the connection's end says it too."""
@@ -206,10 +198,8 @@ class AsyncTable:
         named = keys_of_rows(keys)
         found = []
         for start, stop in stretches(len(named), named, []):
-            asked = m.NumberRows(
-                self._connection.next_id(), self.name, self._home, named[start:stop], bool(create), self._durable
-            )
-            found.append(numbers_of((await self._ask(asked, m.Numbered)).rows))
+            some = named[start:stop]
+            found.append((await self.ask(r.Write(keys=some) if create else r.Number(keys=some), r.Numbered)).rows)
         return joined(found)
 
     # reading
@@ -227,15 +217,8 @@ class AsyncTable:
         """These of the rows, in as many messages as it takes."""
         try:
             if stop - start <= _REF_ROWS:
-                asked = m.ReadRows(
-                    self._connection.next_id(),
-                    self.name,
-                    self._home,
-                    keys[start:stop],
-                    numbers[start:stop].tobytes(),
-                    names,
-                )
-                return BatchRef.decode((await self._ask(asked, m.Referred)).ref)
+                asked = r.Read(keys=keys[start:stop], rows=numbers[start:stop], columns=names)
+                return BatchRef.decode((await self.ask(asked, r.Referred)).ref)
         except LimitExceeded:
             if stop - start < 2:
                 raise
@@ -248,7 +231,7 @@ class AsyncTable:
 
     async def schema(self) -> dict[str, Field]:
         """What each column is, by name."""
-        reply = await self._ask(m.DescribeTable(self._connection.next_id(), self.name, self._home), m.Referred)
+        reply = await self.ask(r.Describe(), r.Referred)
         return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
@@ -264,27 +247,24 @@ class AsyncTable:
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
         steps = stretches(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
-        replies: list[m.Looked] = []
+        replies: list[r.Looked] = []
         after, since = -1, arguments.whole("since", since)
         for start, stop in steps:
-            asked = m.LookAtRows(
-                self._connection.next_id(),
-                self.name,
-                self._home,
-                keys[start:stop],
-                numbers[start:stop].tobytes(),
-                rows is None,
-                after,
-                names,
-                bool(tags),
-                since if not replies else 0,
+            asked = r.Look(
+                keys=keys[start:stop],
+                rows=numbers[start:stop],
+                all=rows is None,
+                after=after,
+                columns=names,
+                tags=bool(tags),
+                since=since if not replies else 0,
             )
-            reply = await self._ask(asked, m.Looked)
+            reply = await self.ask(asked, r.Looked)
             replies.append(reply)
             if rows is None:
                 if not reply.more:
                     break
-                after = int(numbers_of(reply.rows)[-1])
+                after = int(reply.rows[-1])
         return rows_of(replies, len(names))
 
     # taking
@@ -307,20 +287,15 @@ class AsyncTable:
         found: list[Index] = []
         more, after = True, -1
         while more:
-            asked = m.ReadyRows(
-                self._connection.next_id(),
-                self.name,
-                self._home,
-                names,
-                "" if task is None else arguments.text("a task", task),
-                "" if claim is None else arguments.text("a claim", claim),
-                arguments.whole("least", least) if not found else 0,
-                after,
-                wait_s,
-                self._durable,
+            asked = r.Ready(
+                columns=names,
+                task="" if task is None else arguments.text("a task", task),
+                claim="" if claim is None else arguments.text("a claim", claim),
+                least=arguments.whole("least", least) if not found else 0,
+                after=after,
             )
-            reply = await self._ask(asked, m.Numbered, wait_s)
-            found.append(numbers_of(reply.rows))
+            reply = await self.ask(asked, r.Numbered, wait_s)
+            found.append(reply.rows)
             more = reply.more
             after = int(found[-1][-1]) if more else after
         return joined(found)
@@ -341,46 +316,26 @@ class AsyncTable:
             again. give: what is given, if that is not just what is taken.
         """
         taken = by_number(numbers)
-        given = taken if give is None else by_number(give)
-        request = m.TakeRows(
-            self._connection.next_id(),
-            self.name,
-            self._home,
-            arguments.text("a task", task),
-            taken.tobytes(),
-            given.tobytes(),
-            "" if claim is None else arguments.text("a claim", claim),
+        asked = r.Take(
+            task=arguments.text("a task", task),
+            rows=taken,
+            give=taken if give is None else by_number(give),
+            claim="" if claim is None else arguments.text("a claim", claim),
         )
-        reply = await self._ask(request, m.Given)
-        return numbers_of(reply.rows) if reply.granted else None
+        reply = await self.ask(asked, r.Given)
+        return reply.rows if reply.granted else None
 
     async def claimed(self, task: str, claim: str) -> Index | None:
         """What was given under this claim of the task; None where nobody has made it."""
-        asked = m.TakeRows(
-            self._connection.next_id(),
-            self.name,
-            self._home,
-            arguments.text("a task", task),
-            b"",
-            b"",
-            arguments.text("a claim", claim),
-            ask=True,
-        )
-        reply = await self._ask(asked, m.Given)
-        return numbers_of(reply.rows) if reply.granted else None
+        asked = r.Claimed(task=arguments.text("a task", task), claim=arguments.text("a claim", claim))
+        reply = await self.ask(asked, r.Given)
+        return reply.rows if reply.granted else None
 
     async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
         """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
-        request = m.UntakeRows(
-            self._connection.next_id(),
-            self.name,
-            self._home,
-            "" if task is None else arguments.text("a task", task),
-            named.tobytes(),
-            numbers is None,
-        )
-        await self._ask(request, m.Done)
+        of = "" if task is None else arguments.text("a task", task)
+        await self.ask(r.Untake(task=of, rows=named, all=numbers is None), Done)
 
     async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
@@ -389,16 +344,8 @@ class AsyncTable:
         flags: list[bytes] = []
         more, after = True, -1
         while more:
-            asked = m.TakenRows(
-                self._connection.next_id(),
-                self.name,
-                self._home,
-                arguments.text("a task", task),
-                named.tobytes(),
-                numbers is None,
-                after,
-            )
-            reply = await self._ask(asked, m.Taken)
+            asked = r.Taken(task=arguments.text("a task", task), rows=named, all=numbers is None, after=after)
+            reply = await self.ask(asked, r.Flagged)
             flags.append(reply.flags)
             more, after = reply.more, reply.last
         return np.frombuffer(b"".join(flags), np.bool_)
@@ -410,19 +357,19 @@ class AsyncTable:
         passed over."""
         keys, numbers = rows_named(rows)
         for start, stop in stretches(len(keys) or len(numbers), keys, []):
-            request = m.ClearRows(
-                self._connection.next_id(), self.name, self._home, keys[start:stop], numbers[start:stop].tobytes()
-            )
-            await self._ask(request, m.Done)
+            await self.ask(r.Clear(keys=keys[start:stop], rows=numbers[start:stop]), Done)
 
     async def drop(self) -> None:
         """All rows go, and who took which. Who writes to the name again makes another table."""
-        await self._ask(m.DropTable(self._connection.next_id(), self.name, self._home), m.Done)
+        await self.ask(r.Drop(), Done)
 
-    async def _ask(self, request: Any, kind: type[R], wait_s: float = 0.0) -> R:
-        reply = await self._connection.request(request, kind, wait_s)
-        self._home = getattr(reply, "home", self._home)
-        return reply
+
+def written_as(
+    keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[Result]
+) -> r.Write:
+    """A write that is answered by this kind."""
+    encoded = b"" if ref is None else ref.encode()
+    return r.Write(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:

@@ -24,7 +24,6 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream.pieces import Listed, Piece, stale_version
-from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -160,13 +159,13 @@ class AsyncRow:
         Raises LeaseExpired."""
         async with self._turn:
             if not self.ended:
-                await self._tend("give-up", m.Done)
+                await self._tend("give-up")
                 self.ended = True
 
     async def renew(self) -> None:
         """The lease begins again, as it does by each piece. Raises LeaseExpired."""
         self._require()
-        await self._tend("hear", m.Done)
+        await self._tend("hear")
 
     async def ref(self) -> BatchRef:
         """The row as it is now, of all columns that a piece had. Raises LeaseExpired."""
@@ -180,11 +179,10 @@ class AsyncRow:
 
     async def _taken(self) -> Listed:
         """The row as it is told to its holder."""
-        reply: m.UnfinishedRows = await self._tend("take", m.UnfinishedRows)
-        return reply.rows[0]
+        return (await self._stream.take_up(self.key, self._token, self._lease_s))[0]
 
-    async def _tend(self, what: str, kind: Any) -> Any:
-        return await self._stream.tend(self.key, what, self._token, self._lease_s, kind)
+    async def _tend(self, what: str) -> None:
+        await self._stream.tend(self.key, what, self._token, self._lease_s)
 
     def _require(self) -> None:
         if self.ended:
@@ -202,7 +200,7 @@ class AsyncRow:
     async def release(self) -> None:
         """The row is free: who resumes it next goes on with it. Does nothing where it is another's already."""
         try:
-            await self._tend("release", m.Done)
+            await self._tend("release")
         except DataplaneError:
             return
 
@@ -266,8 +264,8 @@ async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow
     Raises LeaseExpired, of a key, where another holds it, or it is in progress no more.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    reply = await stream.tend(key or "", "take", token, lease_s, m.UnfinishedRows)
-    return AsyncRow(stream, reply.rows[0], token, lease_s) if reply.rows else None
+    taken = await stream.take_up(key or "", token, lease_s)
+    return AsyncRow(stream, taken[0], token, lease_s) if taken else None
 
 
 def _lease(lease: float) -> float:

@@ -18,8 +18,6 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from dataplane import waiting
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
@@ -36,14 +34,14 @@ from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged import Staged
-from dataplane.node.tables.asking import TableRequest
 from dataplane.node.tables.inline import WritingInline
-from dataplane.node.tables.tables import Tables, Tabling
+from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.observe.ring import RING_BYTES
 from dataplane.store.freeings import UNKNOWN, Cause
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned, Store
+from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import places
@@ -62,13 +60,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _complaints = Complaints(log)
 
-_decoder = msgspec.msgpack.Decoder(m.Request)
+_decoder = m.decoder(m.Request)
 _clients = itertools.count(1)
 _heads = Heads(m.Request)
 _DISCARD = 64 << 10  # bytes
 _MAX_TIMEOUT_S = 365 * 86400.0
 _REPORTS_S = 1.0  # how often clients report
-_WAITS_FOR: dict[type[Any], str] = {m.Consume: "rows", m.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
+_WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
 _WAITS_FOR |= {m.AppendInline: "permits", m.Reserve: "", m.Put: "", m.ExtendInline: ""}  # `Budget` says if for memory
 _ALONE_S, _CLUSTER_S = 5.0, 25.0  # that an answer about streams and tables may take, alone and with other hosts
 
@@ -389,7 +387,7 @@ class Client:
             else:
                 self._channel.send(reply)
         except BaseException:  # it is too large, or was cancelled as it waited to be sent
-            if isinstance(request, m.Consume | m.Admit):
+            if isinstance(request, m.AskStream | m.Admit):
                 self._streams.untold(request, reply)
             raise
 
@@ -421,7 +419,7 @@ class Client:
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)
         if segment is not None:
             grants, descriptors = self._grants.new([segment], writable=True)
-        ring = self._observing.grant(self, self.pid, self.label) if request.minor > 0 else None
+        ring = self._observing.grant(self, self.pid, self.label)
         welcome = m.Welcome(
             id=request.id,
             major=m.MAJOR,
@@ -534,7 +532,9 @@ class Client:
         task.add_done_callback(ended)
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
-        kind = _WAITS_FOR.get(type(request))  # of others nobody waits for the answer, or not for long
+        kind = _WAITS_FOR.get(
+            type(getattr(request, "asked", request))
+        )  # of others nobody waits for the answer, or not for long
         wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")
         try:
             await answering

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dataplane.errors import LimitExceeded
 from dataplane.wire.messages import MAX_WAITING_BYTES
@@ -103,6 +104,8 @@ def footprint(value: Any, most: int) -> int:
         match each:
             case str() | bytes():
                 total += len(each)
+            case np.ndarray():
+                total += each.nbytes
             case list() | tuple():
                 total += _ITEM * len(each)
                 kinds = set(map(type, each))

@@ -242,12 +242,12 @@ class Leader(Replicated):
             raise Misuse(f"{type(error).__name__}: {error}") from error
         if grant is None:
             raise NotReady("no rows are ready", stream=self.name, task=asked.task)
-        return self._delivered(grant, asked.sampler)
+        return self._delivered(grant, asked)
 
-    def _delivered(self, grant: Grant, sampler: Any) -> r.Delivered:
+    def _delivered(self, grant: Grant, asked: r.Consume) -> r.Delivered:
         home, rows = self.home, grant.rows
         groups, versions, tags = home.books.told(rows)
-        measured = sampler.needs if isinstance(sampler, TokenBalanced) else ()
+        measured = asked.sampler.needs if isinstance(asked.sampler, TokenBalanced) else ()
         return r.Delivered(
             grant.number,
             rows,
@@ -258,6 +258,7 @@ class Leader(Replicated):
             versions,
             tags,
             {name: home.books.lengths(rows, name) for name in measured},
+            asked.replica,
         )
 
     def _settled(self, act: Callable[[], None]) -> c.Command:

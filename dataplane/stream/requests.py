@@ -41,6 +41,7 @@ from dataplane.stream.results import (
     SnapshotRows as SnapshotRows,
     SnapshotTaken as SnapshotTaken,
     TicketGiven as TicketGiven,
+    ToClient as ToClient,
     UnfinishedRows as UnfinishedRows,
     decode_result as decode_result,
     encode_result as encode_result,
@@ -395,6 +396,23 @@ AnyRequest = (
     | Hear
     | ListUnfinished
 )
+
+FromClient = (
+    Consume
+    | Look
+    | Ack
+    | Nack
+    | Renew
+    | Drop
+    | Close
+    | DeadLetters
+    | Measure
+    | ListUnfinished
+    | TakeSnapshot
+    | ReadSnapshot
+    | ReleaseSnapshot
+)
+"""The requests that a client makes of a stream as they are."""
 
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)

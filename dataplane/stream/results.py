@@ -54,7 +54,8 @@ class Admitted(Result, frozen=True, tag=4):
 
 
 class Delivered(Result, frozen=True, tag=6):
-    """Rows that the client holds now, under a grant. `rows`: their offsets."""
+    """Rows that the client holds now, under a grant. `rows`: their offsets. `keys` is empty where no row has one.
+    `replica`: of a member, the one that they are given to."""
 
     grant: int
     rows: Index
@@ -65,6 +66,7 @@ class Delivered(Result, frozen=True, tag=6):
     versions: list[int]
     tags: dict[str, list[Value]]
     lengths: dict[str, Index]
+    replica: int | None = None
 
 
 class GrantGiven(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -173,6 +175,9 @@ AnyResult = (
     | Letters
     | UnfinishedRows
 )
+
+ToClient = Done | Delivered | Shown | Letters | Figures | UnfinishedRows | SnapshotTaken | SnapshotRows
+"""The answers to `requests.FromClient`."""
 
 encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)

@@ -238,6 +238,12 @@ class Gave(Result, frozen=True, tag=10):
 
 AnyResult = Done | Refused | Held | Numbered | Referred | Looked | Given | Flagged | Retired | Wrote | Gave
 
+FromClient = Write | Clear | Take | Untake | Drop | Question
+"""The requests that a client makes of a table as they are."""
+
+ToClient = Done | Numbered | Referred | Looked | Given | Flagged
+"""The answers to them."""
+
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)

@@ -20,6 +20,7 @@ from typing import Any, get_args
 import msgspec
 
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
+from dataplane.stream.packing import hook
 from dataplane.wire.complaints import Complaints
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 
@@ -30,7 +31,7 @@ _TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters,
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds
 _FRAMES = 3  # of a fault, that its line names
 _LINE = 1024  # characters
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=hook)
 
 
 # The number of a request

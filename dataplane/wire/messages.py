@@ -13,12 +13,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from dataplane.stream import requests as r
 from dataplane.stream.block import Block, Head
-from dataplane.stream.pieces import Listed, Piece
-from dataplane.stream.sampler import BuiltIn
+from dataplane.stream.packing import unhook
+from dataplane.stream.pieces import Piece
 from dataplane.stream.settings import Settings
+from dataplane.table import requests as t
 
-MAJOR, MINOR = 2, 2
+MAJOR, MINOR = 3, 0
 """The protocol's version. Another major is refused; the lower of two minors is spoken."""
 
 MAX_FRAME = 4 << 20
@@ -469,110 +471,25 @@ class TendRow(Message, frozen=True, tag="tend-row"):
     lease_s: float = 0.0
 
 
-class ListUnfinished(Message, frozen=True, tag="list-unfinished"):
-    """The rows in progress that began first. Answered by `UnfinishedRows`."""
+class DropStream(Message, frozen=True, tag="drop-stream"):
+    """Free a stream, delivered or not. Answered by `Done`."""
 
     id: int
     stream: bytes
-    most: int
 
 
-class Consume(Message, frozen=True, tag="consume"):
-    """Rows for a task. Without a sampler, rows are chosen by the client: those `chosen`, the ones in `expired` not to
-    be delivered to this task. Answered by `Delivered`."""
-
-    id: int
-    stream: bytes
-    task: str
-    rows: int
-    min_rows: int
-    columns: list[str]
-    sampler: BuiltIn | None
-    chosen: bytes
-    expired: bytes
-    member: str
-    replica: int | None
-    replicas: int
-    lease_s: float
-    timeout_s: float
-
-
-class Look(Message, frozen=True, tag="look"):
-    """What a sampler may know of up to `most` rows that are ready, as soon as something changed since `seen`. Answered
-    by `Shown`, at once and without rows where the replica is to be given what others were."""
+class AskStream(Message, frozen=True, tag="ask-stream"):
+    """A request that the stream's partition decides as it is, for at most so many seconds. Answered by `StreamAnswer`.
+    The node sets who asks, and of a replica what it received last."""
 
     id: int
     stream: bytes
-    task: str
-    member: str
-    replica: int | None
-    replicas: int
-    columns: list[str]
-    lengths: list[str]
-    tags: list[str]
-    most: int
-    seen: int
-    timeout_s: float
-
-
-class Ack(Message, frozen=True, tag="ack"):
-    """The rows of a grant are done (`done`), or given back, by somebody who had them in hand or, unless `seen`, nobody
-    has; `reason`: why, for the log. Answered by `Done`."""
-
-    id: int
-    stream: bytes
-    grant: int
-    replica: int | None
-    done: bool
-    seen: bool
-    reason: str = ""
-
-
-class Renew(Message, frozen=True, tag="renew"):
-    """The lease of a grant begins again. Answered by `Done`."""
-
-    id: int
-    stream: bytes
-    grant: int
-    replica: int | None
-
-
-class DropRows(Message, frozen=True, tag="drop-rows"):
-    """No task is to see these rows, and those of these groups, any more. Answered by `Done`."""
-
-    id: int
-    stream: bytes
-    rows: bytes
-    keys: list[str]
-    groups: list[str | int]
-
-
-class End(Message, frozen=True, tag="end"):
-    """Close the stream or, with `drop`, free all of it. Answered by `Done`."""
-
-    id: int
-    stream: bytes
-    drop: bool
-
-
-class Dead(Message, frozen=True, tag="dead"):
-    """The first `most` rows that a task gave back too often. Answered by `Delivered`, of no grant."""
-
-    id: int
-    stream: bytes
-    task: str
-    most: int
+    asked: r.FromClient
+    timeout_s: float = 0.0
 
 
 class TakeLost(Message, frozen=True, tag="take-lost"):
     """The rows that were lost with the nodes that held them, each told once. Answered by `LostRows`."""
-
-    id: int
-    stream: bytes
-
-
-class Measure(Message, frozen=True, tag="measure"):
-    """The figures of one stream. Answered by `Figures`."""
 
     id: int
     stream: bytes
@@ -585,28 +502,6 @@ class Streams(Message, frozen=True, tag="streams"):
     id: int
     after: str | None
     node: bytes = b""
-
-
-class TakeSnapshot(Message, frozen=True, tag="take-snapshot"):
-    """A stream as it is now, kept for this client until it is released. Answered by `SnapshotTaken`."""
-
-    id: int
-    stream: bytes
-
-
-class ReadSnapshot(Message, frozen=True, tag="read-snapshot"):
-    """The rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
-
-    id: int
-    snapshot: int
-    first: int
-    count: int
-
-
-class ReleaseSnapshot(Message, frozen=True, tag="release-snapshot"):
-    """The snapshot is not needed any more."""
-
-    snapshot: int
 
 
 class Restore(Message, frozen=True, tag="restore"):
@@ -646,155 +541,31 @@ class Restored(Message, frozen=True, tag="restored"):
     stream: bytes
 
 
-# What a client says of tables. `table` is the name; `home` the node that the asker last knew as the table's, empty for
-# none: with it a table is gone that has died. Rows are named by `keys` or, where there are none, by numbers, int64.
+# What a client says of tables
 
 
-class WriteRows(Message, frozen=True, tag="write-rows"):
-    """Rows by key, made where they are not there, or by number: columns in place of those that they had, none where
-    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. Answered by
-    `Numbered`; with `look` by `Looked`, of all columns of the table. `home`, here and below: what the last answer about
-    the table had, by which the node that is asked knows whether the client's table was lost. `durable`, here and below:
-    a table that this makes is durable, and one that is not is refused."""
+class AskTable(Message, frozen=True, tag="ask-table"):
+    """A request that the table's partition decides as it is, for at most so many seconds. `table`: its name. `home`:
+    what the last answer about it had, by which the node knows whether the client's table was lost; empty at first.
+    `staged`, of a write: as in `Append`. `durable`: a table that this makes is durable, and one that is not is refused.
+    Answered by `TableAnswer`. The node sets who asks."""
 
     id: int
     table: str
     home: bytes
-    staged: str
-    ref: bytes
-    keys: list[str]
-    rows: bytes
-    tags: list[dict[str, Any]]
-    look: bool = False
+    asked: t.FromClient
+    timeout_s: float = 0.0
+    staged: str = ""
     durable: bool = False
 
 
 class WriteInline(Message, frozen=True, tag="write-inline"):
-    """`Put` and `WriteRows` in one: the columns that it brings, with those of the write's `ref`. Answered as that."""
+    """`Put` and a write in one: the columns that it brings, with those of the write's own `ref`. Answered as that."""
 
     id: int
     columns: Inline
-    write: WriteRows
+    write: AskTable
     timeout_s: float
-
-
-class ReadRows(Message, frozen=True, tag="read-rows"):
-    """These columns of rows; None: all that each of them has. Answered by `Referred`."""
-
-    id: int
-    table: str
-    home: bytes
-    keys: list[str]
-    rows: bytes
-    columns: list[str] | None
-
-
-class DescribeTable(Message, frozen=True, tag="describe-table"):
-    """What a table's columns are. Answered by `Referred`, of no rows; without a reference where there is no column."""
-
-    id: int
-    table: str
-    home: bytes
-
-
-class LookAtRows(Message, frozen=True, tag="look-at-rows"):
-    """What is known of rows, or with `all` of the next rows behind the number `after`; nothing, where nothing has
-    changed since `since`. Answered by `Looked`."""
-
-    id: int
-    table: str
-    home: bytes
-    keys: list[str]
-    rows: bytes
-    all: bool
-    after: int
-    columns: list[str]
-    tags: bool
-    since: int
-
-
-class NumberRows(Message, frozen=True, tag="number-rows"):
-    """The numbers of rows, made where they are not there if `create`. Answered by `Numbered`."""
-
-    id: int
-    table: str
-    home: bytes
-    keys: list[str]
-    create: bool
-    durable: bool = False
-
-
-class ReadyRows(Message, frozen=True, tag="ready-rows"):
-    """The rows behind the number `after` that have all these columns and that the task (empty: no matter which) has not
-    taken, as soon as there are `least` or more; or those of the claim, if it was made. Answered by `Numbered`."""
-
-    id: int
-    table: str
-    home: bytes
-    columns: list[str]
-    task: str
-    claim: str
-    least: int
-    after: int
-    timeout_s: float
-    durable: bool = False
-
-
-class TakeRows(Message, frozen=True, tag="take-rows"):
-    """Mark rows as taken by the task, all or none, and remember `give` under the claim (empty: none); with `ask`, only
-    tell what was given under it. Answered by `Given`."""
-
-    id: int
-    table: str
-    home: bytes
-    task: str
-    rows: bytes
-    give: bytes
-    claim: str
-    ask: bool = False
-
-
-class UntakeRows(Message, frozen=True, tag="untake-rows"):
-    """These rows, or with `all` all, as if the task, or with an empty one any task, had not taken them. Answered by
-    `Done`."""
-
-    id: int
-    table: str
-    home: bytes
-    task: str
-    rows: bytes
-    all: bool
-
-
-class TakenRows(Message, frozen=True, tag="taken-rows"):
-    """Which of these rows, or with `all` of the next rows behind the number `after`, the task has taken. Answered by
-    `Taken`."""
-
-    id: int
-    table: str
-    home: bytes
-    task: str
-    rows: bytes
-    all: bool
-    after: int
-
-
-class ClearRows(Message, frozen=True, tag="clear-rows"):
-    """These rows go. Answered by `Done`, also for rows that have gone."""
-
-    id: int
-    table: str
-    home: bytes
-    keys: list[str]
-    rows: bytes
-
-
-class DropTable(Message, frozen=True, tag="drop-table"):
-    """The table goes, if there is one. Answered by `Done`."""
-
-    id: int
-    table: str
-    home: bytes
 
 
 class Tables(Message, frozen=True, tag="tables"):
@@ -843,36 +614,16 @@ Request = (
     | Extend
     | ExtendInline
     | TendRow
-    | ListUnfinished
-    | Consume
-    | Look
-    | Ack
-    | Renew
-    | DropRows
-    | End
-    | Dead
+    | DropStream
+    | AskStream
     | TakeLost
-    | Measure
     | Streams
-    | TakeSnapshot
-    | ReadSnapshot
-    | ReleaseSnapshot
     | Restore
     | PutBack
     | PutColumns
     | Restored
-    | WriteRows
+    | AskTable
     | WriteInline
-    | ReadRows
-    | DescribeTable
-    | LookAtRows
-    | NumberRows
-    | ReadyRows
-    | TakeRows
-    | UntakeRows
-    | TakenRows
-    | ClearRows
-    | DropTable
     | Tables
 )
 
@@ -886,34 +637,15 @@ SHARED = frozenset(
         Extend,
         ExtendInline,
         TendRow,
-        ListUnfinished,
-        Consume,
-        Look,
-        Ack,
-        Renew,
-        DropRows,
-        End,
-        Dead,
+        DropStream,
+        AskStream,
         TakeLost,
-        Measure,
-        TakeSnapshot,
-        ReadSnapshot,
         Restore,
         PutBack,
         PutColumns,
         Restored,
-        WriteRows,
+        AskTable,
         WriteInline,
-        ReadRows,
-        DescribeTable,
-        LookAtRows,
-        NumberRows,
-        ReadyRows,
-        TakeRows,
-        UntakeRows,
-        TakenRows,
-        ClearRows,
-        DropTable,
         Tables,
     )
 )
@@ -1070,39 +802,20 @@ class Appended(Message, frozen=True, tag="appended"):
     new: bool
 
 
-class Delivered(Message, frozen=True, tag="delivered"):
-    """Rows of a task, and what is known of each. `keys` is empty where no row has one; `lengths` as in `Append`."""
+class StreamAnswer(Message, frozen=True, tag="stream-answer"):
+    """What the partition of a stream answered."""
 
     id: int
     stream: bytes
-    grant: int
-    replica: int | None
-    ref: bytes
-    keys: list[str]
-    groups: list[str | int | None]
-    versions: list[int]
-    tags: dict[str, list[str | int | float | bool | None]]
-    lengths: dict[str, bytes]
+    result: r.ToClient
 
 
-class Shown(Message, frozen=True, tag="shown"):
-    """See `stream.sampler.Candidates`: int64, but for the float64 of `age_s`. `changes` is for the next `Look`, `left`
-    how many rows the task is not done with."""
+class TableAnswer(Message, frozen=True, tag="table-answer"):
+    """What the partition of a table answered; `home` is for the next `AskTable`."""
 
     id: int
-    changes: int
-    rows: bytes
-    group: bytes
-    version: bytes
-    age_s: bytes
-    group_rows: bytes
-    group_dropped: bytes
-    lengths: dict[str, bytes]
-    tags: dict[str, list[str | int | float | bool | None]]
-    latest: int
-    closed: bool
-    whole: bool
-    left: int
+    home: bytes
+    result: t.ToClient
 
 
 class LostRows(Message, frozen=True, tag="lost-rows"):
@@ -1112,83 +825,6 @@ class LostRows(Message, frozen=True, tag="lost-rows"):
     id: int
     rows: list[tuple[str, str | int | None, int, int]]
     unnamed: dict[str, int] = {}
-
-
-class UnfinishedRows(Message, frozen=True, tag="unfinished-rows"):
-    """Rows in progress."""
-
-    id: int
-    rows: list[Listed]
-
-
-class SnapshotTaken(Message, frozen=True, tag="snapshot-taken"):
-    """The snapshot's number, and what is known of the stream as a whole."""
-
-    id: int
-    snapshot: int
-    head: Head
-
-
-class SnapshotRows(Message, frozen=True, tag="snapshot-rows"):
-    """Rows of a snapshot, and their columns: which rows, for which task they were held by who brought them (-1: none),
-    and a reference."""
-
-    id: int
-    block: Block
-    columns: list[tuple[bytes, int, bytes]]
-
-
-class Numbered(Message, frozen=True, tag="numbered"):
-    """Rows of a table, int64. `more`: there are more behind the last."""
-
-    id: int
-    home: bytes
-    rows: bytes
-    more: bool = False
-
-
-class Referred(Message, frozen=True, tag="referred"):
-    """A reference; empty where there is none."""
-
-    id: int
-    home: bytes
-    ref: bytes
-
-
-class Looked(Message, frozen=True, tag="looked"):
-    """What is known of rows: `have` is, row by row, a bit for each column asked for. `changes` is for the next `since`;
-    nothing is said of rows where it is that of the last. `more` as in `Numbered`. `columns`: those of the table, where
-    nobody named any."""
-
-    id: int
-    home: bytes
-    changes: int
-    rows: bytes
-    keys: list[str]
-    tags: list[dict[str, Any]]
-    have: bytes
-    more: bool
-    columns: list[str] = []
-
-
-class Given(Message, frozen=True, tag="given"):
-    """The rows that were taken, or given under the claim before; `granted` is false where there are none, since some
-    were taken already or nobody has made the claim."""
-
-    id: int
-    home: bytes
-    granted: bool
-    rows: bytes
-
-
-class Taken(Message, frozen=True, tag="taken"):
-    """Of each row whether it was taken, a byte each; and the number of the last, with `more` as in `Numbered`."""
-
-    id: int
-    home: bytes
-    flags: bytes
-    last: int = -1
-    more: bool = False
 
 
 class Done(Message, frozen=True, tag="done"):
@@ -1251,17 +887,9 @@ Reply = (
     | Opened
     | Admitted
     | Appended
-    | Delivered
-    | Shown
+    | StreamAnswer
+    | TableAnswer
     | LostRows
-    | UnfinishedRows
-    | SnapshotTaken
-    | SnapshotRows
-    | Numbered
-    | Referred
-    | Looked
-    | Given
-    | Taken
     | Done
     | ClockRead
     | RingList
@@ -1272,3 +900,8 @@ Reply = (
 
 CANCELLED = "Cancelled"
 """The `Failure.name` that answers a request which its client cancelled."""
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Decodes messages of these kinds, with the arrays and references in them."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=unhook)

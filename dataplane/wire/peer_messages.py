@@ -11,7 +11,6 @@ import msgspec
 
 from dataplane.wire.messages import (
     ClockRead,
-    Delivered,
     Done,
     Failure,
     Figures,
@@ -25,7 +24,6 @@ from dataplane.wire.messages import (
     RingEvents,
     RingList,
     Selection,
-    Shown,
     Stats,
     Streams,
 )
@@ -265,8 +263,6 @@ PeerReply = (
     | Failure
     | FoundReplicas
     | Figures
-    | Delivered
-    | Shown
     | ClockRead
     | RingList
     | RingEvents

@@ -9,14 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
 
-_decoder = msgspec.msgpack.Decoder(m.Reply)
+_decoder = m.decoder(m.Reply)
 
 
 class Raw:

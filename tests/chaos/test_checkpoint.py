@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
+from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
@@ -116,7 +117,7 @@ def last_append() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
-        pytest.param(m.ReadSnapshot, 1, marks=pytest.mark.long),
+        pytest.param(r.ReadSnapshot, 1, marks=pytest.mark.long),
         pytest.param(m.Pin, 1, marks=pytest.mark.long),
         pytest.param(m.Pin, 3, marks=pytest.mark.long),
         ("commit", 1),
@@ -175,7 +176,7 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
 @pytest.mark.parametrize(
     ("what", "step"),
     [
-        pytest.param("checkpoint", m.ReadSnapshot, marks=pytest.mark.long),
+        pytest.param("checkpoint", r.ReadSnapshot, marks=pytest.mark.long),
         pytest.param("checkpoint", m.Pin, marks=pytest.mark.long),
         pytest.param("restore", m.PutBack, marks=pytest.mark.long),
         pytest.param("restore", m.Seal, marks=pytest.mark.long),
@@ -189,7 +190,10 @@ async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: P
         stream = await plane.stream("s", ["a"])
         await stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
         before = await plane.stats()
-        before_requests(plane._connection, lambda request: task.cancel() if isinstance(request, step) else None)
+        before_requests(
+            plane._connection,
+            lambda request: task.cancel() if isinstance(request, step) else None,
+        )
         other = file.with_name("other")
         work = stream.checkpoint(other) if what == "checkpoint" else plane.restore(file, name="t")
         task = asyncio.create_task(work)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.stream import requests as r
+from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw
 from tests.chaos.test_hostile import own_memory
@@ -48,18 +50,18 @@ def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node
         assert own_memory(node.pid) - between < between - before + 48 * MIB
         heard = [raw.hear() for _ in range(len(tasks))]
         assert {each.id for each in heard} == waiting
-        assert all(isinstance(each, m.Delivered) and len(each.versions) == ROWS for each in heard)
+        assert all(isinstance(each.result, r.Delivered) and len(each.result.versions) == ROWS for each in heard)
 
 
-def consume(number: int, stream: bytes, task: str) -> m.Consume:
-    return m.Consume(number, stream, task, ROWS, ROWS, ["x"], dp.Fifo(), b"", b"", "", None, 0, 60.0, 60.0)
+def consume(number: int, stream: bytes, task: str) -> m.AskStream:
+    return m.AskStream(number, stream, r.Consume(task=task, rows=ROWS, min_rows=ROWS, columns=("x",)), 60.0)
 
 
 def flood(raw: Raw, count: int) -> None:
     """Requests that wait, and were sent with much: fifty thousand names."""
     names = [f"{number:06d}" for number in range(50_000)]
     for _ in range(count):
-        raw.send(m.ReadyRows(raw.next(), "nobody writes to it", b"", names, "", "", 1, 0, 600.0))
+        raw.send(m.AskTable(raw.next(), "nobody writes to it", b"", t.Ready(columns=names), 600.0))
 
 
 def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: StandingNode) -> None:
@@ -72,8 +74,8 @@ def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: Stand
             flood(raw, 40)
         refused = {raw.hear().name for raw in greedy for _ in range(30)}
         assert refused == {"LimitExceeded"}
-        modest.send(m.ReadyRows(7, "a table", b"", ["x"], "", "", 1, 0, 600.0))
-        assert isinstance(modest.ask(m.WriteRows(8, "a table", b"", "", b"", ["k"], b"", [])), m.Numbered)
+        modest.send(m.AskTable(7, "a table", b"", t.Ready(columns=["x"]), 600.0))
+        assert isinstance(modest.ask(m.AskTable(8, "a table", b"", t.Write(keys=["k"]))).result, t.Numbered)
         assert own_memory(node.pid) - before < 256 * MIB
         modest.send(m.Cancel(7))
         assert modest.hear().name == m.CANCELLED

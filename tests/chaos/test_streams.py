@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw
@@ -188,24 +190,9 @@ def token(stream: Any) -> bytes:
     return bytes(stream._inner._token)
 
 
-def consume(raw: Raw, stream: Any, /, **how: Any) -> m.Consume:
-    asked: dict[str, Any] = {
-        "id": raw.next(),
-        "stream": token(stream),
-        "task": "a",
-        "rows": 10,
-        "min_rows": 1,
-        "columns": ["x"],
-        "sampler": dp.Fifo(),
-        "chosen": b"",
-        "expired": b"",
-        "member": "",
-        "replica": None,
-        "replicas": 0,
-        "lease_s": 60.0,
-        "timeout_s": 60.0,
-    }
-    return m.Consume(**(asked | how))
+def consume(raw: Raw, stream: Any, /, **how: Any) -> m.AskStream:
+    asked: dict[str, Any] = {"task": "a", "rows": 10, "columns": ("x",)}
+    return m.AskStream(raw.next(), token(stream), r.Consume(**(asked | how)), 60.0)
 
 
 def admitted(raw: Raw, stream: Any, rows: int = 1, nbytes: int = 8) -> int:
@@ -339,34 +326,32 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         there = token(stream)
         for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
             for message in (
-                m.DropRows(raw.next(), there, rows, [], []),
+                m.AskStream(raw.next(), there, r.Drop(rows=np.frombuffer(rows, np.int64))),
                 m.Extend(raw.next(), there, "", ref.encode(), rows, b"", [], {}, True),
             ):
                 assert raw.ask(message).name == "Misuse"
         for number in (0, 1, 2, -1, 2**62):  # one of them is another's
-            for message in (
-                m.Ack(raw.next(), there, number, None, True, True),
-                m.Ack(raw.next(), there, number, 0, False, True),
-                m.Renew(raw.next(), there, number, None),
-            ):
-                assert raw.ask(message).name == "LeaseExpired"
+            for asked in (r.Ack(grant=number), r.Nack(grant=number, replica=0), r.Renew(grant=number)):
+                for client in ("", "1", "2"):  # nobody is who he says he is
+                    said = msgspec.structs.replace(asked, client=client, sequence=number)
+                    assert raw.ask(m.AskStream(raw.next(), there, said)).name == "LeaseExpired"
         raw.send(m.GiveBack(there, 1), m.GiveBack(there, -5))
         for message in (
-            m.Dead(raw.next(), there, "nobody", 10),
+            m.AskStream(raw.next(), there, r.DeadLetters(task="nobody", most=10)),
             consume(raw, stream, task="nobody"),
             consume(raw, stream, rows=0, min_rows=0),
             consume(raw, stream, lease_s=float("nan")),
-            consume(raw, stream, columns=[]),
+            consume(raw, stream, columns=()),
             consume(raw, stream, replica=1, member=""),
         ):
             assert raw.ask(message).name == "Misuse"
         for message in (consume(raw, stream, rows=1 << 40), m.Admit(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0)):
             assert raw.ask(message).name == "LimitExceeded"
-        for message in (m.End(raw.next(), b"", True), m.Ack(raw.next(), b"x" * 9, 1, None, True, True)):
+        for message in (m.DropStream(raw.next(), b""), m.AskStream(raw.next(), b"x" * 9, r.Ack(grant=1))):
             assert raw.ask(message).name == "Closed"
         # Rows chosen twice, held by others, or not there: only those that can be had, each once.
-        chosen = int64s(2, 2, 0, 99, -7, 3, 2**62)
-        reply = raw.ask(consume(raw, stream, sampler=None, chosen=chosen, expired=int64s(99, 99, 0)))
-        assert reply.keys == ["r", "s"]
-        assert isinstance(raw.ask(m.Ack(raw.next(), there, reply.grant, None, False, True)), m.Done)
+        chosen, expired = np.array([2, 2, 0, 99, -7, 3, 2**62]), np.array([99, 99, 0])
+        given = raw.ask(consume(raw, stream, sampler=None, chosen=chosen, expired=expired)).result
+        assert given.keys == ["r", "s"]
+        assert raw.ask(m.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Done()
     plane.free(ref)

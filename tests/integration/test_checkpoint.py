@@ -15,6 +15,7 @@ import torch
 
 import dataplane as dp
 from dataplane.client import checkpoint
+from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
@@ -64,7 +65,7 @@ def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
     original = connection.request
 
     async def asked(what: Any, *args: Any) -> Any:
-        if isinstance(what, request):
+        if isinstance(getattr(what, "asked", what), request):
             connection.request = original
             with ThreadPoolExecutor(1) as pool:
                 await asyncio.get_running_loop().run_in_executor(pool, do)
@@ -221,7 +222,7 @@ def test_the_file_is_the_stream_as_it_was_when_asked_for(node: Any, plane: Any, 
             theirs.close()
             freed.append(other.stats().shards)
 
-    during(stream, m.ReadSnapshot, go_on)
+    during(stream, r.ReadSnapshot, go_on)
     stream.checkpoint(file)
     assert freed[0] > 2
     stream.drop()

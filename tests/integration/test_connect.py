@@ -133,11 +133,11 @@ def test_an_impostor_is_no_node(tmp_path: Path, what: str) -> None:
 
 def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StandingNode(tmp_path) as node:
-        monkeypatch.setattr(m, "MAJOR", 3)
+        monkeypatch.setattr(m, "MAJOR", m.MAJOR + 1)
         with pytest.raises(dp.ProtocolMismatch) as caught:
             dp.connect(node.address)
-        assert caught.value.ours == f"2.{m.MINOR}"
-        assert caught.value.theirs == f"3.{m.MINOR}"
+        assert caught.value.ours == f"{m.MAJOR - 1}.{m.MINOR}"
+        assert caught.value.theirs == f"{m.MAJOR}.{m.MINOR}"
         monkeypatch.undo()
         with dp.connect(node.address) as plane:
             assert plane.stats().clients == 1

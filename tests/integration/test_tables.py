@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire.messages import STAGED
 from tests.cases import each_case
@@ -202,23 +203,27 @@ def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
 # What no client of ours says
 
 
-FALSE = {
-    "numbers that are none": lambda ref: m.ReadRows(9, "t", b"", [], b"123", ["x"]),
-    "rows that are not there": lambda ref: m.ReadRows(9, "t", b"", [], np.array([-1, 1 << 62]).tobytes(), ["x"]),
-    "a table without a name": lambda ref: m.ReadRows(9, "", b"", ["a"], b"", ["x"]),
-    "a long name": lambda ref: m.ReadRows(9, "t" * 5000, b"", ["a"], b"", ["x"]),
-    "a key that is empty": lambda ref: m.WriteRows(9, "t", b"", "", b"", [""], b"", []),
-    "a key that is long": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["k" * 5000], b"", []),
-    "no reference": lambda ref: m.WriteRows(9, "t", b"", "", b"\x93nonsense", ["b"], b"", []),
-    "fewer rows than keys": lambda ref: m.WriteRows(9, "t", b"", "", ref, ["b", "c"], b"", []),
-    "fewer tags than keys": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b", "c"], b"", [{}]),
-    "tags that are large": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b"], b"", [{"x": "y" * (100 << 10)}]),
-    "more rows than go at once": lambda ref: m.WriteRows(9, "t", b"", "", b"", [], bytes(8 << 17), []),
-    "a shard that is not there": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref), ["b"], b"", []),
-    "somebody else's node": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref, b"elsewher"), ["b"], b"", []),
-    "a column a hundred times": lambda ref: m.ReadRows(9, "t", b"", ["a"], b"", ["x"] * 100),
-    "a task without a name": lambda ref: m.TakeRows(9, "t", b"", "", bytes(8), bytes(8), ""),
-    "a time that is none": lambda ref: m.ReadyRows(9, "t", b"", ["x"], "", "", 5, -1, float("nan")),
+def asked(what: t.FromClient, table: str = "t", timeout_s: float = 0.0) -> m.AskTable:
+    return m.AskTable(9, table, b"", what, timeout_s)
+
+
+NOBODY = np.array([-1, 1 << 62])
+FALSE: dict[str, Callable[[bytes], m.AskTable]] = {
+    "rows that are not there": lambda ref: asked(t.Read(rows=NOBODY, columns=["x"])),
+    "a table without a name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), ""),
+    "a long name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), "t" * 5000),
+    "a key that is empty": lambda ref: asked(t.Write(keys=[""])),
+    "a key that is long": lambda ref: asked(t.Write(keys=["k" * 5000])),
+    "no reference": lambda ref: asked(t.Write(keys=["b"], ref=b"\x93nonsense")),
+    "fewer rows than keys": lambda ref: asked(t.Write(keys=["b", "c"], ref=ref)),
+    "fewer tags than keys": lambda ref: asked(t.Write(keys=["b", "c"], tags=[{}])),
+    "tags that are large": lambda ref: asked(t.Write(keys=["b"], tags=[{"x": "y" * (100 << 10)}])),
+    "more rows than go at once": lambda ref: asked(t.Write(rows=np.zeros(1 << 17, np.int64))),
+    "a shard that is not there": lambda ref: asked(t.Write(keys=["b"], ref=forged(ref))),
+    "somebody else's node": lambda ref: asked(t.Write(keys=["b"], ref=forged(ref, b"elsewher"))),
+    "a column a hundred times": lambda ref: asked(t.Read(keys=["a"], columns=["x"] * 100)),
+    "a task without a name": lambda ref: asked(t.Take(task="", rows=np.zeros(1, np.int64), give=np.zeros(1, np.int64))),
+    "a time that is none": lambda ref: asked(t.Ready(columns=["x"], least=5), timeout_s=float("nan")),
 }
 
 

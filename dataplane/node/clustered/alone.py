@@ -33,7 +33,6 @@ from dataplane.wire.peer import Peers
 
 _LEAD_S = 10.0  # that a partition may take to be led here
 _STREAMS = 50  # whose figures one message has
-_FIRST = 1 << 32  # the number of the first snapshot of a durable stream
 
 
 class Durable:
@@ -74,7 +73,7 @@ class Durable:
 
     def client(self, here: StreamClient, local: LocalStreams, staged: Staged, room: Room) -> EitherStreams:
         """The streams of a client, given those that are not durable."""
-        return EitherStreams(self, StreamClient(self.service, staged, room, first_snapshot=_FIRST), here, local)
+        return EitherStreams(self, StreamClient(self.service, staged, room), here, local)
 
     def table_client(self, staged: Staged, local: Tables, here: Tabling) -> EitherTables:
         """The tables of a client, given the tables that are not durable."""
@@ -124,7 +123,7 @@ class EitherStreams:
         self.clustered.leave()
         self.here.leave()
 
-    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+    def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
         """As `StreamClient.untold`."""
         self.of(request.stream).untold(request, reply)
 
@@ -140,9 +139,6 @@ class EitherStreams:
                 return (self.clustered if request.head.settings.durable else self.here).answer(request, deadline)
             case m.Streams():
                 return self._figures(request)
-            case m.ReadSnapshot() | m.ReleaseSnapshot():
-                of = self.clustered if request.snapshot >= _FIRST else self.here
-                return of.answer(request, deadline)
         return self.of(request.stream).answer(request, deadline)
 
     def _open(self, request: m.Open, deadline: Deadline) -> m.Reply | Waiting | None:

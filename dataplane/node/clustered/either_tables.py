@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import Misuse
 from dataplane.node.clustered.tables import ClusteredTables, TableClient
 from dataplane.node.streams.sessions import Waiting
-from dataplane.node.tables.asking import TableRequest
-from dataplane.node.tables.tables import TABLES, Tables, Tabling
+from dataplane.node.tables.tables import TABLES, TableRequest, Tables, Tabling
+from dataplane.table import requests as r
 from dataplane.wire import messages as m
 
 
@@ -60,27 +59,27 @@ class EitherTables:
             return self._here.answer(request, deadline)
         return self._asked(request, self._durable.answer(request, deadline))
 
-    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
         """As `Tabling.write`. Raises as `answer`."""
         if not self._is_durable(request):
-            return self._here.write(request, ref, deadline)
-        return self._asked(request, self._durable.write(request, ref, deadline))
+            return self._here.write(request, what, ref, deadline)
+        return self._asked(request, self._durable.write(request, what, ref, deadline))
 
     def leave(self) -> None:
         """The client has gone."""
         self._here.leave()
         self._durable.leave()
 
-    def _is_durable(self, request: Any) -> bool:
-        wanted = getattr(request, "durable", False)
+    def _is_durable(self, request: m.AskTable) -> bool:
+        wanted = request.durable
         if self._local.find(request.table) is None:
             return wanted or self._names.has(request.table)
         if wanted:
             raise Misuse(f"the table {request.table!r} was made not to be durable: drop it first, or open it so")
         return False
 
-    def _asked(self, request: Any, answer: Waiting) -> Waiting:
-        return partial(self._names.made, request.table, answer) if getattr(request, "durable", False) else answer
+    def _asked(self, request: m.AskTable, answer: Waiting) -> Waiting:
+        return partial(self._names.made, request.table, answer) if request.durable else answer
 
     def _figures(self, request: m.Tables) -> m.Figures:
         """Of the first tables by name, of both kinds."""

@@ -35,8 +35,7 @@ from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.streams.sessions import ASK_S, Waiting, happened
 from dataplane.node.streams.staged import Staged
-from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
-from dataplane.node.tables.tables import TABLES, figures_of, not_ready
+from dataplane.node.tables.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.stream.requests import Done, Result
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -176,38 +175,38 @@ class TableClient:
         """What has to be called and awaited for the reply."""
         if isinstance(request, m.Tables):
             return partial(self._tables.listed, request)
-        check_name(request.table)
-        return partial(self._answer, request, asked(request), deadline)
+        return partial(self._answer, request, checked(request), deadline)
 
-    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> Waiting:
+    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> Waiting:
         """As `answer`, of a write with these columns, whatever its `ref` is."""
-        return self.answer(msgspec.structs.replace(request, ref=b"" if ref is None else ref.encode()), deadline)
+        what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
+        return partial(self._answer, request, what, deadline)
 
     def leave(self) -> None:
         """The client has gone."""
         self._session.leave()
 
-    async def _answer(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> m.Reply:
+    async def _answer(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
         ref = BatchRef.decode(what.ref) if isinstance(what, r.Write) and what.ref else None
         until = Deadline.after(ASK_S + deadline.remaining_s)
         while True:
             table = await self._table(request, what, deadline)
             if table is None:
-                return replied(request.id, request.home, _of_none(request.table, what))
+                return m.TableAnswer(request.id, request.home, _of_none(request.table, what))
             there = Partition.of(table)
             try:
                 result = await self._ask(there, request, what, ref, deadline)
-                return replied(request.id, there.token, result)
+                return m.TableAnswer(request.id, there.token, result)
             except (Closed, Lost) as error:
                 if type(error) not in (Closed, Lost) or until.remaining_s <= 0:
                     raise
                 await self._missing(request, there)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _table(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> Record | None:
+    async def _table(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
         """The record of the table; None where there is none and this makes none. Raises OwnerDied where the client's
         was lost, Misuse where it is to be durable and is not."""
-        durable = getattr(request, "durable", False)
+        durable = request.durable
         makes = isinstance(what, r.Write) and bool(what.keys)
         makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
         directory = self._tables.directory
@@ -219,7 +218,7 @@ class TableClient:
             return known
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
-    async def _missing(self, request: Any, there: Partition) -> None:
+    async def _missing(self, request: m.AskTable, there: Partition) -> None:
         """The partition is not found, or over: see what has become of it. Raises OwnerDied where the client's was
         lost."""
         lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
@@ -227,7 +226,7 @@ class TableClient:
             raise _died(request.table, kinds.maker_of(there.key))
 
     async def _ask(
-        self, there: Partition, request: Any, what: r.AnyRequest, ref: BatchRef | None, deadline: Deadline
+        self, there: Partition, request: m.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
     ) -> Any:
         if isinstance(what, r.Ready):
             return await self._ready(there, request, what, deadline)
@@ -238,15 +237,15 @@ class TableClient:
         self._staged.kept(request.staged, ref)
         return result
 
-    async def _ready(self, there: Partition, request: Any, what: r.Ready, deadline: Deadline) -> r.AnyResult:
+    async def _ready(self, there: Partition, request: m.AskTable, what: r.Ready, deadline: Deadline) -> r.Numbered:
         waits = partial(_queue, what) if deadline.remaining_s > 0 else None
         try:
             return await self._session.ask(there, what, r.Numbered, deadline if waits else None, waits=waits)
         except NotReady:
-            raise not_ready(request, deadline) from None
+            raise not_ready(request.table, what, deadline) from None
 
 
-def _of_none(name: str, what: r.AnyRequest) -> r.AnyResult:
+def _of_none(name: str, what: r.FromClient) -> Any:
     """The answer where there is no table."""
     match what:
         case r.Write():

@@ -35,7 +35,6 @@ from dataplane.node.streams import packed
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.restores import Restores
 from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Waiting, asked_until, at_once, happened
-from dataplane.node.streams.snapshots import Snapshots
 from dataplane.node.streams.staged import Staged
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
@@ -63,20 +62,10 @@ StreamRequest = (
     | m.Append
     | m.Extend
     | m.TendRow
-    | m.ListUnfinished
-    | m.Consume
-    | m.Look
-    | m.Ack
-    | m.Renew
-    | m.DropRows
-    | m.End
-    | m.Dead
+    | m.AskStream
+    | m.DropStream
     | m.TakeLost
-    | m.Measure
     | m.Streams
-    | m.TakeSnapshot
-    | m.ReadSnapshot
-    | m.ReleaseSnapshot
     | m.Restore
     | m.PutBack
     | m.PutColumns
@@ -112,17 +101,14 @@ class _Received:
 class StreamClient:
     """The streams of one service as one client uses them."""
 
-    def __init__(
-        self, service: Service, staged: Staged, room: Room = no_wait, *, owner: object = "", first_snapshot: int = 1
-    ) -> None:
+    def __init__(self, service: Service, staged: Staged, room: Room = no_wait, *, owner: object = "") -> None:
         """`owner` names the client to people. `room()` is awaited before a large reply is made that was waited for; see
-        `wire.local.Channel.room`. `first_snapshot`: the number of the first snapshot."""
+        `wire.local.Channel.room`."""
         self._service = service
         self._local = service if isinstance(service, LocalStreams) else None
         self._staged = staged
         self._room = room
         self._session = service.session(owner)
-        self._snapshots = Snapshots(self._session, service.dropped, first_snapshot)
         self._restores = Restores(self._session, service)
         self._members: dict[_Member, _Received] = {}
         self._tickets: dict[int, _Ticket] = {}
@@ -146,7 +132,6 @@ class StreamClient:
     def leave(self) -> None:
         """The client has gone."""
         self.revoke()
-        self._snapshots.leave()
         self._restores.leave()
         self._session.leave()
         self._service.forget(self._session.client)
@@ -155,15 +140,15 @@ class StreamClient:
         """Whether the client restores a stream of this token."""
         return token in self._restores
 
-    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+    def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
         """The reply can not be told: what it gave is given back."""
-        if isinstance(request, m.Consume) and isinstance(reply, m.Delivered):
-            stream = self._service.named(reply.stream)
-            if request.replica is not None:
+        if isinstance(reply, m.StreamAnswer) and isinstance(reply.result, r.Delivered):
+            stream, given = self._service.named(reply.stream), reply.result
+            if given.replica is not None:
                 received = self._received(request)
-                received.last = min(received.last, reply.grant - 1)
+                received.last = min(received.last, given.grant - 1)
             elif stream is not None and stream.partition is not None:
-                self._session.give_back_soon(stream.partition, reply.grant)
+                self._session.give_back_soon(stream.partition, given.grant)
         elif isinstance(reply, m.Admitted):
             self._give_back(reply.ticket)
 
@@ -180,24 +165,48 @@ class StreamClient:
             case m.GiveBack():
                 self._give_back(request.ticket)
                 return None
-            case m.ReadSnapshot():
-                return self._soon(partial(self._snapshots.read, request))
-            case m.ReleaseSnapshot():
-                self._snapshots.release(request.snapshot)
-                return None
             case m.Restore():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._restores.begin, request))
         if request.stream in self._restores:
             return self._soon(partial(self._restored, request))
         stream = self._service.find(request.stream)
-        if isinstance(request, m.Admit):
-            ticket = self._ticket_now(request, stream)
-            if ticket is not None:
-                return m.Admitted(request.id, stream.token, ticket)
-            return partial(self._answer, request, stream, deadline)
-        answer = partial(self._answer, request, stream, deadline)
-        return answer if isinstance(request, m.Consume | m.Look) else self._soon(answer)
+        match request:
+            case m.AskStream():
+                return self._forward(request, stream, deadline)
+            case m.Admit():
+                ticket = self._ticket_now(request, stream)
+                if ticket is not None:
+                    return m.Admitted(request.id, stream.token, ticket)
+                return partial(self._answer, request, stream, deadline)
+        return self._soon(partial(self._answer, request, stream, deadline))
+
+    def _forward(self, request: m.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
+        """As `answer`, of a request that is the partition's own."""
+        match request.asked:
+            case r.Consume() as asked:
+                return partial(self._consume, request, asked, stream, deadline)
+            case r.Look() as asked:
+                return partial(self._look, request, asked, stream, deadline)
+        bounds: dict[str, Any] = {"client": self._session.client, "sequence": 0}
+        match request.asked:
+            case r.Nack(reason=reason):
+                bounds["reason"] = reason[:_REASON]
+            case r.ListUnfinished(most=most):
+                bounds["most"] = min(most, _MAX_LISTED)
+        own = msgspec.structs.replace(request.asked, **bounds)
+        if self._local is not None:
+            return m.StreamAnswer(request.id, stream.token, self._local.find(stream.token).run(own))
+        return partial(self._asked, request.id, own, stream)
+
+    async def _asked(self, identifier: int, asked: r.FromClient, stream: Stream) -> m.StreamAnswer:
+        result: Any = r.Done()
+        if isinstance(asked, r.Ack):
+            await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
+        else:
+            deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
+            result = await self._ask(stream, asked, r.Result, deadline)
+        return m.StreamAnswer(identifier, stream.token, result)
 
     def _soon(self, answer: Waiting) -> m.Reply | Waiting:
         """The reply of what is asked of streams of this node, where nothing is waited for."""
@@ -209,42 +218,18 @@ class StreamClient:
 
     async def _answer(self, request: Any, stream: Stream, deadline: Deadline) -> m.Reply:
         match request:
-            case m.Ack(done=True):
-                await self._on(stream, lambda at: self._session.ack(at, request.grant, request.replica))
-            case m.Ack():
-                reason = request.reason[:_REASON]
-                nack = r.Nack(grant=request.grant, replica=request.replica, seen=request.seen, reason=reason)
-                await self._ask(stream, nack, r.Done)
-            case m.Consume():
-                return await self._consume(request, stream, deadline)
             case m.Admit():
                 return m.Admitted(request.id, stream.token, await self._admit(request, stream, deadline))
             case m.Append():
                 return await self._append(request, stream, deadline)
             case m.Extend():
                 await self._more(request, stream)
-            case m.TendRow() | m.ListUnfinished():
-                return await self._unfinished(request, stream)
-            case m.Look():
-                return await self._look(request, stream, deadline)
-            case m.Renew():
-                await self._ask(stream, r.Renew(grant=request.grant, replica=request.replica), r.Done)
-            case m.DropRows():
-                rows = packed.int64("rows", request.rows)
-                await self._ask(stream, r.Drop(rows=rows, keys=request.keys, groups=request.groups), r.Done)
-            case m.End(drop=True):
+            case m.TendRow():
+                return await self._on(stream, lambda at: self._tend(request, stream, at))
+            case m.DropStream():
                 await self._service.drop(stream)
-            case m.End():
-                await self._ask(stream, r.Close(), r.Done)
-            case m.Dead():
-                return await self._dead(request, stream)
             case m.TakeLost():
                 return await self._service.take_lost(request, stream, self._session)
-            case m.Measure():
-                asked = await self._ask(stream, r.Measure(), r.Figures, Deadline.after(_MEASURE_S))
-                return m.Figures(request.id, asked.values)
-            case m.TakeSnapshot():
-                return await self._on(stream, lambda at: self._snapshots.take(request, stream, at))
             case _:
                 raise Misuse(f"{type(request).__name__} is for a stream that this client restores")
         return m.Done(request.id)
@@ -265,7 +250,7 @@ class StreamClient:
                 self._staged.kept(request.staged, await self._restores.put_columns(request))
             case m.Restored():
                 return await self._restores.finish(request)
-            case m.End(drop=True):
+            case m.DropStream():
                 self._restores.drop(request.stream)
             case _:
                 raise Misuse("this stream is being restored: it takes the rows of its checkpoint alone")
@@ -490,17 +475,11 @@ class StreamClient:
 
     # rows in progress
 
-    async def _unfinished(self, request: m.TendRow | m.ListUnfinished, stream: Stream) -> m.Reply:
+    async def _tend(self, request: m.TendRow, stream: Stream, partition: Any) -> m.Reply:
         """Raises LeaseExpired, Misuse, ProtocolMismatch, PeerUnavailable, OutcomeUnknown."""
-        if isinstance(request, m.ListUnfinished):
-            listed = await self._ask(stream, r.ListUnfinished(most=min(request.most, _MAX_LISTED)), r.UnfinishedRows)
-            return m.UnfinishedRows(request.id, listed.rows)
-        return await self._on(stream, lambda at: self._tend(request, at))
-
-    async def _tend(self, request: m.TendRow, partition: Any) -> m.Reply:
         if request.what == "take":
             row = await self._row(partition, [request.key]) if request.key else -1
-            return await self._take_up(request, partition, row)
+            return m.StreamAnswer(request.id, stream.token, await self._take_up(request, partition, row))
         if request.what not in ("hear", "release", "give-up"):
             raise ProtocolMismatch(f"nothing that is asked of a row in progress: {request.what!r}")
         row = await self._row(partition, [request.key], request.token)
@@ -513,7 +492,7 @@ class StreamClient:
             await self._session.ask(partition, hear, r.Done)
         return m.Done(request.id)
 
-    async def _take_up(self, request: m.TendRow, partition: Any, row: int) -> m.Reply:
+    async def _take_up(self, request: m.TendRow, partition: Any, row: int) -> r.UnfinishedRows:
         """Take up a row, or the first that is free. What the partition gives when nobody waits for it any more is free
         again."""
         if not 0 < request.lease_s < float("inf"):
@@ -526,10 +505,9 @@ class StreamClient:
 
         take = r.TakeUp(row=row, token=request.token, lease_s=request.lease_s)
         try:
-            taken = await self._session.ask(partition, take, r.UnfinishedRows, settled=settled)
+            return await self._session.ask(partition, take, r.UnfinishedRows, settled=settled)
         finally:
             waits = False
-        return m.UnfinishedRows(request.id, taken.rows)
 
     async def _row(self, partition: Any, keys: list[str], token: int = 0) -> int:
         """The number of a row in progress; `_ENDED` where who has the token has finished it, or given it up. Raises
@@ -546,43 +524,31 @@ class StreamClient:
 
     # taking rows
 
-    async def _consume(self, request: m.Consume, stream: Stream, deadline: Deadline) -> m.Delivered:
+    async def _consume(
+        self, request: m.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
+    ) -> m.StreamAnswer:
         """Rows of a task, once there are enough. Raises NotReady, Closed, Misuse."""
-        _check_consume(request, stream)
-        if request.replica is None:
-            return await self._take(request, stream, deadline, None)
+        _check_consume(asked, stream)
+        if asked.replica is None:
+            return m.StreamAnswer(request.id, stream.token, await self._take(asked, stream, deadline, None))
         received = self._received(request)
         try:
             async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
                 waiting.reschedule(None)
-                reply = await self._take(request, stream, deadline, received.last)
-                received.last = reply.grant
-                return reply
+                given = await self._take(asked, stream, deadline, received.last)
+                received.last = given.grant
+                return m.StreamAnswer(request.id, stream.token, given)
         except TimeoutError:
-            raise not_ready(stream.name, request.task, deadline) from None
+            raise not_ready(stream.name, asked.task, deadline) from None
 
-    def _received(self, request: m.Consume | m.Look) -> _Received:
-        key = request.stream, request.task, request.member, request.replica
-        return self._members.setdefault(key, _Received())
+    def _received(self, request: Any) -> _Received:
+        asked = request.asked
+        return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _Received())
 
-    async def _take(self, request: m.Consume, stream: Stream, deadline: Deadline, after: int | None) -> m.Delivered:
+    async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
         """`after`: the last grant that the replica has received."""
-        asked = r.Consume(
-            client=self._session.client,
-            task=request.task,
-            columns=tuple(request.columns),
-            rows=request.rows,
-            min_rows=request.min_rows,
-            sampler=request.sampler,
-            chosen=packed.int64("rows", request.chosen),
-            expired=packed.int64("rows", request.expired),
-            lease_s=request.lease_s,
-            member=request.member,
-            replica=request.replica,
-            replicas=request.replicas,
-            after=after,
-        )
-        waits = partial(_queue, asked) if request.sampler is not None else None
+        asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
+        waits = partial(_queue, asked) if asked.sampler is not None else None
 
         async def consume(partition: Any) -> r.Delivered:
             def late(given: r.Delivered) -> None:
@@ -593,48 +559,29 @@ class StreamClient:
             given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
             try:
                 if await self._room():  # its lease begins as it can be told
-                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=request.replica), r.Done)
+                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Done)
             except BaseException as error:
                 late(given)
                 if isinstance(error, LeaseExpired):  # the client took nothing for as long as that
-                    raise NotReady("", stream=stream.name, task=request.task) from None
+                    raise NotReady("", stream=stream.name, task=asked.task) from None
                 raise
             return given
 
         try:
-            given = await self._on(stream, consume)
+            return await self._on(stream, consume)
         except NotReady:
             if not waits:
-                raise NotReady("others have taken these rows", stream=stream.name, task=request.task) from None
-            raise not_ready(stream.name, request.task, deadline) from None
-        ref = given.ref.with_origin(stream.token, given.rows, given.holds).encode()
-        lengths = {name: values.tobytes() for name, values in given.lengths.items()}
-        return m.Delivered(
-            request.id,
-            stream.token,
-            given.grant,
-            request.replica,
-            ref,
-            given.keys,
-            given.groups,
-            given.versions,
-            given.tags,
-            lengths,
-        )
+                raise NotReady("others have taken these rows", stream=stream.name, task=asked.task) from None
+            raise not_ready(stream.name, asked.task, deadline) from None
 
-    async def _look(self, request: m.Look, stream: Stream, deadline: Deadline) -> m.Shown:
+    async def _look(self, request: m.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> m.StreamAnswer:
         """What there is to choose from, once there is something new. Raises NotReady, Closed, Misuse."""
-        asked = r.Look(
-            task=request.task,
-            columns=tuple(request.columns),
-            lengths=tuple(request.lengths),
-            tags=tuple(request.tags),
-            most=min(request.most, _BYTES // (_ROW + 8 * len(request.lengths) + _TAG * len(request.tags))),
-            seen=request.seen,
-            member=request.member,
-            replica=request.replica,
-            replicas=request.replicas,
-            after=None if request.replica is None else self._received(request).last,
+        asked = msgspec.structs.replace(
+            wanted,
+            client=self._session.client,
+            sequence=0,
+            most=min(wanted.most, _BYTES // (_ROW + 8 * len(wanted.lengths) + _TAG * len(wanted.tags))),
+            after=None if wanted.replica is None else self._received(request).last,
         )
 
         def queue() -> str:  # of its own: each waits for other changes
@@ -643,30 +590,8 @@ class StreamClient:
         try:
             shown = await self._on(stream, lambda at: self._session.ask(at, asked, r.Shown, deadline, waits=queue))
         except NotReady:
-            raise not_ready(stream.name, request.task, deadline) from None
-        return m.Shown(
-            id=request.id,
-            changes=shown.changes,
-            rows=shown.rows.tobytes(),
-            group=shown.group.tobytes(),
-            version=shown.version.tobytes(),
-            age_s=shown.age_s,
-            group_rows=shown.group_rows.tobytes(),
-            group_dropped=shown.group_dropped.tobytes(),
-            lengths={name: values.tobytes() for name, values in shown.lengths.items()},
-            tags=shown.tags,
-            latest=shown.latest,
-            closed=shown.closed,
-            whole=shown.whole,
-            left=shown.left,
-        )
-
-    async def _dead(self, request: m.Dead, stream: Stream) -> m.Delivered:
-        """The first rows that were given back too often, with the columns that all of them have. Raises Misuse."""
-        found = await self._ask(stream, r.DeadLetters(task=request.task, most=max(0, request.most)), r.Letters)
-        ref = b"" if found.ref is None else found.ref.with_origin(stream.token, found.rows).encode()
-        told = found.groups, found.versions, found.tags
-        return m.Delivered(request.id, stream.token, 0, None, ref, found.keys, *told, {})
+            raise not_ready(stream.name, wanted.task, deadline) from None
+        return m.StreamAnswer(request.id, stream.token, shown)
 
 
 def _append_of(
@@ -709,7 +634,7 @@ def _check_amount(rows: int, nbytes: int) -> None:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
 
 
-def _check_consume(request: m.Consume, stream: Stream) -> None:
+def _check_consume(request: r.Consume, stream: Stream) -> None:
     """Raises Misuse for what no partition would give, before it is asked."""
     packed.bound("rows of a delivery", m.MAX_ROWS, request.rows)
     stream.settings.task(request.task)

@@ -20,18 +20,21 @@ import msgspec
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
+from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
 from dataplane.node.streams.arrived import stored
 from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged import Staged
+from dataplane.node.tables.tables import checked
 from dataplane.store.store import Store
+from dataplane.table import requests as r
 from dataplane.wire import messages as m
 
 
 class _Writes(Protocol):
     """The tables as one client uses them."""
 
-    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
         """As `Tabling.write`."""
 
 
@@ -88,8 +91,10 @@ class WritingInline:
             raise
 
     def _write(self, request: m.WriteInline, scope: str, shard: int, deadline: Deadline) -> m.Reply | Waiting:
-        ref = stored(self._node, request.columns, shard)
-        if request.write.ref:
-            ref = ref.union(BatchRef.decode(request.write.ref))
+        ref, what = stored(self._node, request.columns, shard), checked(request.write)
+        if not isinstance(what, r.Write):
+            raise ProtocolMismatch(f"columns come with a {type(what).__name__}, which is no write")
+        if what.ref:
+            ref = ref.union(BatchRef.decode(what.ref))
         write = msgspec.structs.replace(request.write, id=request.id, staged=scope)
-        return self._tables.write(write, ref, deadline)
+        return self._tables.write(write, what, ref, deadline)

@@ -14,19 +14,24 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import LimitExceeded, Misuse, NotReady
+from dataplane.errors import LimitExceeded, Misuse, NotReady, ProtocolMismatch
 from dataplane.node.shards.needed import NeededShards
+from dataplane.node.streams import packed
 from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged import Staged
-from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
+from dataplane.stream.requests import Done
 from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.table import Table
 from dataplane.wire import messages as m
+
+TableRequest: TypeAlias = m.AskTable | m.Tables
 
 MAX_TABLES = 4096
 
@@ -123,38 +128,32 @@ class Tabling:
         """The reply, or what has to be called and awaited for it."""
         if isinstance(request, m.Tables):
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
-        check_name(request.table)
-        if isinstance(request, m.WriteRows):
-            return self.write(request, BatchRef.decode(request.ref) if request.ref else None, deadline)
+        what = checked(request)
+        if isinstance(what, r.Write):
+            return self._write(request, what, BatchRef.decode(what.ref) if what.ref else None)
         _check_here(request)
-        if isinstance(request, m.ReadyRows):
-            ready = asked(request)
-            return self._ready(request, ready) or partial(self._ready_later, request, ready, deadline)
-        what = asked(request)
         match what:
-            case r.Write():
-                return self._write(request, what, None)
+            case r.Ready():
+                return self._ready(request, what) or partial(self._ready_later, request, what, deadline)
             case r.Drop():
                 self._tables.drop(request.table)
+                return self._reply(request, Done())
             case r.Clear() | r.Take() | r.Untake():
                 return self._act(request, what)
-            case _:
-                assert isinstance(what, r.Question), "clients ask nothing else"
-                found = answers.answer(request.table, self._tables.find(request.table), what)
-                assert found is not None, "it is no question of what is ready"
-                return self._reply(request, found)
-        return m.Done(request.id)
+        found = answers.answer(request.table, self._tables.find(request.table), what)
+        assert found is not None, "it is no question of what is ready"
+        return self._reply(request, found)
 
     def leave(self) -> None:
         """The client has gone. Nothing here is its own."""
 
-    def _reply(self, request: Any, result: r.AnyResult) -> m.Reply:
-        return replied(request.id, self._tables.node, result)
+    def _reply(self, request: m.AskTable, result: Any) -> m.Reply:
+        return m.TableAnswer(request.id, self._tables.node, result)
 
-    def _act(self, request: Any, what: r.Clear | r.Take | r.Untake) -> m.Reply:
+    def _act(self, request: m.AskTable, what: r.Clear | r.Take | r.Untake) -> m.Reply:
         table = self._tables.find(request.table)
         if table is None:
-            return self._reply(request, answers.given(None)) if isinstance(what, r.Take) else m.Done(request.id)
+            return self._reply(request, answers.given(None) if isinstance(what, r.Take) else Done())
         result, over = answers.act(table, what)
         self._tables.thinned(over)
         if isinstance(what, r.Untake) or (isinstance(what, r.Take) and what.claim):
@@ -163,13 +162,12 @@ class Tabling:
 
     # writing
 
-    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
-        """Write the rows with these columns, whatever the request's `ref` is; at once, whatever the deadline."""
-        check_name(request.table)
-        _check_here(request)
-        return self._write(request, asked(request), ref)
+    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
+        """Write the rows with these columns, whatever `what.ref` is; at once, whatever the deadline."""
+        return self._write(request, what, ref)
 
-    def _write(self, request: Any, what: r.Write, ref: BatchRef | None) -> m.Reply:
+    def _write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None) -> m.Reply:
+        _check_here(request)
         answers.check_write(what, ref)
         if not what.keys:
             answers.there(request.table, self._tables.find(request.table))
@@ -190,33 +188,54 @@ class Tabling:
 
     # taking
 
-    def _ready(self, request: m.ReadyRows, what: r.Ready) -> m.Reply | None:
+    def _ready(self, request: m.AskTable, what: r.Ready) -> m.Reply | None:
         """What is ready; None where that is too little."""
         found = answers.answer(request.table, self._tables.find(request.table), what)
         return None if found is None else self._reply(request, found)
 
-    async def _ready_later(self, request: m.ReadyRows, what: r.Ready, deadline: Deadline) -> m.Reply:
+    async def _ready_later(self, request: m.AskTable, what: r.Ready, deadline: Deadline) -> m.Reply:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 while (reply := self._ready(request, what)) is None:
                     await self._tables.wait(request.table)
         except TimeoutError:
-            raise not_ready(request, deadline) from None
+            raise not_ready(request.table, what, deadline) from None
         return reply
 
 
-def _check_here(request: Any) -> None:
+def checked(request: m.AskTable) -> r.FromClient:
+    """What is asked of a table, by nobody yet, and within the bounds that a table may rely on. Raises LimitExceeded,
+    ProtocolMismatch."""
+    _check_name(request.table)
+    asked = request.asked
+    match asked:
+        case r.Write() | r.Read() | r.Look():
+            packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys) or len(asked.rows))
+        case r.Number():
+            packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys))
+        case r.Take() | r.Claimed():
+            _check_name(asked.task)
+            _check_name(asked.claim or "-")
+    if isinstance(asked, r.Write):
+        packed.bound("characters of a key", m.MAX_SCOPE, max(map(len, asked.keys), default=0))
+    return msgspec.structs.replace(asked, client="", sequence=0) if asked.client or asked.sequence else asked
+
+
+def _check_name(name: str) -> None:
+    """Raises LimitExceeded, ProtocolMismatch for what is no name of a table, task or claim."""
+    packed.bound("the name of a table, task or claim", m.MAX_SCOPE, len(name))
+    if not name:
+        raise ProtocolMismatch("a table, task or claim without a name")
+
+
+def _check_here(request: m.AskTable) -> None:
     """Raises Misuse for a table that is to be durable: the tables here end with the process."""
-    if getattr(request, "durable", False):
+    if request.durable:
         raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")
 
 
-def not_ready(request: m.ReadyRows, deadline: Deadline) -> NotReady:
-    """Who waited until its deadline is told so."""
-    what = f"fewer than {request.least} rows of table {request.table!r} became ready"
-    return NotReady(
-        f"{what} in {deadline.waited_s:.1f} s",
-        stream=request.table,
-        task=request.task,
-        waited_s=deadline.waited_s,
-    )
+def not_ready(table: str, asked: r.Ready, deadline: Deadline) -> NotReady:
+    """The error of who waited for rows of this table until its deadline."""
+    waited_s = deadline.waited_s
+    what = f"fewer than {asked.least} rows of table {table!r} became ready in {waited_s:.1f} s"
+    return NotReady(what, stream=table, task=asked.task, waited_s=waited_s)

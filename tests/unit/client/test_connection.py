@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +20,7 @@ from dataplane.wire.local import Channel, format_address, listen
 from dataplane.wire.places import pack
 from tests.processes import MIB, StandingNode, pattern
 
-_requests = msgspec.msgpack.Decoder(m.Request)
+_requests = m.decoder(m.Request)
 
 
 class Scripted:

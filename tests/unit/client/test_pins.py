@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 import pytest
 
 from dataplane.client.pins import Pin, Pins
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
 
-decoder = msgspec.msgpack.Decoder(m.Request)
+decoder = m.decoder(m.Request)
 
 
 class Flushes:

@@ -26,8 +26,8 @@ from dataplane.node.shards.needed import NeededShards
 from dataplane.node.streams.client import StreamClient
 from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
+from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from dataplane.wire.partition_messages import Frame
@@ -168,57 +168,35 @@ class Client:
             raise
         return reply
 
-    async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> m.Delivered:
+    async def forward(self, asked: r.FromClient, timeout_s: float = WAIT_S) -> Any:
+        """The partition's answer."""
+        return (await self.ask(m.AskStream(1, self.stream.token, asked), timeout_s)).result
+
+    async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> r.Delivered:
         """A delivery."""
-        request = m.Consume(
-            id=1,
-            stream=self.stream.token,
-            task=how.get("task", TASK),
-            rows=rows,
-            min_rows=how.get("min_rows", 1),
-            columns=how.get("columns", ["x"]),
-            sampler=how.get("sampler", Fifo()),
-            chosen=how.get("chosen", b""),
-            expired=how.get("expired", b""),
-            member=how.get("member", ""),
-            replica=how.get("replica"),
-            replicas=how.get("replicas", 0),
-            lease_s=how.get("lease_s", 60.0),
-            timeout_s=timeout_s,
-        )
-        delivery: m.Delivered = await self.ask(request, timeout_s)
+        asked: dict[str, Any] = {"task": TASK, "rows": rows, **how, "columns": tuple(how.get("columns", ("x",)))}
+        delivery: r.Delivered = await self.forward(r.Consume(**asked), timeout_s)
         return delivery
 
-    async def settle(self, delivery: m.Delivered, *, done: bool = True, seen: bool = True) -> None:
+    async def settle(self, delivery: r.Delivered, *, done: bool = True, seen: bool = True) -> None:
         """Ack a delivery, or give it back."""
-        await self.ask(m.Ack(1, delivery.stream, delivery.grant, delivery.replica, done, seen))
-
-    async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> m.Shown:
-        """Candidates."""
-        request = m.Look(
-            1,
-            self.stream.token,
-            TASK,
-            how.get("member", ""),
-            how.get("replica"),
-            how.get("replicas", 0),
-            ["x"],
-            [],
-            ["id"],
-            most,
-            seen,
-            timeout_s,
+        grant, replica = delivery.grant, delivery.replica
+        await self.forward(
+            r.Ack(grant=grant, replica=replica) if done else r.Nack(grant=grant, replica=replica, seen=seen)
         )
-        shown: m.Shown = await self.ask(request, timeout_s)
+
+    async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> r.Shown:
+        """Candidates."""
+        asked = r.Look(task=TASK, columns=("x",), most=most, tags=("id",), seen=seen, **how)
+        shown: r.Shown = await self.forward(asked, timeout_s)
         return shown
 
-    async def extend(self, rows: m.Delivered | Sequence[str], *columns: str) -> None:
+    async def extend(self, rows: r.Delivered | Sequence[str], *columns: str) -> None:
         """More columns for rows that were delivered, or for keys."""
         token, numbers, holds, keys = self.stream.token, b"", b"", list[str]()
-        if isinstance(rows, m.Delivered):
-            ref = BatchRef.decode(rows.ref)
-            ((_, _, found),) = ref.origins()
-            numbers, holds, count = found.tobytes(), ref.holds().tobytes(), len(ref)
+        if isinstance(rows, r.Delivered):
+            ref = rows.ref.with_origin(token, rows.rows, rows.holds)
+            numbers, holds, count = rows.rows.tobytes(), ref.holds().tobytes(), len(ref)
         else:
             keys, count = list(rows), len(rows)
         scope, brought = self.stage(count, *columns)
@@ -233,7 +211,7 @@ class Client:
         return found
 
 
-def ids(delivery: m.Delivered | m.Shown) -> list[int]:
+def ids(delivery: r.Delivered | r.Shown) -> list[int]:
     """The ids of the rows of a delivery."""
     return [int(value) for value in delivery.tags["id"]]  # type: ignore[arg-type]
 

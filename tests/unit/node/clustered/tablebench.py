@@ -25,6 +25,7 @@ from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.shards.needed import NeededShards
 from dataplane.node.streams.staged import Staged
 from dataplane.store.store import Store
+from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -101,16 +102,14 @@ class User:
         self.staged = Staged(node.needed)
         self.tables = node.tables.client(self.staged)
 
-    async def ask(self, kind: type[m.Message], timeout_s: float = 0.0, **fields: Any) -> Any:
-        """The reply to such a message about the table."""
-        if kind is m.ReadyRows:
-            fields["timeout_s"] = timeout_s
-        request = kind(id=7, table=fields.pop("table", T), home=self.home, **fields)
-        answer = self.tables.answer(request, Deadline.after(timeout_s))  # type: ignore[arg-type]
-        reply = await answer()
+    async def ask(self, asked: t.FromClient, timeout_s: float = 0.0, *, staged: str = "", table: str = T) -> Any:
+        """What such a request about the table is answered."""
+        request = m.AskTable(7, table, self.home, asked, timeout_s, staged)
+        reply = await self.tables.answer(request, Deadline.after(timeout_s))()
+        assert isinstance(reply, m.TableAnswer)
         assert reply.id == 7
-        self.home = getattr(reply, "home", self.home)
-        return reply
+        self.home = reply.home
+        return reply.result
 
     def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
         """So many rows of these columns, stored at the node."""
@@ -132,34 +131,29 @@ class User:
         if columns:
             staged, ref = self.stage(len(keys), *columns)
         encoded = b"" if ref is None else ref.encode()
-        fields = {"rows": b"", "tags": [], **more}
-        reply = await self.ask(m.WriteRows, staged=staged, ref=encoded, keys=list(keys), **fields)
-        found: list[int] = np.frombuffer(reply.rows, np.int64).tolist()
+        reply = await self.ask(t.Write(keys=list(keys), ref=encoded, **more), staged=staged)
+        found: list[int] = reply.rows.tolist()
         return found
 
     async def look(self, *columns: str, **more: Any) -> Any:
         """All rows."""
-        fields = {"keys": [], "rows": b"", "all": True, "after": -1, "tags": True, "since": 0, **more}
-        return await self.ask(m.LookAtRows, columns=list(columns), **fields)
+        return await self.ask(t.Look(all=True, columns=list(columns), **more))
 
     async def read(self, keys: Sequence[str], *columns: str) -> BatchRef:
         """What the rows have of these columns."""
-        reply = await self.ask(m.ReadRows, keys=list(keys), rows=b"", columns=list(columns) or None)
-        return BatchRef.decode(reply.ref)
+        return BatchRef.decode((await self.ask(t.Read(keys=list(keys), columns=list(columns) or None))).ref)
 
     async def clear(self, *keys: str) -> None:
-        await self.ask(m.ClearRows, keys=list(keys), rows=b"")
+        await self.ask(t.Clear(keys=list(keys)))
 
     async def ready(self, *columns: str, timeout_s: float = 0.0, **more: Any) -> list[int]:
-        fields = {"task": "", "claim": "", "least": 1, "after": -1, **more}
-        reply = await self.ask(m.ReadyRows, timeout_s, columns=list(columns), **fields)
-        found: list[int] = np.frombuffer(reply.rows, np.int64).tolist()
+        found: list[int] = (await self.ask(t.Ready(columns=list(columns), **more), timeout_s)).rows.tolist()
         return found
 
     async def take(self, task: str, *rows: int, claim: str = "") -> list[int] | None:
-        numbers = np.array(rows, np.int64).tobytes()
-        reply = await self.ask(m.TakeRows, task=task, rows=numbers, give=numbers, claim=claim)
-        return np.frombuffer(reply.rows, np.int64).tolist() if reply.granted else None
+        numbers = np.array(rows, np.int64)
+        reply = await self.ask(t.Take(task=task, rows=numbers, give=numbers, claim=claim))
+        return reply.rows.tolist() if reply.granted else None
 
 
 def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1) -> TableBench | None:

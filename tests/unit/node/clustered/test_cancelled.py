@@ -13,6 +13,7 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.errors import NotReady
 from dataplane.node.partitions import deliveries
+from dataplane.stream import requests as r
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
 from dataplane.wire.partition_messages import Frame
@@ -87,7 +88,7 @@ def held(leader: StreamBench) -> int:
 
 async def let_go(client: Client, given: Any) -> None:
     """Give back what a request was given."""
-    if isinstance(given, m.Delivered):
+    if isinstance(given, r.Delivered):
         await client.settle(given, done=False, seen=False)
     else:
         client.streams.answer(m.GiveBack(client.stream.token, given.ticket), Deadline.after(0.0))

@@ -159,7 +159,7 @@ async def test_rows_whose_delivery_fits_no_frame_are_still_to_be_had() -> None:
         assert len(ids_of(await far.take(1000))) == 1000, "or they are leased to who was told nothing"
 
 
-def ids_of(delivery: m.Delivered) -> list[str]:
+def ids_of(delivery: r.Delivered) -> list[str]:
     return delivery.keys
 
 
@@ -279,13 +279,14 @@ async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_r
 # Snapshots
 
 
-async def snapshot(client: Client) -> m.SnapshotTaken:
-    found: m.SnapshotTaken = await client.ask(m.TakeSnapshot(1, client.stream.token))
+async def snapshot(client: Client) -> r.SnapshotTaken:
+    found: r.SnapshotTaken = await client.forward(r.TakeSnapshot())
     return found
 
 
-async def rows_in(client: Client, taken: m.SnapshotTaken) -> int:
-    found = [await client.ask(m.ReadSnapshot(1, taken.snapshot, page * PAGE, PAGE)) for page in taken.head.pages]
+async def rows_in(client: Client, taken: r.SnapshotTaken) -> int:
+    pages = [r.ReadSnapshot(snapshot=taken.snapshot, first=page * PAGE, count=PAGE) for page in taken.head.pages]
+    found = [await client.forward(page) for page in pages]
     return sum(len(each.block.keys) for each in found)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
-from dataplane.wire import messages as m
 from tests.unit.node.clustered.tablebench import hosted_at, leader, table_nodes
 from tests.unit.node.partitions.bench import until
 from tests.unit.node.partitions.test_returning import absent, back
@@ -23,7 +22,7 @@ async def test_a_table_is_written_soon_though_its_partition_was_retired_and_no_m
         assert hosted is not None
         machine = hosted.machine
         assert isinstance(machine, TableMachine)
-        await user.ask(m.DropTable)
+        await user.ask(r.Drop())
         await until(lambda: machine.idle)
         await found.replicas.request(hosted.partition, r.encode_request(r.Retire()), 5.0)
         async with asyncio.timeout(8.0):

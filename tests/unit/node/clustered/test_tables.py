@@ -10,7 +10,7 @@ import pytest
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import Corrupt, OwnerDied
 from dataplane.node.partitions.record import Record
-from dataplane.wire import messages as m
+from dataplane.table import requests as t
 from tests.cases import each_case
 from tests.unit.node.clustered.tablebench import T, TableBench, hosted_at, leader, table_nodes
 from tests.unit.node.partitions.bench import WAIT_S, until
@@ -116,7 +116,7 @@ async def test_a_partition_that_is_in_use_stays(tmp_path: Path) -> None:
         other = nodes[1].client()
         for _ in range(20):  # while its partition comes and goes
             await other.write(["a"])
-            await other.ask(m.DropTable)
+            await other.ask(t.Drop())
         await other.write(["b"], "x")
         assert len(await waiting) == 1
 

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
@@ -26,8 +25,7 @@ async def test_appends_of_many_clients_are_a_few_commands_and_each_is_done_once(
         reader = made[0]
         delivery = await reader.take(48, min_rows=48)
         row_of = {row: number for number, each in enumerate(appended) for row in (each.first, each.first + 1)}
-        ((_, _, rows),) = BatchRef.decode(delivery.ref).origins()
-        assert [identifier % 100 for identifier in ids(delivery)] == [row_of[row] for row in rows.tolist()]
+        assert [identifier % 100 for identifier in ids(delivery)] == [row_of[row] for row in delivery.rows.tolist()]
         assert far.kept == 24
         await reader.settle(delivery)
         await until(lambda: far.kept == 0)
