@@ -1,11 +1,12 @@
-"""A stream to a file and back: the node tells its books block by block, and this process reads or writes the columns.
+"""Writes a stream to a file and restores it: the node sends metadata block by block, and this process reads and writes
+the columns.
 
-The node keeps a snapshot for as long as it is read, so the file is the stream at one moment, whatever goes on. A stream
-that is being restored is opened by nobody before all of it is there. Rows that are stored once and meant several times,
-as the images of a prompt are by its responses, are written once and restored so.
+The node keeps a snapshot while it is read, so the file is the stream at one moment. A stream that is being restored
+cannot be opened before it is complete. Rows that are stored once and referred to several times, like the images of a
+prompt, are written once and restored so.
 
-What always holds: in memory there is a block of the books, and a piece of the columns of about `PIECE` bytes (or a row,
-if that is more) together with its bytes in the file.
+Invariant: memory holds one block of metadata, and about `PIECE` bytes of columns (or a row, if that is larger) with
+their bytes in the file.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """Rows, and for which task their columns were brought. Of each table that follows, a column: which of its rows each
-    of these rows is (int64; empty: they are its rows, in order)."""
+    """Rows, and the task for which their producer held them. For each table that follows, a column: which of its
+    rows each of these rows is (int64; empty: they are equal)."""
 
     rows: bytes
     task: int
@@ -59,7 +60,7 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """To where columns are written, how, and in pieces of how many bytes."""
+    """Where and how columns are written, and in pieces of how many bytes."""
 
     file: CheckpointWriter
     getter: Getter
@@ -69,7 +70,7 @@ class Writing:
 
     @classmethod
     def to(cls, path: str | os.PathLike[str], getter: Getter, writer: Writer, capacity: int, timeout: float) -> Writing:
-        """To the file at `path`, from a node of so many bytes. Raises Misuse where no file can be written there."""
+        """To the file at `path`, from a node with `capacity` bytes. Raises Misuse if no file can be written there."""
         timeout_s = arguments.seconds(timeout)
         return cls(CheckpointWriter(_path(path)), getter, writer, min(PIECE, capacity // _SHARE), timeout_s)
 
@@ -97,7 +98,7 @@ async def write(stream: AsyncStream, to: Writing) -> None:
 
 
 async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) -> AsyncIterator[r.SnapshotRows]:
-    """The rows of these numbers, in as many parts as it takes for each to fit a message."""
+    """The rows with these numbers, in as many parts as needed for each to fit into a message."""
     try:
         yield await stream.ask(r.ReadSnapshot(snapshot=snapshot, first=first, count=count), r.SnapshotRows)
         return
@@ -111,7 +112,7 @@ async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) ->
 
 
 async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> int:
-    """Write the columns of these rows, in as few pieces as can be; how many frames that took."""
+    """Write the columns of these rows in as few pieces as possible. Returns the number of frames."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
             tables = [table async for table in _tables(to, ref)]
@@ -130,7 +131,7 @@ async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> 
 
 
 async def _tables(to: Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
-    """Each column by itself, for a column of a row is in one shard: which of its rows are which, and the table."""
+    """Each column by itself, since a column of a row is in one shard: the row index, and the table."""
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout_s)
@@ -148,7 +149,7 @@ def _encoded(batch: Batch) -> Any:
 async def read(
     connection: Connection, writer: Writer, path: str | os.PathLike[str], name: str | None, timeout: float
 ) -> str:
-    """Restore the stream in the file, under this name or its own, which is returned. Raises as `AsyncPlane.restore`."""
+    """Restore the stream in the file, under this name or its own. Returns the name. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
         heading = _decoded(file, HEAD, _Heading, file.frame())
         if not is_text(heading.name) or not heading.name:
@@ -214,7 +215,7 @@ async def _fill(to: _Restoring) -> None:
 
 
 async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
-    """Put each table, with its rows in this order, and tell the stream to which of its rows they belong."""
+    """Put each table with its rows in this order, and tell the stream to which of its rows they belong."""
     share = to.connection.welcome.capacity // _SHARE
     if len(rows) > 1 and sum(table.nbytes for table, _ in tables) > share:
         half = len(rows) // 2
@@ -243,14 +244,14 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
 
 
 def _columns(table: Any) -> dict[str, Any]:
-    """The columns of a table that was checked when it was read."""
+    """The columns of a table that was validated when it was read."""
     from dataplane.batch import arrow_in  # as in `_encoded`
 
     return dict(arrow_in.columns_of(table, checked=True))
 
 
 def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -> tuple[Any, Index | None]:
-    """A stretch of the rows that the table is in this order, with no more of it than they need."""
+    """A part of the rows of the table in this order, with only the table rows that it needs."""
     if order is None:
         return table.slice(part.start, part.stop - part.start), None
     picked = order[part]

@@ -1,8 +1,8 @@
-"""Rows that a stream delivered to a task, and what their consumer says of them.
+"""Rows that were delivered to a task, and how their consumer settles them.
 
-What always holds: a delivery is answered for once, by the first of `ack` and `nack`: the same again does nothing, the
-other raises LeaseExpired. Used as a context manager it is acked when the block is left, and given back when it is left
-by an exception, unless it was answered for in the block.
+Invariant: a delivery is settled once, by the first `ack` or `nack`; the same call again does nothing, and the other
+raises LeaseExpired. As a context manager it is acked at the end of the block, and given back if the block raises,
+unless it was settled before.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
 
 LEFT = "the loop over deliveries was left with them in hand"
-"""Why rows are given back that a loop had: it is not told what left it."""
+"""The reason of a nack by a loop, which does not know what ended it."""
 
 _REASON = 200  # characters
 
 
 def reason_of(error: BaseException | None) -> str:
-    """What the log says of rows that were given back for this error."""
+    """The reason of a nack because of this error, for the log."""
     if error is None:
         return ""
     said = f"{type(error).__name__}: {error}"
@@ -41,7 +41,7 @@ def reason_of(error: BaseException | None) -> str:
 
 
 class Delivery:
-    """Rows of one task, leased. `ref` and everything else by row has the rows in the order of delivery."""
+    """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
 
     def __init__(
         self,
@@ -84,19 +84,18 @@ class Delivery:
         return await self._getter.get(self.ref.select(*columns) if columns else self.ref, timeout)
 
     async def ack(self) -> None:
-        """The task is done with the rows. Raises LeaseExpired where they have gone to others: what was computed from
-        them does not count, for none of them; OutcomeUnknown in a cluster, where it was waited in vain for who says
-        whether it counts: acked again, that is waited for. Acked before, it does nothing; given back before, it raises
-        LeaseExpired."""
+        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if they went to another consumer:
+        then the ack counts for none of them; OutcomeUnknown in a cluster, if the leader did not answer: repeat the
+        ack. Does nothing if they were acked before; raises LeaseExpired if they were given back."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again; the node logs the reason if they are dead letters then. Raises
-        LeaseExpired, also for rows that were acked. Given back before, it does nothing."""
+        """Give the rows back, to be delivered again. The node logs the reason if they are dead letters then. Raises
+        LeaseExpired, also if they were acked. Does nothing if they were given back before."""
         await self._settle(done=False, reason=reason)
 
     async def unseen(self) -> None:
-        """As `nack`, by somebody who has not looked at the rows: that does not count as a delivery."""
+        """As `nack`, without counting as a delivery: nobody has looked at the rows."""
         await self._settle(done=False, seen=False)
 
     async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
@@ -113,7 +112,7 @@ class Delivery:
         self.settled, self._acked = True, done
 
     async def renew(self) -> None:
-        """The lease begins again, as long as it was. Raises LeaseExpired."""
+        """Renew the lease for its original duration. Raises LeaseExpired."""
         await self._ask(r.Renew(grant=self._given.grant, replica=self._given.replica))
 
     async def _ask(self, asked: r.FromClient) -> None:
@@ -121,10 +120,10 @@ class Delivery:
         await self._connection.request(request, m.StreamAnswer, 0.0)
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """The rows split over `shards` ranks: by the tokens of the column that `TokenBalanced` named, if it was
-        the sampler, else in runs of nearly equal length. With `equal` each rank gets as many rows, or one more.
+        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in runs of
+        nearly equal length. With `equal` the numbers of rows differ by at most one.
 
-        Uses what the stream knows of the rows; no column is read.
+        Reads no column.
         """
         column, count = self._over(shards)
         if not column:
@@ -132,14 +131,14 @@ class Delivery:
         return [self.ref[rows] for rows in balanced(self._given.lengths[column], count, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
-        """Which rows of the delivery `split` gives each rank."""
+        """The positions of the rows that `split` gives each rank."""
         column, count = self._over(shards)
         if not column:
             return list(np.array_split(np.arange(len(self)), count))
         return balanced(self._given.lengths[column], count, equal=equal)
 
     def _over(self, shards: int | None) -> tuple[str, int]:
-        """By which column, and over how many ranks, the rows are split."""
+        """The column by which, and the number of ranks over which, rows are split."""
         column, count = self._balance or ("", 1)
         count = count if shards is None else shards
         if count < 1:
@@ -162,7 +161,7 @@ class Delivery:
 
 
 class Taken(Sequence[BatchRef]):
-    """One step's rows: a reference a rank, all of one delivery, which is answered for as a whole."""
+    """The rows of one step, a reference for each rank. One delivery, settled as a whole."""
 
     def __init__(self, delivery: Delivery, refs: list[BatchRef]) -> None:
         self.delivery = delivery
@@ -192,7 +191,7 @@ class Taken(Sequence[BatchRef]):
 
 
 class DeadLetters:
-    """Rows that were given up on. `ref` has the columns that all of them have; None where there are none."""
+    """Dead letters of a task. `ref` has the columns that all of them have; None if there are none."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)

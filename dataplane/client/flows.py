@@ -1,7 +1,8 @@
-"""Which rows an append, a delivery and an ack are about, as events of flows: what joins them in a trace.
+"""Trace events that connect the append, the delivery and the ack of a row.
 
-A row is known by a number of 64 bits that its producer and its consumer can tell without asking: of a row without a
-key, of its stream's mark and its number; else of its key. Of many rows that do not follow each other, some are told of.
+A row has a 64-bit number that producer and consumer compute independently: from the prefix of the stream and its
+number if it has a generated key, else from its key. For many rows that are not consecutive, events are recorded for
+some of them only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequenc
 
 
 def delivered(connection: Connection, mark: str, stream: bytes, given: r.Delivered) -> None:
-    """The last event was a consume, which gave these rows."""
+    """The last event was a consume of these rows."""
     events, numbers = connection.events, given.rows
     if events is None:
         return
@@ -66,7 +67,7 @@ def _of(mark: str, number: int) -> int:
 
 
 def _of_key(key: str) -> int:
-    """Of a row's key, be it given or made of its number (`stream.keys.unnamed`)."""
+    """The number of a row with this key, given or generated (`stream.keys.unnamed`)."""
     if key.startswith("~"):
         mark, _, number = key[1:].rpartition(".")
         if number.isdecimal():

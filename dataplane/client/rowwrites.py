@@ -1,6 +1,6 @@
-"""A row of a table whose small columns are laid out already (`batch.single`): one message, without a plan.
+"""Writes a row whose small columns are laid out already (`batch.single`): one message, without a plan.
 
-What always holds: it is what `AsyncTable.put` writes of the same columns, with its errors.
+Invariant: the effect and the errors are those of `AsyncTable.put` with the same columns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ async def put(
     references: Mapping[str, BatchRef],
     tags: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Rows, list[str]]:
-    """Write the row, with columns that are in a table already (`references`, of one row and one column each). What is
-    known of it then, and which columns the table has. Raises as `AsyncTable.put`."""
+    """Write the row, with further columns that are in a table already (`references`, of one row and one column
+    each). Returns what is known of it afterwards, and the columns of the table. Raises as `AsyncTable.put`."""
     renamed = [
         ref if ref.columns == (name,) else ref.rename({ref.columns[0]: name}) for name, ref in references.items()
     ]

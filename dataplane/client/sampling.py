@@ -1,7 +1,7 @@
-"""Choosing rows by a sampler of the user's own, which runs in this process: the home shows what there is, the sampler
-chooses, and the home grants what nobody else has taken meanwhile.
+"""Consume with a sampler that runs in this process: the leader sends candidates, the sampler chooses, and the leader
+grants those rows that nobody else has taken meanwhile.
 
-The home shows the rows that came first, up to `m.MAX_ROWS` of them and as many as a message holds.
+The candidates are the oldest rows, at most `m.MAX_ROWS` and as many as fit into a message.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _AGE_S = 0.5  # how often a sampler that judges by age is asked again
 
 
 class Ask(Protocol):
-    """Asks the stream; an answer of this kind, within so many seconds."""
+    """Sends a request to a stream. Returns an answer of type `kind` within `timeout_s` seconds."""
 
     async def __call__(self, asked: r.FromClient, kind: type[R], timeout_s: float) -> R: ...
 
 
 class Sampling:
-    """One consume by a sampler of the user's own. `asked` is the request, without what is chosen."""
+    """One consume with a sampler of the user. `asked`: the request, without the choice."""
 
     def __init__(self, ask: Ask, sampler: Sampler, asked: r.Consume) -> None:
         self.ask = ask
@@ -42,7 +42,8 @@ class Sampling:
         self.asked = asked
 
     async def run(self, deadline_s: float) -> r.Delivered:
-        """Rows, once the sampler chooses enough. Raises NotReady, Closed, Misuse, and what the sampler raises."""
+        """Lease rows once the sampler chooses enough. Raises NotReady, Closed, Misuse, and the errors of the
+        sampler."""
         loop, asked = asyncio.get_running_loop(), self.asked
         judges_age = bool(getattr(self.sampler, "judges_age", False))
         until, seen, most = loop.time() + deadline_s, -1, max(_FIRST, asked.rows)
@@ -108,7 +109,7 @@ class Sampling:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Raises Misuse for what can choose nothing."""
+    """Raises Misuse if the object is no sampler."""
     if isinstance(sampler, type) or not callable(getattr(sampler, "choose", None)):
         raise Misuse(f"a sampler is an object with a method choose(candidates, want), not {sampler!r}")
 

@@ -1,7 +1,7 @@
-"""A stream, as a process uses it: rows appended, extended, consumed and acknowledged.
+"""A stream, as a process uses it: append, extend, consume and acknowledge rows.
 
-What always holds: rows are admitted before their columns are written, so that a stream that is full keeps nobody's
-memory; what was written for rows that did not come is freed, also when this process dies in between.
+Invariants: rows are admitted before their columns are written, so a full stream does not fill memory; columns of
+rows that were refused are freed, also if this process dies in between.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONSUME_TIMEOUT_S = 600.0
-"""The deadline of a consume that names none."""
+"""The default timeout of a consume."""
 
 _FIRST_LEASE_S = 60.0
 _APPEND, _CONSUME = CODE["append"], CODE["consume"]
 LOG_WAIT_S = 10.0
-"""After which the log says what a task waits for."""
+"""After this time a log message says what a task waits for."""
 _WHY_S = 1.0  # that a node may take to say why no rows are ready
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
 _HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
@@ -69,7 +69,8 @@ _BUILT_IN = get_args(BuiltIn)
 
 
 AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
-"""What a loop over a stream does at its end where the task has not done all rows: a `UserWarning`, Closed, nothing."""
+"""What a loop over a stream does at the end if the task has not done all rows: issue a `UserWarning`, raise Closed,
+or nothing."""
 
 
 def check_at_end(at_end: str) -> None:
@@ -79,7 +80,7 @@ def check_at_end(at_end: str) -> None:
 
 
 def ended(closed: Closed, at_end: AtEnd) -> None:
-    """A loop over a stream ends by this error. Raises it, or warns, where rows were not done."""
+    """End a loop over a stream by this error. Warns or raises if the task has not done all rows."""
     if not (closed.dead or closed.expired) or at_end == "ignore":
         return
     if at_end == "raise":
@@ -88,7 +89,7 @@ def ended(closed: Closed, at_end: AtEnd) -> None:
 
 
 class LostRow(NamedTuple):
-    """A row that was lost: its key, its group (None: it had none), and the policy version that made it."""
+    """A lost row: its key, its group (None for none), and the policy version that made it."""
 
     key: str
     group: str | int | None
@@ -104,7 +105,7 @@ class LostRows(list[LostRow]):
 
 
 class _WaitLog:
-    """Has the log say what a task waits for, if it still does after `LOG_WAIT_S`; once for each task of a stream."""
+    """Logs what a task waits for after `LOG_WAIT_S`; once for each task of a stream."""
 
     def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
         self._stream, self._task, self._columns = stream, task, columns
@@ -134,7 +135,7 @@ _Named: TypeAlias = tuple[bytes, bytes, list[str]]
 
 
 class _Said(NamedTuple):
-    """What an append says of its rows beside their columns, as messages hold it."""
+    """The metadata of an append, as messages hold it."""
 
     keys: list[str]
     digest: bytes
@@ -145,7 +146,7 @@ class _Said(NamedTuple):
 
     @classmethod
     def of(cls, keys: list[str], digest: bytes, group: Any, version: Any, tags: Any, rows: int) -> _Said:
-        """What was said of so many rows. Raises Misuse."""
+        """The metadata of `rows` rows. Raises Misuse."""
         groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
         versions = arguments.plain("version", version, rows, (int,))
         packed = struct.pack(f"<{rows}q", *versions)
@@ -153,7 +154,7 @@ class _Said(NamedTuple):
 
 
 class AsyncStream:
-    """A stream of the plane's node. Made by `plane.stream`; any number of processes may use it at once."""
+    """A stream of the node of this plane. Created by `plane.stream`; any number of processes may use it at once."""
 
     follower: Follower | None = None
     """What records the stream's rows in a history, if `plane.stream` was given one."""
@@ -193,24 +194,24 @@ class AsyncStream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> list[str]:
-        """New rows of the stream; their keys.
+        """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to what was put, which belongs to the stream from then on: it goes
-            when no task needs it any more, and what is freed before stays until then.
-        keys: a text a row, not beginning with "~"; those of rows that have none are made.
-        group: a text or integer a row (or one for all): rows of one prompt, at most the `group_size` of the stream if
-            it has one. None: each row by itself.
-        version: the policy version that made the rows, an integer for all or one a row.
-        tags: by name, a text, number or flag a row (or one for all), for samplers.
+        columns: as for `plane.put`, or a reference to what was put. The stream owns a reference from then on: it is
+            freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
+        group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
+            stream. None: each row is in a group of its own.
+        version: the policy version that made the rows, an integer for each row or one for all.
+        tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
         timeout: seconds to wait for room in the stream and the node.
-        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this append.
-        objects: as for `plane.put`: "refuse" raises SchemaMismatch where a column would be stored as objects.
+        narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
+        objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
 
-        The same append made again, with the same keys, succeeds without doing anything. Small appends without keys that
-        are under way together go as one (`client.appender`). Raises Backpressure (the stream is over its limits, and
-        says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch, Misuse (a key that is
-        there, other than by this very append, or a group larger than `group_size`), OutcomeUnknown (in a cluster: it
-        may be there, or come to be there; made again with the same keys, it is there once).
+        An append that is repeated with the same keys and content succeeds and changes nothing. Small appends without
+        keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
+        error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
+        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
+        (in a cluster: the rows may be appended, now or later; repeated with the same keys, they are appended once).
         """
         if objects != "store" and refuses(objects):
             columns = await self._writer.without_objects(columns)
@@ -237,8 +238,7 @@ class AsyncStream:
     def appending(
         self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
     ) -> Exchange[m.Appended, list[str]] | None:
-        """The one request that an append without keys of what is small and simple is; None for others. Raises as
-        `append`."""
+        """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
         if keys is not None or self.settings.replicas > 1:
             return None
         laid = laid_out(columns, m.MAX_INLINE)
@@ -254,7 +254,7 @@ class AsyncStream:
     def _carrying(
         self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
     ) -> Exchange[m.Appended, list[str]]:
-        """An append of columns that travel with their rows."""
+        """An append whose columns are in the message."""
         timeout_s = deadline.remaining_s
         request = m.AppendInline(
             self._connection.next_id(),
@@ -277,7 +277,7 @@ class AsyncStream:
         return Exchange(self._connection, request, m.Appended, timeout_s, finish, admits=True)
 
     def _names(self, reply: m.Appended, rows: int) -> list[str]:
-        """The keys of so many rows."""
+        """The generated keys of `rows` rows."""
         return unnamed(self._mark, range(reply.first, reply.first + rows))
 
     async def append_block(
@@ -292,7 +292,7 @@ class AsyncStream:
         narrow: Narrow = False,
         begin: tuple[int, float, str] | None = None,
     ) -> list[str]:
-        """As `append`, by itself. `begin`: of one row that is in progress, see `client.unfinished`."""
+        """As `append`, never merged with others. `begin`: for one row in progress, see `client.unfinished`."""
         deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
         if narrow:
             columns = await self._writer.narrowed(columns, narrow)
@@ -376,10 +376,10 @@ class AsyncStream:
         timeout: float | None = None,
         narrow: Narrow = False,
     ) -> AsyncAppender:
-        """Gathers rows of this process into blocks of `max_rows`, each appended as one: see
-        `dataplane.client.appender`. For many rows, each sent by itself.
+        """Gathers rows of this process into blocks of `max_rows` and appends each block at once. For many rows that are
+        sent one by one; see `dataplane.client.appender`.
 
-        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, of each block.
+        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, for each block.
         """
         tasks: set[asyncio.Task[None]] = set()
 
@@ -392,11 +392,11 @@ class AsyncStream:
         return self.gathering(begin, lambda work: work(), **how)
 
     def gathering(self, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any) -> AsyncAppender:
-        """An appender that runs as `begin` and `soon` have it."""
+        """An appender that runs by `begin` and `soon`."""
         return AsyncAppender(self, begin, soon, **how)
 
     def _carried(self, planned: Plan | None) -> m.Inline | None:
-        """The columns as they travel in one message with their rows; None where they have to be put first."""
+        """The columns as they travel in a message with their rows; None if they have to be put first."""
         return None if planned is None or self.settings.replicas > 1 else self._writer.inline(planned)
 
     def _own(self, ref: BatchRef) -> list[int]:
@@ -405,20 +405,20 @@ class AsyncStream:
         return own if len(own) <= _HANDED else []
 
     def _keep(self, admit: m.Admit) -> None:
-        """What was to be appended is the caller's still: the node is to free none of it when this process goes."""
+        """The append failed: the shards remain the property of the caller, also if this process goes."""
         with suppress(DataplaneError):
             self._connection.check()
             if admit.handing:
                 self._connection.tell(m.Cancel(admit.id))
 
     async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
-        """The other nodes that have the columns too."""
+        """The other nodes that have copies of the columns."""
         if self.settings.replicas == 1:
             return []
         return await self._writer.replicate(ref, self.settings.replicas, deadline.remaining_s)
 
     async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
-        """What two appends have in common only if they are the same: xxh3-128 over all that is said and all bytes."""
+        """A digest that only repetitions of this append share: xxh3-128 over its metadata and bytes."""
         state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
         if isinstance(columns, BatchRef):
             state.update(columns.encode())
@@ -427,7 +427,7 @@ class AsyncStream:
         return state.digest()
 
     def _unstage(self, staged: str, ticket: int = 0) -> None:
-        """What was staged is not appended. Says so without waiting; the connection's end says it too."""
+        """Free staged columns that were not appended. Does not wait; the end of the connection does the same."""
         with suppress(DataplaneError):
             self._connection.check()
             if ticket:
@@ -452,15 +452,14 @@ class AsyncStream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        """More columns for rows of the stream, in any order of rows and stages.
+        """Add columns to rows, in any order of rows and stages.
 
-        rows: a reference that the stream delivered, or any rows picked from such, or keys. columns: as for `append`,
-        a row for each, narrow and objects likewise. A column that a row has already is refused, unless `replace`, or
-        unless it was brought by who held the row before for the same task, and did not ack it.
+        rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
+            with a row for each. An existing column is refused, unless `replace`, or unless an earlier holder of the row
+            for the same task brought it and did not ack.
 
-        Raises Misuse (a row that is not there, one named twice, a column that is there), LeaseExpired (the rows of the
-        reference have gone to others, or are about to, or are done and gone), SchemaMismatch, Backpressure (no room in
-        the node).
+        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
+        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node).
         """
         if objects != "store" and refuses(objects):
             columns = await self._writer.without_objects(columns)
@@ -476,7 +475,8 @@ class AsyncStream:
         timeout: float | None,
         piece: Callable[[bytes], Piece] | None = None,
     ) -> None:
-        """More columns for rows, or a piece of one that is in progress, made of the digest of what it brings."""
+        """Add columns to rows; or the next piece to a row in progress, which `piece` makes from a digest of the
+        columns."""
         asked = self.extending(rows, columns, replace, timeout, piece)
         if asked is not None:
             await self._connection.exchange(asked)
@@ -530,7 +530,7 @@ class AsyncStream:
         timeout: Any,
         piece: Callable[[bytes], Piece] | None = None,
     ) -> Exchange[m.Done, None] | None:
-        """The one request that an extend by what is small and simple is; None for others. Raises as `extend`."""
+        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
         laid = None if self.settings.replicas > 1 else laid_out(columns, m.MAX_INLINE)
         if laid is None:
             return None
@@ -549,7 +549,7 @@ class AsyncStream:
         timeout_s: float,
         piece: Piece | None = None,
     ) -> Exchange[m.Done, None]:
-        """An extend by columns that travel with it."""
+        """An extend whose columns are in the message."""
         numbers, holds, keys = named
         request = m.ExtendInline(
             self._connection.next_id(),
@@ -566,7 +566,7 @@ class AsyncStream:
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def _named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """Rows by number, and under which numbers they were delivered; or by key."""
+        """Rows by number with their delivery numbers, or by key."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
@@ -596,18 +596,19 @@ class AsyncStream:
         lease: float = _FIRST_LEASE_S,
         timeout: float | None = None,
     ) -> Consuming:
-        """Up to `rows` rows that have all of `columns`, as soon as there are `min_rows`; to be awaited, or entered.
+        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. The result is awaited,
+        or entered as a context manager.
 
-        sampler: which of the rows that are ready; first come, first served where it is None. Any object with `choose`
-            (`dataplane.Sampler`) will do; one of the user's own runs in this process.
-        member, replica, replicas: ranks that must see the same rows name the same member and each its replica, 0 to
-            replicas - 1. Each gets each delivery once, in the same order; one that was restarted gets again what it
-            had not acked.
-        lease: seconds until the rows go to others if they are neither acked nor renewed.
-        timeout: seconds to wait, 600 if None. The log says after 10 s what is waited for.
+        sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
+            one that is not built in runs in this process.
+        member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
+            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
+            acked.
+        lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
+        timeout: seconds to wait, 600 if None. After 10 s a log message says what is waited for.
 
-        Raises NotReady at the deadline, Closed once the stream is closed and nothing is left for this task, with the
-        counts of rows that are `dead` letters, or were dropped or `expired`; Misuse.
+        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
+        counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
         """
         return Consuming(
             lambda: self._consume(task, rows, columns, min_rows, sampler, member, replica, replicas, lease, timeout)
@@ -659,24 +660,24 @@ class AsyncStream:
         return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
-        """What the stream's partition answers. Raises what it refuses with."""
+        """The answer of the partition of the stream. Raises what it refuses with."""
         request = m.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
         return _result(await self._connection.request(request, m.StreamAnswer, timeout_s), kind)
 
     def tell(self, asked: r.FromClient) -> None:
-        """As `ask`, without waiting for the answer, which does not matter."""
+        """As `ask`, without waiting for the answer."""
         with suppress(DataplaneError):
             self._connection.check()
             self._connection.tell(m.AskStream(self._connection.next_id(), self._token, asked))
 
     async def explained(self, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
-        """The same, which says what the task waits for, as far as that is known now."""
+        """The same error, with the reason why no rows are ready, if it is known."""
         why = await self.describe_wait(task, columns) if error.waited_s > 0 else ""
         fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
         return NotReady(f"{error}: {why}", **fields) if why else error
 
     async def describe_wait(self, task: str, columns: Sequence[str]) -> str:
-        """Why no rows with these columns are ready for a task; empty where the node does not say."""
+        """Why no rows with these columns are ready for a task; empty if the node does not answer."""
         try:
             async with asyncio.timeout(_WHY_S):
                 figures = await self.stats()
@@ -696,14 +697,18 @@ class AsyncStream:
     async def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
     ) -> AsyncIterator[Delivery]:
-        """Deliveries until the stream is closed and this task has done all of it; arguments as for `consume`.
+        """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
+        `consume`.
 
-        Each is acked when the next is asked for; left by `break` or an exception, it is given back unless it was
-        acked. `prefetch`: how many more are asked for meanwhile, and fetched from other hosts; their leases run.
-        `timeout`: seconds to wait for each, counted from when it is asked for. `at_end`: what becomes of an end at
-        which rows of the task are dead letters, were dropped, or have expired: "warn" says so in a `UserWarning`,
-        "raise" raises Closed with the counts, "ignore" ends as if all were done. Raises as `consume`, and Closed where
-        the stream is dropped.
+        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
+        back unless it was acked.
+
+        prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
+        timeout: seconds to wait for each delivery, from when it is asked for.
+        at_end: what happens at the end if rows of the task are dead letters, were dropped, or have expired: "warn"
+            issues a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+
+        Raises as `consume`, and Closed if the stream is dropped.
         """
         check_at_end(at_end)
         wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
@@ -768,10 +773,11 @@ class AsyncStream:
         lease: float = 3600.0,
         timeout: float | None = None,
     ) -> Taken:
-        """The rows of one synchronous step, a reference a rank, from what the stream knows of them: no column is read.
+        """Lease the rows of one synchronous training step and split them over ranks, one reference for each. Reads no
+        column.
 
-        All of `rows`, unless `min_rows` are fewer, or whole groups do not make so many. Ranks get rows by tokens where
-        the sampler is `TokenBalanced`. To be acked as a whole. Raises as `consume`.
+        All of `rows` are leased, unless `min_rows` is less or whole groups do not fill them. With `TokenBalanced`
+        the split balances tokens. The step is acked as a whole. Raises as `consume`.
         """
         if arguments.whole("shards", shards) < 1:
             raise Misuse(f"a step is split over one rank or more, not {shards}")
@@ -792,8 +798,8 @@ class AsyncStream:
     # the rest
 
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """No task is to see these rows, and all rows of these groups, any more; groups are complete without them. Who
-        holds them may finish. Raises Misuse for a row or group that is not there."""
+        """Drop rows, and all rows of these groups: no task is given them any more, and groups count as complete
+        without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
         numbers, _, keys = self._named(rows)
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
@@ -801,19 +807,19 @@ class AsyncStream:
             await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Done)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
-        """The first rows that this task gave back, or let its lease run out on, `max_deliveries` times. They stay until
-        they are dropped."""
+        """The first rows that this task gave back, or let the lease expire of, `max_deliveries` times. They stay
+        until they are dropped."""
         asked = r.DeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
     async def lost(self, task: str | None = None) -> LostRows:
-        """Rows that are gone because the host died that some of their columns were on, each told once, to whoever asks
-        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them. Where all hosts
-        died that kept the stream's rows in order, nobody knows their names: `unnamed` says how many they were, by the
-        node of their producers, as far as those live.
+        """Rows that were lost because a host with some of their columns died. Each is reported once, to whoever asks
+        first, and can be appended again. Holders of such rows get `OwnerDied` when they read them. If all hosts died
+        that kept the order of the rows, their keys are unknown: `unnamed` counts them by the node of their producers,
+        as far as those live.
 
-        `task`: without those that this task had acked, which other tasks had not: they are told to nobody. Raises
-        Misuse for a task that the stream does not have.
+        task: leave out rows that this task had acked; they are reported to nobody. Raises Misuse for an unknown
+        task.
         """
         had = 0 if task is None else 1 << self._task(task)
         reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
@@ -827,11 +833,11 @@ class AsyncStream:
         return tasks.index(name)
 
     async def tend(self, key: str, what: str, token: int, lease_s: float) -> None:
-        """Say something of a row in progress; see `wire.messages.TendRow`."""
+        """Renew, release or give up a row in progress; see `wire.messages.TendRow`."""
         await self._connection.request(self._tending(key, what, token, lease_s), m.Done, 0.0)
 
     async def take_up(self, key: str, token: int, lease_s: float) -> list[Listed]:
-        """Take up a row in progress, or without a key the first that is free: none where none is."""
+        """Take over a row in progress or, without a key, the first free one; empty if none is free."""
         asked = self._tending(key, "take", token, lease_s)
         return _result(await self._connection.request(asked, m.StreamAnswer, 0.0), r.UnfinishedRows).rows
 
@@ -839,7 +845,7 @@ class AsyncStream:
         return m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
 
     async def list_unfinished(self, most: int) -> list[Listed]:
-        """The rows in progress as messages tell them."""
+        """The rows in progress, as messages have them."""
         return (await self.ask(r.ListUnfinished(most=most), r.UnfinishedRows)).rows
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
@@ -858,28 +864,28 @@ class AsyncStream:
         lease: float = LEASE_S,
         timeout: float | None = None,
     ) -> AsyncRow:
-        """A row in progress, which is brought piece by piece: see `client.unfinished.begin`."""
+        """Begin a row that grows piece by piece; see `client.unfinished.begin`."""
         said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
         return await unfinished.begin(self, key, **said, tokens=tokens, lease=lease, timeout=timeout)
 
     async def unfinished(self) -> list[Unfinished]:
-        """The rows in progress: see `client.unfinished.Unfinished`."""
+        """The rows in progress; see `client.unfinished.Unfinished`."""
         return await unfinished.listed(self)
 
     async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
-        """Take up a row in progress that nobody holds: see `client.unfinished.resume`."""
+        """Take over a row in progress that has no producer; see `client.unfinished.resume`."""
         return await unfinished.resume(self, key, lease)
 
     async def stats(self) -> Mapping[str, Any]:
-        """The stream's figures now: see `docs/operations.md`."""
+        """Statistics of the stream: see `docs/operations.md`."""
         return (await self.ask(r.Measure(), r.Figures)).values
 
     async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
-        """Write the stream as it is now to a file, for `plane.restore`: its rows, their columns, how far each task is.
+        """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
 
-        The stream goes on meanwhile; what changes after this was called is not in the file. Rows that are leased now
-        will be ready again. The file takes the place of one that is there when all of it is on the disk, and not
-        before. timeout: seconds to wait for room in memory to read each part of what was spilled.
+        The stream goes on meanwhile; later changes are not in the file. Leased rows will be ready again. An existing
+        file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
+        part of spilled columns.
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
         """
@@ -907,16 +913,16 @@ class AsyncStream:
         return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
     async def close(self) -> None:
-        """Nothing is appended any more; consumers go on until all is done. Idempotent."""
+        """Close the stream: nothing can be appended any more; consumers go on until all is done. Idempotent."""
         await self.ask(r.Close(), r.Done)
 
     async def drop(self) -> None:
-        """Free everything, delivered or not. Whoever waits is told `Closed`."""
+        """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
         await self._connection.request(m.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
 
 
 class Consuming:
-    """A delivery that is being waited for: `await` it, or enter it with `async with`."""
+    """A consume under way: `await` it, or enter it with `async with`."""
 
     def __init__(self, consume: Callable[[], Any]) -> None:
         self._begin = consume
@@ -935,14 +941,14 @@ class Consuming:
 
 
 def _result(answer: m.StreamAnswer, kind: type[A]) -> A:
-    """Raises ProtocolMismatch for another kind."""
+    """The result of an answer. Raises ProtocolMismatch if it is of another type."""
     if not isinstance(answer.result, kind):
         raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")
     return answer.result
 
 
 def _check_rows(found: int, rows: int, column: str) -> None:
-    """Raises SchemaMismatch where columns of an extend have not a row for each."""
+    """Raises SchemaMismatch if the columns of an extend do not have a row for each."""
     if found != rows:
         raise SchemaMismatch(
             f"{found} rows of new columns for {rows} rows",

@@ -1,6 +1,6 @@
-"""What a table answers of its rows, out of the messages that it takes.
+"""What a table answers about its rows.
 
-What always holds: the numbers and flags of a message are whole rows of it; arrays are those of the message, read-only.
+Invariant: arrays are those of the message, read-only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of rows of a table, a value for each. `have`: by row and column, of those asked for, whether it is
-    there. `changes`: what `look` takes as `since`."""
+    """What is known of rows of a table. `have`: for each row and requested column whether the row has it. `changes`:
+    the `since` of a later `look`."""
 
     numbers: Index
     keys: list[str]
@@ -33,21 +33,21 @@ class Rows:
 
 
 def joined(several: list[Index]) -> Index:
-    """All numbers, one after another."""
+    """All numbers, concatenated."""
     if not several:
         return np.empty(0, np.int64)
     return several[0] if len(several) == 1 else np.concatenate(several)
 
 
 def widened(reply: r.Looked, columns: int) -> bytes:
-    """Its `have`, for so many columns: those that another writer has made meanwhile, it lacks."""
+    """Its `have` for this many columns; those that another writer has added meanwhile are missing."""
     numbers, wide = len(reply.rows), (columns + 7) // 8
     had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
     return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
 def rows_of(replies: list[r.Looked], columns: int) -> Rows:
-    """What these answers say of rows, together; `columns`: how many were asked for."""
+    """What these answers say together. `columns`: how many were requested."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:

@@ -1,7 +1,7 @@
-"""A table, as a process uses it: rows by key that stay until they are cleared, read as often as one likes.
+"""A table, as a process uses it: rows by key that stay until they are cleared and are read as often as needed.
 
-What always holds: what was written for a call that failed is freed, also when this process dies in between; a call that
-is made again, because its answer was lost, does no harm.
+Invariants: columns of a failed write are freed, also if this process dies in between; repeating a call whose answer
+was lost does no harm.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from dataplane.wire import messages as m
 R = TypeVar("R", bound=Result)
 
 TIMEOUT_S = 60.0
-"""The deadline, in seconds, of a write that names none."""
+"""The default timeout of a write, in seconds."""
 
 _REF_ROWS = 1 << 14  # rows of one read
 
 
 class AsyncTable:
-    """A table of the plane's cluster. Made by `plane.table`, without a message; any number of processes may use it.
+    """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
 
-    Over several hosts it survives the death of any one of them: what was stored there alone raises `OwnerDied` when it
-    is read, and is mended by writing it again. Where every host that had the table dies at once, what is asked of it
-    raises `OwnerDied` too, and `plane.table` gives a new one. A durable one is there again when its nodes are started
-    again on their data directories.
+    Over several hosts it survives the death of any one of them: columns that were stored there alone raise `OwnerDied`
+    when they are read, until they are written again. If all hosts that have the table die at once, its methods raise
+    `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are restarted on their
+    data directories.
 
-    Rows are named by their keys, or by their numbers: an array of integers, in the order of arrival, which no other row
-    of the table ever gets.
+    Rows are named by key or by number: an array of integers in the order of arrival, which are never reused in the
+    table.
     """
 
     def __init__(self, connection: Connection, writer: Writer, name: str, *, durable: bool = False) -> None:
@@ -105,8 +105,8 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
-        """As `write`; what is known of these rows then, of all columns of the table, and which those are. One message,
-        where to write, to ask for the schema and to look would be three."""
+        """As `write`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
+        One message instead of three for writing, asking for the schema, and looking."""
         replies = await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow)
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
@@ -125,7 +125,7 @@ class AsyncTable:
         stored: Callable[[BatchRef], object] | None,
         narrow: Narrow,
     ) -> list[R]:
-        """Write, in as many steps as it takes; what each is answered."""
+        """Write in as many steps as needed. Returns the answers."""
         deadline = Deadline.after(arguments.seconds(timeout))
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
@@ -165,13 +165,13 @@ class AsyncTable:
         return found
 
     async def write_inline(self, columns: m.Inline, write: r.Write, kind: type[R], deadline: Deadline) -> R:
-        """Write rows with columns that travel in the message."""
+        """Write rows with columns that are in the message."""
         timeout_s = deadline.remaining_s
         request = m.WriteInline(self._connection.next_id(), columns, self._asking(write), timeout_s)
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
     async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
-        """What the table's partition answers. Raises what it refuses with."""
+        """The answer of the partition of the table. Raises what it refuses with."""
         request = self._asking(asked, timeout_s, staged)
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
@@ -180,21 +180,21 @@ class AsyncTable:
         return m.AskTable(self._connection.next_id(), self.name, self._home, asked, timeout_s, staged, durable)
 
     def _result(self, answer: m.TableAnswer, kind: type[R]) -> R:
-        """Raises ProtocolMismatch for another kind."""
+        """The result of an answer. Raises ProtocolMismatch if it is of another type."""
         self._home = answer.home
         if not isinstance(answer.result, kind):
             raise ProtocolMismatch(f"a table answered {type(answer.result).__name__} where {kind.__name__} was due")
         return answer.result
 
     def _unstage(self, staged: str) -> None:
-        """What was staged is not written. Says so without waiting; the connection's end says it too."""
+        """Free staged columns that were not written. Does not wait; the end of the connection does the same."""
         with suppress(DataplaneError):
             self._connection.check()
             self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
 
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
-        """The numbers of the rows of these keys; `create`: rows without columns are made where there are none. Raises
-        Misuse for a key that no row has."""
+        """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse
+        for an unknown key."""
         named = keys_of_rows(keys)
         found = []
         for start, stop in stretches(len(named), named, []):
@@ -205,16 +205,16 @@ class AsyncTable:
     # reading
 
     async def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these rows, in this order: of these columns, or of all that each of them has. It means what
-        the rows are now; what was replaced or cleared when it comes to be read raises `Freed`. Raises Misuse for a row
-        that is not there, or that lacks a column."""
+        """A reference to these rows, in this order: to these columns, or to all that each of them has. It refers to
+        the current values: if they are replaced or cleared before they are read, reading raises `Freed`. Raises
+        Misuse for a row that does not exist or lacks a column."""
         keys, numbers = rows_named(rows)
         names = None if columns is None else arguments.names("columns", columns)
         count = len(keys) or len(numbers)
         return await self._read(keys, numbers, names, 0, count)
 
     async def _read(self, keys: list[str], numbers: Index, names: list[str] | None, start: int, stop: int) -> BatchRef:
-        """These of the rows, in as many messages as it takes."""
+        """Read these rows in as many messages as needed."""
         try:
             if stop - start <= _REF_ROWS:
                 asked = r.Read(keys=keys[start:stop], rows=numbers[start:stop], columns=names)
@@ -230,20 +230,20 @@ class AsyncTable:
         return concat([part.select(*both) for part in parts])
 
     async def schema(self) -> dict[str, Field]:
-        """What each column is, by name."""
+        """The type of each column, by name."""
         reply = await self.ask(r.Describe(), r.Referred)
         return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
-        """The keys of these rows. Raises Misuse for one that is not there."""
+        """The keys of these rows. Raises Misuse for a row that does not exist."""
         return (await self.look(by_number(numbers), tags=False)).keys
 
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns they
-        have. With `since`, the `changes` of an earlier look, no rows where nothing has changed in the table. Raises
-        Misuse for a row that is not there."""
+        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns
+        they have. With `since`, the `changes` of an earlier look, no rows if nothing has changed in the table.
+        Raises Misuse for a row that does not exist."""
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
         steps = stretches(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
@@ -279,9 +279,9 @@ class AsyncTable:
         timeout: float = 0.0,
     ) -> Index:
         """The rows, in the order of arrival, that have all these columns and that the task has not taken, once there
-        are `least`. With a claim that was made already, what was given under it, at once.
+        are `least`. With a claim that was made before, the rows given under it, at once.
 
-        timeout: seconds to wait for that many; the node waits, nobody polls. Raises NotReady at the deadline.
+        timeout: seconds to wait for that many; nobody polls. Raises NotReady at the deadline.
         """
         names, wait_s = arguments.names("columns", columns), arguments.seconds(timeout)
         found: list[Index] = []
@@ -308,12 +308,13 @@ class AsyncTable:
         give: Index | Sequence[int] | None = None,
         claim: str | None = None,
     ) -> Index | None:
-        """Mark these rows as taken by the task, all or none; their numbers. None where one of them was taken meanwhile
-        or has gone: choose again.
+        """Mark these rows as taken by the task, all or none. Returns their numbers; None if one of them was taken
+        meanwhile or is gone: choose again.
 
-        claim: a name for this choice. Who names one that was made already takes nothing, and is given what was given
-            then: so ranks that must see the same rows name the same claim, and a call whose answer was lost can be made
-            again. give: what is given, if that is not just what is taken.
+        claim: a name for this choice. A call with the name of an earlier claim takes nothing and returns what was given
+            under it: so ranks that must see the same rows use the same claim, and a call whose answer was lost can be
+            repeated.
+        give: what is given, if it is not what is taken.
         """
         taken = by_number(numbers)
         asked = r.Take(
@@ -326,20 +327,20 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def claimed(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim of the task; None where nobody has made it."""
+        """What was given under this claim of the task; None if nobody has made it."""
         asked = r.Claimed(task=arguments.text("a task", task), claim=arguments.text("a claim", claim))
         reply = await self.ask(asked, r.Given)
         return reply.rows if reply.granted else None
 
     async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
+        """Undo that the task, or any task, has taken these rows, or all. Claims on them are forgotten."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
         await self.ask(r.Untake(task=of, rows=named, all=numbers is None), Done)
 
     async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
-        """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
-        there."""
+        """Whether the task has taken each of these rows, or of all in the order of arrival. Raises Misuse for a row
+        that does not exist."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         flags: list[bytes] = []
         more, after = True, -1
@@ -353,27 +354,26 @@ class AsyncTable:
     # going
 
     async def clear(self, rows: Named) -> None:
-        """These rows go, with their columns, tags and numbers; each frees what it needed. Those that are not there are
-        passed over."""
+        """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
         keys, numbers = rows_named(rows)
         for start, stop in stretches(len(keys) or len(numbers), keys, []):
             await self.ask(r.Clear(keys=keys[start:stop], rows=numbers[start:stop]), Done)
 
     async def drop(self) -> None:
-        """All rows go, and who took which. Who writes to the name again makes another table."""
+        """Remove all rows, and what tasks have taken. A later write to the name creates another table."""
         await self.ask(r.Drop(), Done)
 
 
 def written_as(
     keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[Result]
 ) -> r.Write:
-    """A write that is answered by this kind."""
+    """A write that is answered by this type."""
     encoded = b"" if ref is None else ref.encode()
     return r.Write(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
-    """What is to be stored of columns, if anything, and what of them was stored already. Raises SchemaMismatch."""
+    """The columns to store, and a reference to the stored ones. Raises SchemaMismatch."""
     if isinstance(columns, BatchRef):
         return None, columns
     refs = _references(columns) if isinstance(columns, Mapping) else []
@@ -384,7 +384,7 @@ def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
 
 
 def _references(columns: Mapping[str, Any]) -> list[BatchRef]:
-    """The columns that were stored already, under their names here."""
+    """The columns that are stored already, under their names in this table."""
     found = []
     for name, values in columns.items():
         if isinstance(values, BatchRef):

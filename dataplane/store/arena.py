@@ -1,18 +1,17 @@
-"""The node's shared memory: segments (`store.segment`), and the extents allocated in them.
+"""The shared memory of a node: segments (`store.segment`), and the extents allocated in them.
 
-A segment belongs to one client, the only process besides the node that may write to it, and which reuses there what
-it freed, warm in the file and in its own page tables; or it is the node's. It is made when its owner needs addresses,
+A segment belongs to one client, the only process besides the node that may write to it, which reuses there what it
+freed, warm in the file and in its page tables; or it belongs to the node. It is created when its owner needs addresses,
 as large as all that the owner has, so that there are few. It is sparse: fragmentation costs addresses and not memory.
 
-What always holds: `used` (bytes of extents) <= `resident` (bytes with pages behind them) <= `capacity`. An extent
-that needs fresh pages when the arena is full takes them from pages that are warm but free, by punching holes. No
-segment carries bytes of one client that another could ever write to: when its owner goes, a segment is retired, its
-free pages go back to the host, and the rest follows with its extents. The arena does not decide who may allocate: the
-budget does, before, and never admits more than the capacity.
+Invariants: `used` (bytes of extents) <= `resident` (bytes with pages) <= `capacity`. When the arena is full, an extent
+that needs fresh pages takes them from warm free pages, by punching holes. No segment has bytes of one client that
+another could write to: when its owner goes, a segment is retired, its free pages go back to the host, and the rest
+follows with its extents. The budget decides who may allocate, before, and never admits more than the capacity.
 
-Rejected: names in /dev/shm (they leak, and containers limit it); one segment that all write to (a client could
-write over another's sealed shard); one memfd an extent (a descriptor and a cold mapping for each put); giving the
-segment of a client that has gone to the next one (its connection has ended, but its process may live on).
+Rejected: names in /dev/shm (they leak, and containers limit it); one segment that all clients write to (one could
+overwrite a sealed shard of another); one memfd for each extent (a descriptor and a cold mapping for each put);
+giving the segment of a client that has gone to the next one (its connection has ended, but its process may live on).
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from dataplane.store.segment import Segment
 log = logging.getLogger(__name__)
 
 _LEAST, _MOST = 16 << 20, 64 << 30
-"""Bytes of addresses of a segment; more where one extent needs them."""
+"""Bytes of addresses of a segment; more if one extent needs them."""
 
 _FREELY = 1 << 30
 """Bytes of addresses that may be mapped however small the capacity is."""
 
 
 def pages(nbytes: int) -> int:
-    """`nbytes`, rounded up to whole pages; at least one."""
+    """`nbytes`, rounded up to whole pages; at least one page."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
@@ -52,13 +51,13 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The offset behind its last byte."""
+        """The offset after its last byte."""
         return self.offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaStatistics:
-    """Bytes, unless said."""
+    """In bytes unless the name says otherwise."""
 
     capacity: int
     used: int
@@ -68,10 +67,10 @@ class ArenaStatistics:
 
 
 class Arena:
-    """The segments and their owners. Used from the node's loop alone, but for `view`."""
+    """The segments and their owners. Used from the node's event loop only, except `view`."""
 
     def __init__(self, capacity: int) -> None:
-        """Raises OSError where the system refuses a segment of that capacity, rather than when it is needed."""
+        """Raises OSError if the system refuses a segment of that capacity, rather than when it is needed."""
         try:
             Segment(0, 2 * pages(capacity)).close()
         except OSError as error:
@@ -122,7 +121,7 @@ class Arena:
         return segment
 
     def _close_idle(self) -> None:
-        """Close the segments in which nothing lies. Their owners hear of it with what they are granted next."""
+        """Close empty segments. Their owners are told with their next grant."""
         for segments in self._owned.values():
             for segment in [segment for segment in segments if not segment.extents]:
                 segments.remove(segment)
@@ -138,19 +137,19 @@ class Arena:
         segment.close()
 
     def _retire(self, segment: Segment) -> None:
-        """Put nothing new there, give its free pages back to the host, and close it with its last extent."""
+        """Allocate nothing there any more, give its free pages back to the host, and close it with its last extent."""
         segment.retired = True
         self._punch_unused(segment)
         if not segment.extents:
             self._close(segment)
 
     def depart(self, owner: Hashable) -> None:
-        """The owner has gone, though its process may live and write where it could. Its shards stay."""
+        """The owner has gone, though its process may live and still write. Its shards stay."""
         for segment in self._owned.pop(owner, ()):
             self._retire(segment)
 
     def guard(self) -> None:
-        """From now on hear by SIGIO of processes that open a segment for writing; the handler calls `harden_opened`."""
+        """Receive SIGIO when a process opens a segment for writing; the handler calls `harden_opened`."""
         self._guarded = True
         for segment in self:
             self._guard(segment)
@@ -161,7 +160,7 @@ class Arena:
             log.warning("this system gives no leases: a process of this user can open segments for writing")
 
     def harden_opened(self) -> None:
-        """Answer the processes that wait to open a segment for writing: seal it first."""
+        """Seal the segments that processes are about to open for writing, and let those processes go on."""
         for segment in self:
             if segment.opened:
                 segment.harden()
@@ -174,12 +173,12 @@ class Arena:
     # Extents
 
     def allocate(self, owner: Hashable, nbytes: int, following: int = 0) -> Extent:
-        """An extent of at least `nbytes` in a segment of the owner's. Its bytes are those of whoever had it before.
-        `following`: the bytes that the owner is about to ask for next, which are better in the same segment.
+        """An extent of at least `nbytes` in a segment of the owner. It still has the bytes of its last use.
+        `following`: bytes that the owner is about to allocate next, preferably in the same segment.
 
-        Raises MemoryError where that would exceed the capacity; the budget sees to it that it never does. Raises
-        OSError where the system refuses a new segment, out of descriptors most likely, or pages that are free can not
-        be given back. Nothing is allocated then.
+        Raises MemoryError if that would exceed the capacity, which the budget prevents. Raises OSError if the system
+        refuses a new segment, most likely for want of descriptors, or free pages cannot be given back. Then nothing
+        is allocated.
         """
         size = pages(nbytes)
         if self.used + size > self.capacity:
@@ -203,12 +202,12 @@ class Arena:
         return Extent(segment.number, offset, size)
 
     def split(self, extent: Extent) -> None:
-        """Count the extent as one of each of its pages, which are released one by one."""
+        """Count the extent as one extent for each of its pages, which are released one by one."""
         self._segments[extent.segment].extents += extent.size // PAGE - 1
 
     def extend(self, number: int, start: int, size: int) -> bool:
-        """Take the pages from `start` of a segment, as extents of one page each; whether they were free. Raises as
-        `allocate`."""
+        """Take the pages from `start` of a segment, as extents of one page each. Returns whether they were free.
+        Raises as `allocate`."""
         segment = self._segments[number]
         if self.used + size > self.capacity:
             raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")
@@ -233,7 +232,7 @@ class Arena:
             self.resident += missing
 
     def release(self, extent: Extent, hollow: int = 0) -> None:
-        """Make the extent free, of which so many bytes were hollowed. Its pages stay warm."""
+        """Free the extent, of which so many bytes were hollowed. Its pages stay warm."""
         self._give(self._segments[extent.segment], extent)
         self.used -= extent.size - hollow
 
@@ -247,12 +246,12 @@ class Arena:
 
     def hollow(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
         """Give the pages of a part of the extent back to the host, of which `nbytes` were not given back before. Its
-        addresses stay taken, and read as zeros."""
+        addresses stay allocated and read as zeros."""
         self.used -= nbytes
         self._punch(self._segments[extent.segment], extent.offset + start, extent.offset + end)
 
     def quarantine(self, extent: Extent) -> None:
-        """Take the extent's memory back but not its addresses: a stopped client may still write there."""
+        """Take back the memory of the extent but not its addresses: a stopped client may still write there."""
         self.used -= extent.size
         self._punch(self._segments[extent.segment], extent.offset, extent.end)
 
@@ -263,7 +262,7 @@ class Arena:
         self._give(segment, extent)
 
     def prewarm(self, owner: Hashable, nbytes: int) -> tuple[Segment, int]:
-        """A segment for `owner`, and how many bytes at its start it may make ready. They count as resident."""
+        """A segment for `owner`, and how many bytes at its start it may warm. They count as resident."""
         owned = self._owned.get(owner)
         segment = owned[0] if owned else self._make(owner, nbytes)
         free = next((end for start, end in segment.free if start == 0), 0)
@@ -274,7 +273,7 @@ class Arena:
         return segment, nbytes
 
     def cool(self, owner: Hashable) -> None:
-        """Give the free pages of the owner's segments back to the host."""
+        """Give the free pages of the segments of the owner back to the host."""
         for segment in self._owned.get(owner, ()):
             self._punch_unused(segment)
 
@@ -284,15 +283,15 @@ class Arena:
                 self._punch(segment, a, b)
 
     def view(self, extent: Extent) -> memoryview:
-        """The extent's bytes, writable. Release it before the node closes the arena."""
+        """The bytes of the extent, writable. Release it before the arena is closed."""
         return memoryview(self._segments[extent.segment].memory)[extent.offset : extent.end]
 
     def read(self, extent: Extent) -> bytes:
-        """A copy of the extent's bytes."""
+        """A copy of the bytes of the extent."""
         return self._segments[extent.segment].memory[extent.offset : extent.end]
 
     def write(self, extent: Extent, data: bytes) -> None:
-        """Put as many bytes into the extent as it has."""
+        """Fill the extent."""
         self._segments[extent.segment].memory[extent.offset : extent.end] = data
 
     def forget(self, extent: Extent, start: int, size: int) -> None:
@@ -301,8 +300,7 @@ class Arena:
             self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
 
     def _punch_free(self, nbytes: int) -> int:
-        """Give at least `nbytes` of pages that no extent uses back to the host, high addresses first; how many were
-        given back."""
+        """Give at least `nbytes` of free pages back to the host, high addresses first. Returns how many."""
         given = 0
         for segment in self:
             for start, end in sorted(segment.free, reverse=True):
@@ -320,7 +318,7 @@ class Arena:
         return removed
 
     def statistics(self) -> ArenaStatistics:
-        """The arena's figures now."""
+        """Statistics of the arena."""
         return ArenaStatistics(self.capacity, self.used, self.resident, self.mapped, len(self._segments))
 
     def close(self) -> None:
@@ -332,5 +330,5 @@ class Arena:
 
 
 def _power(nbytes: int) -> int:
-    """The least power of two that is not below `nbytes`."""
+    """The least power of two that is at least `nbytes`."""
     return 1 << (nbytes - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Where a shard's bytes can be read again that are not on this host's disk."""
+"""The source from which the bytes of a shard can be read again if it is not this host's disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Backing(Protocol):
-    """Another host's shard, for one."""
+    """For example a shard of another host."""
 
     async def read(self, memory: memoryview) -> None:
-        """Fill the memory, as long as the shard's extent, with its bytes, checked. Raises a DataplaneError, after
-        which the shard can not be had until somebody says otherwise; its bytes are not looked at then."""
+        """Fill the memory, which is as long as the extent of the shard, with validated bytes. After a DataplaneError
+        the bytes are not used, and the shard is unavailable until somebody says otherwise."""

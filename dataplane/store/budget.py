@@ -1,14 +1,14 @@
-"""The one admission point for memory: whoever wants bytes reserves them here first, or waits in order.
+"""The one admission point for memory: bytes are reserved here first, in order.
 
-What always holds: `used` never exceeds `capacity`, and what is granted was asked for. Requests wait in the order
-they came, in two queues: restores, without which nobody can read and free anything, go before new bytes. A request
-that fits may pass an older one that does not, but only until the older one has waited `passing_s`; from then on
-everything that is freed is kept for it. Every wait ends: with the bytes, at its deadline, or when it is cancelled.
+Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
+arrival, in two queues: restores, without which nobody can read and free anything, go before new bytes. A request that
+fits may pass an older one that does not, until the older one has waited `passing_s`; from then on everything that is
+freed is kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
 
-The budget knows no shards. `on_demand` is called whenever somebody has to wait, so that the store can make room;
-`explain` is asked who holds the bytes when a wait ends in vain. Used from one event loop alone.
+The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
+`explain` is asked who holds the bytes when a wait ends in vain. Used from one event loop.
 
-Rejected: a semaphore of bytes (no order between large and small, no deadline that says who held them).
+Rejected: a semaphore of bytes (no order between large and small requests, no error that names the holders).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Waiter:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatistics:
-    """Bytes, but for the counts `waiting` and `waits` and the seconds `waited_s`."""
+    """In bytes, except the counts `waiting` and `waits` and the seconds `waited_s`."""
 
     capacity: int
     used: int
@@ -54,7 +54,7 @@ class BudgetStatistics:
 
 
 class Budget:
-    """`capacity` bytes, given out in order."""
+    """`capacity` bytes, granted in order."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Budget:
         self._waited_s = 0.0
 
     def try_reserve(self, nbytes: int, *, restore: bool = False) -> bool:
-        """Take the bytes now if they are there and nobody who waits would be passed unfairly.
+        """Take the bytes now, if they are free and no waiting request would be passed unfairly.
 
-        Raises LimitExceeded where there will never be so many.
+        Raises LimitExceeded if there will never be so many.
         """
         if nbytes > self.capacity:
             raise LimitExceeded(
@@ -105,9 +105,9 @@ class Budget:
         yield from self._puts
 
     async def reserve(self, nbytes: int, deadline: Deadline, *, restore: bool = False) -> None:
-        """Take `nbytes`, waiting for them until the deadline.
+        """Take `nbytes`, waiting until the deadline.
 
-        Raises Backpressure at the deadline, LimitExceeded at once where no wait could help. Cancelled, it leaves
+        Raises Backpressure at the deadline, LimitExceeded at once if waiting cannot help. Cancelled, it leaves
         nothing reserved.
         """
         if self.try_reserve(nbytes, restore=restore):
@@ -138,7 +138,7 @@ class Budget:
             self._waited_s += self._clock() - waiter.since
 
     def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
-        """The error for a wait for `nbytes` that has ended in vain."""
+        """The error of a wait for `nbytes` that ended in vain."""
         why = self._explain()
         held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}" for h in why.holders[:4])
         return Backpressure(
@@ -153,7 +153,7 @@ class Budget:
         )
 
     def release(self, nbytes: int) -> None:
-        """Give bytes back, to whoever waits first."""
+        """Give bytes back, to the first waiting request."""
         if nbytes > self.used:
             raise ValueError(f"{nbytes} bytes given back of {self.used} in use")
         self.used -= nbytes
@@ -179,17 +179,17 @@ class Budget:
 
     @property
     def shortfall(self) -> int:
-        """Bytes that must be freed before the first who waits can go on."""
+        """Bytes that must be freed before the first waiting request can be granted."""
         first = next(self._waiters(), None)
         return 0 if first is None else max(0, self.used + first.nbytes - self.capacity)
 
     @property
     def restoring(self) -> bool:
-        """Whether somebody waits to read something back."""
+        """Whether a restore is waiting."""
         return bool(self._restores)
 
     def statistics(self) -> BudgetStatistics:
-        """The budget's figures now."""
+        """Statistics of the budget."""
         waiting = list(self._waiters())
         return BudgetStatistics(
             self.capacity, self.used, len(waiting), sum(w.nbytes for w in waiting), self._waits, self._waited_s

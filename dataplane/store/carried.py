@@ -1,7 +1,7 @@
-"""Shards whose bytes came in a message: described, given a place and written in one go, by the node itself.
+"""Shards whose bytes came in a message: validated, placed and written at once, by the node itself.
 
-What always holds: nothing is taken before the bytes have been found to be what their layout says; the budget has given
-what is taken; a shard is numbered as it is placed, so one that waited for room is younger than what came meanwhile.
+Invariants: nothing is taken before the bytes are found to match their layout; the budget has granted what is taken;
+a shard is numbered when it is placed, so one that waited for room is younger than those that came meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataplane.store.shared import MOST, SharedPages
 
 
 class Carried:
-    """Puts such shards into the memory of one store. `number()` gives the next number of a shard."""
+    """Puts such shards into the memory of one store. `number()` returns the next shard number."""
 
     def __init__(self, budget: Budget, arena: Arena, small: SharedPages, number: Callable[[], int]) -> None:
         self._budget = budget
@@ -31,22 +31,22 @@ class Carried:
         self._number = number
 
     def put_now(self, payload: bytes, layout: bytes, *, scope: str, holder: str) -> Shard | None:
-        """The shard in its place, or None where it would have to wait for room. Raises as `put`."""
+        """The placed shard, or None if it would have to wait for room. Raises as `put`."""
         shard = _described(payload, layout, scope, holder)
         if _shares(shard) and self._small.fits(shard.size):
             return self._placed(shard, payload, 0)
         return self._placed(shard, payload, shard.room) if self._budget.try_reserve(shard.room) else None
 
     async def put(self, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str) -> Shard:
-        """The same, waiting until the deadline. Raises Corrupt or LimitExceeded where the layout is false,
-        LimitExceeded where the shard never fits, and Backpressure; nothing is taken then, nor where it is cancelled."""
+        """The placed shard, waiting until the deadline. Raises Corrupt or LimitExceeded for an invalid layout,
+        LimitExceeded if the shard never fits, and Backpressure; then, and when cancelled, nothing is taken."""
         shard = _described(payload, layout, scope, holder)
         await self._budget.reserve(shard.room, deadline)
         return self._placed(shard, payload, shard.room)
 
     def _placed(self, shard: Shard, payload: bytes, given: int) -> Shard:
-        """The shard, written into memory, of which the budget has given so many bytes, as many as it can need. Raises
-        Backpressure where the system refuses, with the bytes given back."""
+        """The shard written into memory, of which the budget has granted `given` bytes, the most that it can need.
+        Raises Backpressure if the system refuses, with the bytes given back."""
         before, shared = self._arena.used, _shares(shard)
         try:
             extent = self._small.take(shard.size) if shared else self._arena.allocate(OWN, shard.room)
@@ -72,12 +72,12 @@ def laid_out(encoded: bytes, size: int) -> Laid:
 
 
 def rounded(nbytes: int) -> int:
-    """The bytes that a shard of so many has."""
+    """The size of a shard of so many bytes."""
     return max(aligned(nbytes), aligned(1))
 
 
 def _described(payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard:
-    """A shard of these bytes, which are what the layout says, without a number and a place."""
+    """A shard of these bytes, which match the layout, without a number and a place."""
     size = rounded(len(payload))
     layout = laid_out(encoded, size)
     layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))

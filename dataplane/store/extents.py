@@ -1,10 +1,10 @@
-"""Free space and warm pages of one segment: ranges of addresses, nothing else.
+"""The free space and the warm pages of one segment, as ranges of addresses.
 
-`FreeList` hands out ranges last-in first-out, since what was freed last is likeliest to be in a cache and in
-the page tables of whoever had it. Neighbouring free ranges are always merged. Ranges are binned by the power of
-two below their size (as in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
+`FreeList` hands out ranges last-in first-out, since what was freed last is likeliest to be in a cache and in the page
+tables of its last user. Neighbouring free ranges are always merged. Ranges are binned by the power of two below their
+size (as in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
 
-`RangeSet` is a set of addresses: which bytes of a segment have pages behind them.
+`RangeSet` is a set of addresses: which bytes of a segment have pages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FreeList:
         return end
 
     def take(self, size: int) -> int | None:
-        """The start of `size` free addresses, now taken; None where no free range is that long."""
+        """Take `size` free addresses. Returns their start; None if no free range is that long."""
         start = self._find(size)
         if start is None:
             return None
@@ -50,7 +50,7 @@ class FreeList:
         return start
 
     def take_at(self, start: int, size: int) -> bool:
-        """Take `size` addresses from the first of a free range on; whether they were free."""
+        """Take `size` addresses from the start of a free range. Returns whether they were free."""
         end = self._end_of.get(start)
         if end is None or end - start < size:
             return False
@@ -80,7 +80,7 @@ class FreeList:
         return next((s for s in reversed(starts) if self._end_of[s] - s >= size), None)
 
     def give(self, start: int, size: int) -> None:
-        """Make the range free. Raises ValueError where a part of it is free already."""
+        """Free the range. Raises ValueError if a part of it is free already."""
         end = start + size
         where = bisect_right(self._starts, start)
         before = self._starts[where - 1] if where else None
@@ -100,12 +100,12 @@ class FreeList:
 
     @property
     def free(self) -> int:
-        """Addresses that are free."""
+        """How many addresses are free."""
         return sum(end - start for start, end in self)
 
 
 class RangeSet:
-    """A set of addresses, kept as disjoint ascending ranges."""
+    """A set of addresses, as disjoint ascending ranges."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -115,7 +115,7 @@ class RangeSet:
         return slice(bisect_left(self._ends, start), bisect_right(self._starts, end))
 
     def add(self, start: int, end: int) -> int:
-        """Put the addresses in; returns how many were not there before."""
+        """Add the addresses. Returns how many were missing."""
         added = end - start - self.covered(start, end)
         where = self._touching(start, end)
         if where.start < where.stop:
@@ -126,7 +126,7 @@ class RangeSet:
         return added
 
     def remove(self, start: int, end: int) -> int:
-        """Take the addresses out; returns how many were there."""
+        """Remove the addresses. Returns how many were there."""
         removed = self.covered(start, end)
         where = self._touching(start, end)
         held = zip(self._starts[where], self._ends[where], strict=True)
@@ -140,7 +140,7 @@ class RangeSet:
         return sum(b - a for a, b in self.within(start, end))
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of the set that lie between `start` and `end`, cut at both."""
+        """The ranges of the set between `start` and `end`, cut at both."""
         where = self._touching(start, end)
         held = zip(self._starts[where], self._ends[where], strict=True)
         return [(max(a, start), min(b, end)) for a, b in held if max(a, start) < min(b, end)]

@@ -1,7 +1,7 @@
-"""Who freed which shards lately: for the errors of those that come too late.
+"""Who freed which shards lately, for the errors of those who come too late.
 
-What always holds: it knows of the last `_KEPT` shards that went as a whole and of the last `_SAYINGS` reasons, in
-memory of its own. Names of others are copied: one that was kept would keep the page that it is in.
+Invariant: it remembers the last `_KEPT` shards that were freed whole and the last `_SAYINGS` reasons, in memory of
+its own. Names are copied: a kept one would keep the page that it is in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNKNOWN = Cause("", "")
 
 
 class Freeings:
-    """The shards that a store freed last. `cause`: who frees now, set by whoever calls the store for others."""
+    """The shards that a store freed last. `cause`: who frees now, set by the caller of the store."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
@@ -47,7 +47,7 @@ class Freeings:
         self._last: tuple[Cause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
-        """A shard that was put under this scope, if it has a name, is freed now."""
+        """A shard that was put under this scope (empty: none) is freed now."""
         if self._last is None or self._last[1] != scope or self._last[0] != self.cause:
             self._say(scope)
         at = self._next
@@ -63,7 +63,7 @@ class Freeings:
         self._sayings[start : start + _SAYING] = text
 
     def error(self, number: int) -> Freed:
-        """The error for a shard that is not there."""
+        """The error for a shard that no longer exists."""
         try:
             at = self._numbers.index(number)
         except ValueError:
@@ -76,7 +76,7 @@ class Freeings:
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
 
     def _heard(self, saying: int) -> tuple[str, str, str]:
-        """How, who and the scope, as far as it is still known."""
+        """How it was freed, by whom, and the scope, as far as is still known."""
         if saying <= self._saying - _SAYINGS:
             return "", "", ""
         start = saying % _SAYINGS * _SAYING

@@ -1,11 +1,11 @@
-"""Which pages of a shard nobody can ask for any more, after some of its rows were freed.
+"""Finds the pages of a shard that nobody can read any more after some of its rows were freed.
 
-A row's values lie in one run of each buffer of its column, and rows that follow one another do so there too. So rows
-that are freed are a few runs of bytes, and the whole pages of those are of no use to anybody. Tables (row offsets,
-shapes, presence flags) stay: who reads the rest needs them. So do values of an indexed column, where rows share them.
+The values of a row are one run in each buffer of its column, and so are those of consecutive rows. So freed rows are a
+few byte ranges, whose whole pages can be given back. Tables (row offsets, shapes, presence flags) stay: reading the
+other rows needs them. So do the values of an indexed column, where rows share them.
 
-What always holds: a page that is named has values of freed rows alone. Tables are read from memory that a hostile
-process may still write to, so what they say is cut to the buffer that it is about.
+Invariant: a returned page has values of freed rows only. Tables are read from memory that a hostile process may
+still write to, so what they say is clipped to the buffer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Runs = Sequence[tuple[int, int]]
 def dead_pages(
     layout: ShardLayout, live: npt.NDArray[np.bool_], columns: Iterable[int], rows: Rows, memory: Bytes
 ) -> Iterator[tuple[int, int]]:
-    """The (start, end) in the shard's `memory` of whole pages of freed values, around these rows of these columns, of
-    which `live` [column, row] says that they are freed. Those may be named that were before."""
+    """The (start, end) in the shard's `memory` of whole pages of freed values around these rows of these columns,
+    which are freed according to `live` [column, row]. May return pages again."""
     for ordinal in columns:
         column = layout.columns[ordinal][1]
         for start, end in _values(column, _runs(~live[ordinal], rows), memory):
@@ -36,14 +36,14 @@ def dead_pages(
 
 
 def _runs(dead: npt.NDArray[np.bool_], rows: Rows) -> Runs:
-    """The runs of dead rows that some of these rows are in."""
+    """The runs of freed rows that contain some of these rows."""
     edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
     within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)
     return [(start, end) for start, end in edges[within[within >= 0]].tolist()]
 
 
 def _values(column: ColumnLayout, runs: Runs, memory: Bytes) -> Iterator[tuple[int, int]]:
-    """Where the values of these runs of rows are, in bytes of the memory."""
+    """The byte ranges of the values of these runs of rows."""
     if column.indexed:
         return
     if column.field.kind == "struct":

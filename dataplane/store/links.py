@@ -1,13 +1,13 @@
-"""Who owns which cells of a shard that several own.
+"""The owners of the cells of a shard that has several.
 
 Each owner has cells under a link of its own (`batch.links`): the first those of the whole shard, each other those that
 it retained. A cell is dead once nobody owns it any more.
 
-What always holds: to free what an owner does not have does nothing, so a free that is told again does no harm; of each
-cell that dies it is said once.
+Invariants: freeing what an owner does not have does nothing, so a repeated free does no harm; each dead cell is
+reported once.
 
-A link costs a bit a row in the blocks of `live.BLOCK` rows that it has cells in, and a cell that several own four bytes
-a row of its block, once.
+A link costs a bit for each row in the blocks of `live.BLOCK` rows that it has cells in; a cell with several owners
+costs four bytes for each row of its block, once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINK = 512  # bytes that a link takes beside its cells' bits
 _BLOCK = 128  # and a block of either
 
 Selected = Sequence[tuple[Sequence[int], Rows]]
-"""Rows of columns by their ordinals."""
+"""Rows of columns, which are given by ordinal."""
 
 _Place = tuple[int, int]  # a column and a block of its rows
 
@@ -42,7 +42,7 @@ class _Link:
 
 
 class Links:
-    """The owners of one shard of `columns` by `rows`. `live`: the cells that the first has (None: all)."""
+    """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner (None: all)."""
 
     def __init__(self, columns: int, rows: int, live: Live | None, holder: str) -> None:
         self._columns = columns
@@ -65,7 +65,7 @@ class Links:
         return len(self._links)
 
     def holder(self, link: int) -> str | None:
-        """Who made the link; None where there is none."""
+        """Who created the link; None if there is none."""
         found = self._links.get(link)
         return None if found is None else found.holder
 
@@ -78,10 +78,8 @@ class Links:
         return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
 
     def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
-        """A new link to these cells, which somebody has; its number. Raises LimitExceeded after the last one.
-
-        `link`: the number that it has where the shard was first stored; nothing is done if there is one.
-        """
+        """A new link to these cells, which somebody owns. Returns its number. Raises LimitExceeded after the last
+        one. `link`: its number where the shard was first stored; nothing is done if it exists."""
         link = self._next if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"
@@ -119,7 +117,7 @@ class Links:
         return owners
 
     def _flags(self, link: int, place: _Place) -> Flags:
-        """Which rows of a block a link has, of the caller's own."""
+        """Which rows of a block a link has; a copy."""
         found = self._links.get(link)
         bits = None if found is None else found.bits.get(place)
         size = self._size(place[1])
@@ -134,7 +132,7 @@ class Links:
         )
 
     def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, Rows]]:
-        """The link gives up these of its cells, or all; the rows of columns that are dead then."""
+        """The link gives up these of its cells, or all. Returns the rows of columns that are dead by that."""
         found = self._links.get(link)
         if found is None:
             return []
@@ -155,7 +153,7 @@ class Links:
         return died
 
     def _dead(self, place: _Place, gone: Flags) -> Flags:
-        """Which of these rows, that one owner has given up, nobody has any more."""
+        """Which of these rows, that one owner has given up, nobody owns any more."""
         owners = self._owners.get(place)
         if owners is None:
             return gone

@@ -1,9 +1,9 @@
-"""Which rows of which columns of a shard still count, after some of them were freed.
+"""Which rows of which columns of a shard exist after some of them were freed.
 
-A column is cut into blocks of `BLOCK` rows, of which those that were freed in part have a bit a row; those that count
-as a whole, or not at all, cost nothing. So a shard costs no more than a bit a cell, and mostly far less.
+A column is cut into blocks of `BLOCK` rows. A block that was freed in part has a bit for each row; a whole or freed
+block costs nothing. So a shard costs at most a bit for each cell, and mostly far less.
 
-What always holds: a cell that was freed once never counts again.
+Invariant: a freed cell never exists again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataplane.batch.rows import Index, Rows
 BLOCK = 1 << 16
 
 APART = 64 << 10
-"""Bytes of a shard's bits from which on they are said apart."""
+"""Bytes from which on the bits of a shard are sent separately."""
 
 Flags = npt.NDArray[np.bool_]
 Place = slice | Index
 
 
 class Live:
-    """The cells of `columns` by `rows` that count: at first all."""
+    """The existing cells of `columns` by `rows`; at first all."""
 
     __slots__ = ("_blocks", "_left", "columns", "rows")
 
@@ -38,7 +38,7 @@ class Live:
 
     @classmethod
     def decode(cls, bits: bytes, columns: int, rows: int) -> Live:
-        """What `encode` gave. Raises ValueError for another number of bits."""
+        """What `encode` returned. Raises ValueError for another number of bits."""
         if len(bits) != -(-rows * columns // 8):
             raise ValueError(f"{len(bits)} bytes for {columns} columns of {rows} rows")
         live = cls(columns, rows)
@@ -48,31 +48,31 @@ class Live:
         return live
 
     def encode(self) -> bytes:
-        """One bit a cell, row-major."""
+        """A bit for each cell, row-major."""
         flags = [self.flags(column, 0, self.rows) for column in range(self.columns)]
         return np.packbits(np.concatenate(flags)).tobytes() if flags else b""
 
     @property
     def encoded(self) -> int:
-        """How many bytes `encode` gives."""
+        """How many bytes `encode` returns."""
         return -(-self.rows * self.columns // 8)
 
     @property
     def large(self) -> bool:
-        """Whether they are so many that they are said apart, of the columns and rows that somebody reads."""
+        """Whether the bits are so many that they are sent separately, for the columns and rows that are read."""
         return self.encoded > APART
 
     @property
     def nbytes(self) -> int:
-        """What the bits take now."""
+        """The memory of the bits."""
         return sum(bits.nbytes for bits in self._blocks.values() if bits is not None)
 
     def __bool__(self) -> bool:
-        """Whether any cell counts."""
+        """Whether any cell exists."""
         return self._left > 0
 
     def free(self, columns: Sequence[int], rows: Rows) -> None:
-        """These cells, which are there, do not count any more."""
+        """Free these existing cells."""
         for block, inside in by_block(rows):
             for column in set(columns):
                 self._free(column, block, inside)
@@ -93,7 +93,7 @@ class Live:
         return min(BLOCK, self.rows - block * BLOCK)
 
     def _block(self, column: int, block: int) -> Flags:
-        """The flags of a block, of the caller's own."""
+        """The flags of a block; a copy."""
         size = self._size(block)
         bits = self._blocks.get((column, block), _ALL)
         if bits is _ALL:
@@ -103,7 +103,8 @@ class Live:
         return np.unpackbits(bits, count=size).view(np.bool_)
 
     def set(self, column: int, first: int, flags: Flags) -> None:
-        """Rows of a column of which nothing was freed yet, from `first` on, a whole number of blocks, count so."""
+        """Set the flags of rows of a column of which nothing was freed yet, from `first` on, a whole number of
+        blocks."""
         for start in range(0, len(flags), BLOCK):
             of = flags[start : start + BLOCK]
             if not of.all():
@@ -111,14 +112,14 @@ class Live:
                 self._left -= len(of) - int(np.count_nonzero(of))
 
     def all(self, column: int, rows: Rows) -> bool:
-        """Whether each of these rows of the column counts."""
+        """Whether all of these rows of the column exist."""
         for block, inside in by_block(rows):
             if (column, block) in self._blocks and not self._block(column, block)[inside].all():
                 return False
         return True
 
     def flags(self, column: int, first: int, stop: int) -> Flags:
-        """Which of these rows of the column count."""
+        """Which of these rows of the column exist."""
         found = np.ones(stop - first, np.bool_)
         for block in range(first // BLOCK, -(-stop // BLOCK)):
             if (column, block) in self._blocks:
@@ -128,8 +129,7 @@ class Live:
         return found
 
     def dead_runs(self, column: int, rows: Rows, least: int) -> Rows:
-        """A row of each run of at least so many rows in a row that do not count, of those that some of these rows may
-        be in."""
+        """A row of each run of at least `least` freed rows that may contain some of these rows."""
         first, stop = max(0, rows.start - least), min(self.rows, rows.stop + least)
         dead = ~self.flags(column, first, stop)
         edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
@@ -138,7 +138,7 @@ class Live:
         return Rows.index(first + starts)
 
     def bits(self, column: int, first: int, stop: int) -> bytes:
-        """The same, one bit a row; empty where all count."""
+        """The flags as bits; empty if all rows exist."""
         if not any((column, block) in self._blocks for block in range(first // BLOCK, -(-stop // BLOCK))):
             return b""
         return np.packbits(self.flags(column, first, stop)).tobytes()
@@ -148,7 +148,7 @@ _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
-    """Rows by block, and where they are in it; of an index each once."""
+    """Rows by block, and their positions in it; of an index each row once."""
     if not len(rows):
         return
     blocks = range(rows.start // BLOCK, -(-rows.stop // BLOCK))

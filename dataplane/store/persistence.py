@@ -1,8 +1,8 @@
-"""Making shards durable, and having them again: between a store's memory and its data directory (`store.durable`).
+"""Makes shards durable and recovers them: between the memory of a store and its data directory (`store.durable`).
 
-A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. What always holds: a
-shard that is being written is held until that has ended, whoever waits for it or gives up; one that was freed meanwhile
-leaves nothing on disk.
+A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. Invariant: a shard
+that is being written is held until that has ended, even if the caller gives up; one that was freed meanwhile leaves
+nothing on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Persistence:
         pin: Pin,
         unpin: Unpin,
     ) -> None:
-        """Takes the directory over. Raises OSError where the system starts no thread."""
+        """Owns the directory from now on. Raises OSError if the system starts no thread."""
         self.durable = DurableShards(directory)
         self._arena = arena
         self._residency = residency
@@ -51,7 +51,7 @@ class Persistence:
         self._full: Backpressure | None = None  # why the last write was refused
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool) -> None:
-        """As `Store.persist`."""
+        """See `Store.persist`."""
         left = dict.fromkeys(map(shard_of, numbers))
         while wanted := [number for number in left if not self._is_durable(number)]:
             fresh = [number for number in wanted if number not in self._under_way]
@@ -132,7 +132,7 @@ class Persistence:
             await asyncio.sleep(RETRY_S)
 
     async def recover(self) -> list[int]:
-        """As `Store.recover`."""
+        """See `Store.recover`."""
         found = await self.durable.recover()
         for what, durable in found:
             shard = Shard(
@@ -142,11 +142,11 @@ class Persistence:
         return [what.number for what, _ in found]
 
     def statistics(self) -> DurableStatistics:
-        """What is durable now."""
+        """Statistics of durable shards."""
         return self.durable.statistics()
 
     async def aclose(self) -> None:
-        """Wait for what is being written, as far as the disk answers, and let go of the directory."""
+        """Wait for writes under way, as far as the disk answers, and release the directory."""
         await self.durable.aclose()
         tasks = set(self._under_way.values())
         for task in tasks:
@@ -154,16 +154,16 @@ class Persistence:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Let go of the directory, whatever is under way. Idempotent."""
+        """Release the directory, whatever is under way. Idempotent."""
         self.durable.close()
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """Whoever waited may have gone; what came of it shows in what is durable."""
+    """The caller may have gone; the outcome shows in what is durable."""
     if not task.cancelled():
         task.exception()
 
 
 def described(shard: Shard) -> Described:
-    """What the index says of a shard."""
+    """The index entry of a shard."""
     return Described(shard.number, shard.rows, shard.columns, shard.layout, shard.holder, shard.size)

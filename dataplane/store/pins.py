@@ -1,6 +1,6 @@
-"""Who holds which shard in place. A pin is counted for a client and a shard, and dies with the client.
+"""Pins: which client holds which shard in place. Counted for each client and shard, and released with the client.
 
-What always holds: a shard is held while, and only while, some client's count for it is above zero.
+Invariant: a shard is held exactly while the count of some client for it is above zero.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Hashable, Iterable
 
 
 class Pins:
-    """Counts of holds, by client and by shard."""
+    """Counts of pins, by client and by shard."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, dict[int, int]] = {}
         self._total: dict[int, int] = {}
 
     def add(self, client: Hashable, shard: int) -> None:
-        """One more hold of the client on the shard."""
+        """One more pin of the client on the shard."""
         mine = self._of.setdefault(client, {})
         mine[shard] = mine.get(shard, 0) + 1
         self._total[shard] = self._total.get(shard, 0) + 1
@@ -29,14 +29,15 @@ class Pins:
             total[shard] = total.get(shard, 0) + 1
 
     def inherit(self, client: Hashable, heir: Hashable) -> None:
-        """The heir holds what the client holds, as often, besides what it held."""
+        """The heir pins what the client pins, as often, besides its own pins."""
         for shard, count in self._of.get(client, {}).items():
             mine = self._of.setdefault(heir, {})
             mine[shard] = mine.get(shard, 0) + count
             self._total[shard] += count
 
     def drop_all(self, client: Hashable, shards: Iterable[int]) -> list[int]:
-        """One hold less on each of these; those that nobody holds any more. A hold that is not there is no hold."""
+        """Release one pin on each of these. Returns those that nobody holds any more. A pin that does not exist is
+        ignored."""
         mine, total = self._of.get(client, {}), self._total
         unheld = []
         for shard in shards:
@@ -56,7 +57,7 @@ class Pins:
         return unheld
 
     def drop_client(self, client: Hashable) -> list[int]:
-        """All holds of the client; the shards that nobody holds any more."""
+        """Release all pins of the client. Returns the shards that nobody holds any more."""
         mine = self._of.pop(client, {})
         unheld = []
         for shard, count in mine.items():
@@ -75,5 +76,5 @@ class Pins:
         return self._total.keys()
 
     def by_client(self) -> dict[Hashable, list[int]]:
-        """Which shards each client holds."""
+        """The shards that each client holds."""
         return {client: list(shards) for client, shards in self._of.items() if shards}

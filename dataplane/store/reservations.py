@@ -1,7 +1,7 @@
-"""Bytes that clients may write: reserved, and then sealed as shards, given back, or taken back.
+"""Memory that clients may write: reserved, and then sealed as shards, given back, or taken back.
 
-What always holds: a reservation is one client's, and goes back when it is aborted, when its client goes, or when its
-client gives no sign of life for the lease. Where a stopped client may still write, its addresses wait until it goes.
+Invariant: a reservation belongs to one client. It is given back when it is aborted, when its client goes, or when
+its client is silent for the lease. If a stopped client may still write, its addresses are not reused until it goes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataplane.store.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Bytes that one client may write, and the number of the shard that they will be."""
+    """Memory that one client may write, and the number of the future shard."""
 
     shard: int
     extent: Extent
 
 
 class Reservations:
-    """Those of one store. `number()` gives the next number of a shard; `lease_s` are the seconds of silence after which
-    a client's reservations are taken back."""
+    """The reservations of one store. `number()` returns the next shard number. `lease_s`: seconds of silence after
+    which a client's reservations are taken back."""
 
     def __init__(self, budget: Budget, arena: Arena, number: Callable[[], int], lease_s: float, clock: Clock) -> None:
         self._budget = budget
@@ -43,14 +43,14 @@ class Reservations:
         self._seen: dict[Hashable, float] = {}
 
     def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
-        """As `reserve`, or None where it would have to wait."""
+        """As `reserve`, or None if it would have to wait."""
         total = self._total(sizes)
         return self._allocate(client, sizes, client) if self._budget.try_reserve(total) else None
 
     async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
-        """Room for shards of these sizes in bytes, all or none, for the client to write and then seal.
+        """Reserve memory for shards of these sizes in bytes, all or none, for the client to write and then seal.
 
-        Raises LimitExceeded at once where all of them together exceed the budget, Backpressure at the deadline.
+        Raises LimitExceeded at once if together they exceed the budget, Backpressure at the deadline.
         """
         await self._budget.reserve(self._total(sizes), deadline)
         return self._allocate(client, sizes, client)
@@ -61,8 +61,8 @@ class Reservations:
         return sum(map(pages, sizes))
 
     def _allocate(self, client: Hashable, sizes: Sequence[int], owner: Hashable) -> list[Reservation]:
-        """Reservations of bytes that the budget has given. Raises Backpressure where the system refuses, with the bytes
-        given back."""
+        """Reservations of memory that the budget has granted. Raises Backpressure if the system refuses, with the
+        bytes given back."""
         self.touch(client)
         made: list[Reservation] = []
         following = self._total(sizes)
@@ -80,7 +80,7 @@ class Reservations:
         return made
 
     def sealed(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
-        """The shard that a reservation becomes, by its encoded layout; it stays one until it is `taken`.
+        """The shard that a reservation becomes with this encoded layout. It stays a reservation until `taken`.
         Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
         if number in self._revoked[client]:
             raise LeaseExpired(
@@ -97,11 +97,11 @@ class Reservations:
         return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
 
     def taken(self, client: Hashable, number: int) -> None:
-        """A reservation is a shard now."""
+        """A reservation has become a shard."""
         del self._reserved[client][number]
 
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
-        """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
+        """Give reservations back unsealed. Those that are not the client's, or do not exist, are ignored."""
         for number in numbers:
             extent = self._reserved[client].pop(number, None)
             if extent is not None:
@@ -119,26 +119,26 @@ class Reservations:
         self._seen[client] = self._clock()
 
     def silent(self, client: Hashable) -> bool:
-        """Whether the client gave no sign of life for the lease."""
+        """Whether the client was silent for the lease."""
         limit = self._clock() - self.lease_s
         return self._seen.get(client, limit) < limit
 
     def revoke_silent(self) -> list[Hashable]:
-        """Take the reservations of silent clients back; which clients."""
+        """Take the reservations of silent clients back. Returns the clients."""
         silent = [client for client, held in self._reserved.items() if held and self.silent(client)]
         for client in silent:
             self.revoke(client)
         return silent
 
     def revoke(self, client: Hashable) -> None:
-        """Take the client's reservations back; it may still write there, so their addresses wait until it goes."""
+        """Take the reservations of the client back. It may still write there, so their addresses wait until it goes."""
         for number, extent in self._reserved.pop(client, {}).items():
             self._arena.quarantine(extent)
             self._revoked[client][number] = extent
             self._budget.release(extent.size)
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone, and its reservations with it."""
+        """The client has gone: give its reservations back."""
         self.abort(client, [*self._reserved[client], *self._revoked[client]])
         del self._reserved[client], self._revoked[client]
         self._seen.pop(client, None)

@@ -1,20 +1,21 @@
-"""Which sealed shards are in memory and which on disk: eviction, writing ahead, reading back.
+"""Decides which sealed shards are in memory and which on disk: eviction, writing ahead, reading back.
 
-What always holds:
+Invariants:
 
-- memory is taken from unpinned shards only, from clean ones first, and then from those read furthest in the future
-  (Belady's rule). Until something says when that is, shards are taken to be read in the order they were put, and after
-  being read to be read again only after all others. So of a queue its newest rows go, not its oldest;
-- above the high watermark the coldest shards are written ahead, down to the low one, but stay in memory until somebody
-  needs the room: a producer seldom waits for the disk, and nothing is read back that need not have gone;
+- memory is taken from unpinned shards only, from clean ones first, and among those from the one that is read furthest
+  in the future (as in Belady's algorithm, with an estimate). Shards are assumed to be read in the order they were put,
+  and after being read, to be read again only after all others. So of a queue its newest rows go to disk, not its
+  oldest;
+- above the high watermark the coldest shards are written ahead, down to the low one, but stay in memory until the room
+  is needed: a producer seldom waits for the disk, and nothing is read back that need not have gone;
 - whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
-  quota is kept for changing places;
-- a shard that moves is not touched until it has moved; freed meanwhile, it goes right after;
-- a small shard that shares pages takes part as all others do, but its memory comes back with the last that shares it,
+  quota is kept for swapping;
+- a shard that moves is not touched until it has moved; if it is freed meanwhile, it goes right after;
+- a small shard that shares pages takes part like all others, but its memory comes back with the last that shares it,
   and once it was read back it has pages of its own.
 
-Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is passed,
-which reads back up to a quarter more than had to go.
+Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is
+passed, which reads back up to a quarter more than had to go.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from dataplane.store.spillfile import SpillFile, aligned
 log = logging.getLogger(__name__)
 
 OWN = "node"
-"""The arena's owner of what the node itself writes: restored shards, and small ones that came in a message."""
+"""The owner in the arena of what the node itself writes: restored shards, and small ones that came in a message."""
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
@@ -85,18 +86,19 @@ class Residency:
         disk.removed = self.wake_up
 
     def wake_up(self) -> None:
-        """Something changed: see whether room has to be made, and can be."""
+        """Something changed: check whether room has to be made, and can be."""
         self._wake.set()
 
     def used(self, shard: Shard) -> None:
-        """The shard was put or read just now, so its next use is after everybody else's."""
+        """The shard was put or read just now, so its next use is after all others."""
         shard.next_use = next(self._uses)
         self._push(shard)
         if self._ahead or self._budget.shortfall or self._budget.used - self._clean_bytes > self._high:
             self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
-        """As `used`, one after another. Many are put in order together: each by itself goes all the way up the heap."""
+        """As `used`, in this order. Many that are put together are in order: one by one, each would go all the way
+        up the heap."""
         heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
             shard.next_use = next(self._uses)
@@ -112,14 +114,14 @@ class Residency:
         self.wake_up()
 
     def discard(self, shard: Shard) -> None:
-        """Give back what the shard has, in memory and on disk."""
+        """Free the memory and the file of the shard."""
         self._drop_file(shard)
         self._let_go(shard)
         self._tidy(self._dirty_heap, clean=False)
         self._tidy(self._clean_heap, clean=True)
 
     def _let_go(self, shard: Shard) -> None:
-        """Take its memory, if it has any."""
+        """Free its memory, if it has any."""
         extent, held, shared = shard.extent, shard.held, shard.shared
         shard.extent = shard.hollow = None
         shard.shared = False
@@ -132,7 +134,7 @@ class Residency:
             self._budget.release(held)
 
     def hollow(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
-        """Give these parts of a dirty shard's memory back, whole pages as (start, end) in its extent."""
+        """Give parts of a dirty shard's memory back: whole pages, as (start, end) in its extent."""
         extent = shard.extent
         if extent is None or shard.shared:
             return
@@ -158,7 +160,7 @@ class Residency:
             shard.file = None
 
     def persisted(self, shard: Shard, durable: Durable) -> None:
-        """The shard has bytes on disk that stay, and is clean from now on."""
+        """The shard has durable bytes on disk, and is clean from now on."""
         if isinstance(shard.file, SpillFile):
             self._disk.remove(shard.file)
         elif shard.file is None:
@@ -166,7 +168,7 @@ class Residency:
         shard.file = durable
 
     def was_read(self, shard: Shard) -> None:
-        """All of a shard's memory was read, to be written somewhere: its pages count once, and holes have none."""
+        """All memory of a shard was read, to be written somewhere: its pages count once, and holes have none."""
         extent = shard.extent
         if extent is not None and not shard.shared:
             self._arena.forget(extent, 0, extent.size)
@@ -176,10 +178,11 @@ class Residency:
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
-        """Begin to read those back that are on disk, each as soon as there is room for it; `moving` says when it is
+        """Begin to read back those that are on disk, each as soon as there is room for it; `moving` says when it is
         done. Raises Backpressure at the deadline.
 
-        One by one, since what the first gives up on disk is where the next one's place in memory may have to go.
+        One by one, since the place of the next in memory may have to go to the place that the first gives up on
+        disk.
         """
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:
@@ -189,9 +192,9 @@ class Residency:
                 task.add_done_callback(self._tasks.discard)
 
     async def _read(self, shard: Shard) -> None:
-        """Read the shard into memory that the budget has already given.
+        """Read the shard into memory that the budget has granted.
 
-        Marks it damaged where its file is; where the system refuses, it stays as it was, and the disk says why.
+        Marks it damaged if its file is; if the system refuses, it stays as it was, and the disk says why.
         """
         try:
             extent = self._arena.allocate(OWN, shard.room)
@@ -220,7 +223,7 @@ class Residency:
             self._settle(shard)
 
     def fill(self, shard: Shard, payload: bytes) -> None:
-        """A shard that can be read again comes with its bytes, for which the budget has given room."""
+        """A shard that can be read again arrives with its bytes, for which the budget has granted room."""
         try:
             extent = self._arena.allocate(OWN, shard.room)
         except OSError:  # it is read when it is asked for
@@ -233,7 +236,7 @@ class Residency:
         self.used(shard)
 
     def _settle(self, shard: Shard) -> None:
-        """A move has ended: what was waiting for that can happen now."""
+        """A move has ended: do what was waiting for it."""
         shard.moving = None
         if shard.freed and not self._pins.holds(shard.number):
             self.discard(shard)
@@ -249,7 +252,7 @@ class Residency:
         self._tidy(heap, clean=shard.clean)
 
     def _tidy(self, heap: list[tuple[int, int]], *, clean: bool) -> None:
-        """Make the heap anew where most of it is stale: each use leaves an entry, and so does each shard that goes."""
+        """Rebuild the heap if most of it is stale: each use leaves an entry, and so does each removed shard."""
         if len(heap) > 2 * len(self._shards) + _STALE * bool(self._shards):
             there = (s for s in self._shards.values() if s.extent is not None and s.clean == clean)
             heap[:] = [(-s.next_use, s.number) for s in there]
@@ -273,16 +276,16 @@ class Residency:
         return None
 
     async def run(self) -> None:
-        """Make room whenever there is need, until cancelled."""
+        """Make room whenever it is needed, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             self._make_room()
 
     def _make_room(self) -> None:
-        """Take the memory of clean shards that somebody waits for, then begin to write a batch of dirty ones if there
-        is need. What a batch has made clean is looked at when all of it has ended, so that the coldest go first; but
-        for writes that hang, which others do not wait for."""
+        """Take the memory of clean shards that somebody waits for, then begin to write a batch of dirty ones if
+        needed. What a batch has made clean is considered when all of it has ended, so that the coldest go first; but
+        others do not wait for writes that hang."""
         if self._batch:
             return
         while self._budget.shortfall:
@@ -348,10 +351,11 @@ class Residency:
         return victims
 
     def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
-        """Whether the disk takes these sizes. If not, files of shards that are in memory too are dropped, the warmest
-        first, until it will once they are deleted.
+        """Whether the disk has room for these sizes. If not, files of shards that are in memory too are dropped, the
+        warmest first, until it will have once they are deleted.
 
-        Of those only that are pinned or read before `next_use`: else two shards could take each other's place forever.
+        Only of those that are pinned or read before `next_use`: else two shards could take each other's place
+        forever.
         """
         if not self._disk.fits(sizes, later=True):
             spilled = (s for s in self._shards.values() if s.clean and isinstance(s.file, SpillFile))
@@ -364,9 +368,9 @@ class Residency:
         return self._disk.fits(sizes)
 
     def _kept(self) -> list[int]:
-        """What of the quota only a read may use: with memory and disk both full, a shard on disk changes places with
-        some in memory by way of it. Enough to make room for the largest; of shards of different sizes that may take one
-        too many, and many small files."""
+        """The part of the quota that only a read may use: with memory and disk both full, a shard on disk changes
+        places with some in memory by way of it. Enough to make room for the largest; shards of different sizes may
+        need one more, and many small files."""
         if self._disk.fits([2 * self._budget.capacity]):
             return []  # far from full: spare looking at every shard
         sizes = {shard.room for shard in self._shards.values()}
@@ -380,7 +384,7 @@ class Residency:
             self._let_go(shard)
 
     async def _write(self, shard: Shard) -> None:
-        """Make the shard clean. Raises OSError where the disk refuses."""
+        """Make the shard clean. Raises OSError if the disk refuses."""
         extent = shard.extent
         if extent is None:
             return
@@ -402,7 +406,7 @@ class Residency:
             self._settle(shard)
 
     async def aclose(self) -> None:
-        """Stop reading back and writing. What was being read is not there."""
+        """Stop reading back and writing. What was being read is not in memory."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,9 +1,9 @@
-"""Who may append, and when: the limits of a stream.
+"""The limits of a stream, and the permits to append.
 
-A producer is admitted before it writes anything, with a ticket for so many rows and bytes; they count from then on,
-until they come or the ticket is given back. Who is not admitted may wait (`waiters`), and asks again.
+A producer gets a permit for a number of rows and bytes before it writes anything. They count from then on, until the
+rows are appended or the permit is given back. A producer that gets none may wait (`waiters`) and asks again.
 
-What always holds: rows and bytes in the stream and admitted to it never pass a limit.
+Invariant: rows and bytes in the stream, together with those of permits, never exceed a limit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _numbers = itertools.count(1)
 
 
 LET_IN = -1
-"""In place of a ticket: of rows of a stream of one node, which were found to fit in the same moment."""
+"""In place of a ticket, for rows of a stream of one node that were found to fit at the same moment."""
 
 LAG = "max_lag"
-"""The limit that older rows do not wait for."""
+"""The limit that does not hold back older rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a client asks leave to append."""
+    """What a client asks to append."""
 
     client: str
     rows: int
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the stream holds. `oldest`: the first policy version that a task has rows of to do, None for none."""
+    """What the stream holds. `oldest`: the oldest policy version of which a task has rows to do; None for none."""
 
     rows: int
     nbytes: int
@@ -46,7 +46,7 @@ class Held:
 
 
 class Admission:
-    """The tickets of one stream, of which `held()` tells what is in it."""
+    """The permits of one stream. `held()` returns what is in it."""
 
     def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
         self._settings = settings
@@ -56,11 +56,11 @@ class Admission:
         self._nbytes = 0
 
     def configure(self, settings: Settings) -> None:
-        """The limits are these from now on."""
+        """Change the limits."""
         self._settings = settings
 
     def admit(self, entry: Entry) -> int | None:
-        """A ticket; None where a limit is in the way now. Raises LimitExceeded where one always will be."""
+        """A permit; None if a limit is exceeded now. Raises LimitExceeded if it always will be."""
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
             ("bytes of a stream", entry.nbytes, self._settings.max_bytes),
@@ -78,7 +78,7 @@ class Admission:
         return ticket
 
     def full(self, entry: Entry) -> str:
-        """Which limit the entry would pass; empty for none."""
+        """The limit that the entry would exceed; empty for none."""
         limits = self._settings
         if limits.max_lag < 0 and not limits.max_rows and not limits.max_bytes:
             return ""
@@ -95,40 +95,40 @@ class Admission:
 
     @property
     def oldest(self) -> int | None:
-        """The oldest policy version that a task has rows of to do, or that was admitted; None for none."""
+        """The oldest policy version of which a task has rows to do, or a permit was given; None for none."""
         held = self._held()
         there = () if held.oldest is None else (held.oldest,)
         return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
 
     def ticket(self, number: int) -> Entry | None:
-        """Who was admitted with this ticket, and has not come."""
+        """The entry of an unused permit."""
         return self._tickets.get(number)
 
     def clients(self) -> set[str]:
-        """Those that were admitted and have not come."""
+        """The clients that have unused permits."""
         return {entry.client for entry in self._tickets.values()}
 
     def coming(self) -> dict[str, int]:
-        """How many bytes each client was admitted to bring and has not brought."""
+        """For each client the bytes of its unused permits."""
         found: dict[str, int] = {}
         for entry in self._tickets.values():
             found[entry.client] = found.get(entry.client, 0) + entry.nbytes
         return found
 
     def give_back(self, number: int) -> None:
-        """What was admitted has come, or does not. Idempotent."""
+        """The permit was used, or is not needed. Idempotent."""
         entry = self._tickets.pop(number, None)
         if entry is not None:
             self._rows -= entry.rows
             self._nbytes -= entry.nbytes
 
     def leave(self, client: str) -> None:
-        """The client has gone: what it was admitted to bring does not come."""
+        """The client has gone: its permits are void."""
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
             self.give_back(number)
 
     def end(self) -> None:
-        """The stream is no more, and holds nothing."""
+        """The stream is dropped, and holds nothing."""
         self._held = _nothing
 
 

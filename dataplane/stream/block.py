@@ -1,4 +1,4 @@
-"""What a snapshot of a stream is told in, to another process or to a file: a head, and blocks of rows."""
+"""The format of a checkpoint of a stream: a head, and blocks of rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Value = str | int | float | bool | None
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the stream as a whole. `following`: the number of its next row. `counts`: by task, how many rows
-    ever came to be leased, acked, expired and dead, and were leased again. `pages`: the numbers of those that have
-    rows, `PAGE` by number in each."""
+    """The stream as a whole. `following`: the number of its next row. `counts`: for each task the number of leases,
+    acks, expired rows, dead letters and redeliveries so far. `pages`: the pages that have rows, of `PAGE` numbers
+    each."""
 
     settings: Settings
     mark: str
@@ -26,9 +26,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Rows, ascending by number. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]; a
-    key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows
-    dropped, as they count to each task; `begun`: those that are in progress."""
+    """Rows in ascending order. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]. A
+    key is empty if none was given. `calls`: see `Keys.calls`. `dropped`: for each group, the dropped rows that count
+    for each task. `begun`: the rows in progress."""
 
     rows: bytes
     groups: list[str | int | None]

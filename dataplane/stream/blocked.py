@@ -1,4 +1,5 @@
-"""Streams that nothing will empty: all that a task has to do are groups that lack rows, for which there is no room."""
+"""Detects streams that are full for good: all rows that a task has left are of incomplete groups, and the limits
+leave no room for the missing rows."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ _NAMED = 3  # groups
 
 
 def blocked(books: Books, sizes: Mapping[int, int]) -> str:
-    """Why the limits hold for good; empty where they need not. `sizes`: by task, of how many rows the groups are that
-    it takes whole."""
+    """Why the stream is full for good; empty if it is not. `sizes`: for each task that takes whole groups, their
+    size."""
     progress = books.progress
     for task, size in sizes.items():
         rows = progress.in_state(task, PENDING)

@@ -1,11 +1,10 @@
-"""The books of a stream: its rows and all that is known of them, and what becomes of them.
+"""The rows of a stream, everything that is known of them, and their changes.
 
-They put together the `rows` with their columns, the `keys`, the `groups`, the `facts`, and the `progress` of each task.
-Who waits for what, and who may do what, is the business of `home`. Patches whose bytes nobody needs any more are told
-to `released`.
+`Books` combines the `rows` with their columns, the `keys`, the `groups`, the `facts`, and the `progress` of each task.
+Leases, limits and waiting requests are in `home`. Patches that no row needs any more are passed to `released`.
 
-What always holds: what fails changes nothing; a row that all tasks are done with is gone, and so is one that was
-dropped once nobody holds it.
+Invariants: a call that fails changes nothing; a row is removed once all tasks are done with it, or once it is
+dropped and nobody holds it.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from dataplane.stream.unfinished import Unfinished
 
 
 class Books:
-    """The rows of one stream. To be used from one event loop alone."""
+    """The rows of one stream. Not thread-safe: used from one event loop."""
 
     def __init__(self, settings: Settings, released: Callable[[list[Patch]], None], mark: str) -> None:
-        """`mark`: what the keys of rows that have none begin with."""
+        """`mark`: the prefix of generated keys."""
         self.settings = settings
         self.nbytes = 0
         self.appended = 0
@@ -55,8 +54,8 @@ class Books:
     # arriving
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
-        """New rows; the number of the first. Raises Misuse for a key that is there and for a group that would
-        be larger than `group_size`, SchemaMismatch, LimitExceeded."""
+        """Append rows; the number of the first. Raises Misuse for an existing key and for a group that would exceed
+        `group_size`, SchemaMismatch, LimitExceeded."""
         if keys:
             self.keys.check(keys)
         if arrival.tags:
@@ -95,8 +94,8 @@ class Books:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> Index:
-        """More columns for these rows, each once and all there. With `keep`, what they replace stays until it is
-        `unkept`, which takes what this returns. `hold` as in `Patch`. Raises Misuse for a column that is there,
+        """Add columns to these existing rows, each named once. With `keep`, replaced patches stay until `unkept` is
+        called with the numbers that this returns. `hold`: see `Patch`. Raises Misuse for an existing column,
         SchemaMismatch, LimitExceeded."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
@@ -107,8 +106,8 @@ class Books:
     def grow(
         self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes], now: float
     ) -> bool:
-        """A piece of a row in progress; with the last one it is finished. Whether it is new: else it came before, and
-        its columns are not wanted. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
+        """Add a piece to a row in progress; the last one finishes it. False if the piece came before; then its
+        columns are not needed. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
         if not self.unfinished.is_new(row, piece):
             return False
         self.unfinished.check(row, ref)
@@ -121,11 +120,11 @@ class Books:
         return True
 
     def unkept(self, kept: Index) -> None:
-        """Nobody reads any more what was kept."""
+        """Free kept patches: nobody reads them any more."""
         self._release(self.rows.unkept(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
-        """Raises Misuse where one of these rows is not in the stream, and was not `once`, as is known of it."""
+        """Raises Misuse for a row that does not exist, unless its flag in `once` says that it did."""
         there = self.rows.there(rows)
         if once is not None:
             there |= once
@@ -139,12 +138,12 @@ class Books:
     # delivered, and done with
 
     def lease(self, task: int, rows: Index) -> None:
-        """These rows, which are ready, are somebody's."""
+        """Lease ready rows."""
         self.progress.lease(task, self.rows.places(rows))
 
     def give_back(self, task: int, rows: Index, *, seen: bool = True) -> None:
-        """Rows that were leased are pending again or, after as many tries as there may be, dead. If nobody has `seen`
-        them, that was no try."""
+        """Make leased rows pending again or, after `max_deliveries` tries, dead. Unless they were `seen`, this is no
+        try."""
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
@@ -154,7 +153,7 @@ class Books:
         self.let_go(rows[dropped])
 
     def settle(self, task: int, rows: Index, state: int) -> None:
-        """The task is done with these rows, which are ACKED or EXPIRED; those that all tasks are done with go."""
+        """A task is done with these rows: ACKED or EXPIRED. Rows with which all tasks are done are removed."""
         if not len(rows):
             return
         places = self.rows.places(rows)
@@ -166,7 +165,8 @@ class Books:
         self.let_go(rows[dropped])
 
     def drop_rows(self, rows: Index) -> None:
-        """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
+        """Drop rows: no task is given them any more. Rows that somebody holds stay until they are given back or
+        acked. Raises Misuse."""
         self.require(rows)
         rows = np.unique(rows)
         self.unfinished.forget(rows)
@@ -178,23 +178,23 @@ class Books:
         self.look_again()  # what is left of their groups may be complete now
 
     def look_again(self) -> None:
-        """Rows that were not ready may be."""
+        """Rows that were not ready may be now."""
         for page in self.rows.pages.values():
             page.changes += 1
 
     def let_go(self, rows: Index) -> None:
-        """Those of these dropped rows that nobody holds go."""
+        """Those of these dropped rows that nobody holds can be removed."""
         if len(rows):
             self.loose(rows)
 
     def dropped(self) -> Index:
-        """The rows that are dropped and there."""
+        """The dropped rows that still exist."""
         rows = self.rows.all()
         dropped: Index = rows[self.progress.dropped(self.rows.places(rows), len(rows))]
         return dropped
 
     def free(self, rows: Index) -> Index:
-        """Which of these rows are there, dropped, and held by nobody."""
+        """Those of these rows that exist, are dropped, and held by nobody."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
@@ -202,14 +202,15 @@ class Books:
         return free
 
     def remove(self, rows: Index) -> None:
-        """These dropped rows, which nobody holds, go."""
+        """Remove dropped rows that nobody holds."""
         if len(rows):
             places = self.rows.places(rows)
             self.progress.let_go(places, self.facts.versions(places))
             self._remove(rows)
 
     def lose(self, rows: Index) -> Index:
-        """These rows are gone as if they had never come; those that somebody holds are dropped. Those that were not."""
+        """Remove these rows as if they had never been appended; rows that somebody holds are dropped instead.
+        Returns those that were not dropped before."""
         places = self.rows.places(rows)
         states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
         held = (states == LEASED).any(axis=0)
@@ -243,11 +244,11 @@ class Books:
             self._released([each for patch in patches for each in patch.each])
 
     def end(self) -> None:
-        """Tell nobody anything any more: the stream is no more."""
+        """Call nobody back any more: the stream is dropped."""
         self.loose = self._released = _nobody
 
     def clear(self) -> None:
-        """Everything goes."""
+        """Remove all rows."""
         patches = self.rows.clear()
         self._empty()
         self._release(patches)
@@ -255,7 +256,7 @@ class Books:
     # what there is
 
     def behind(self) -> list[str]:
-        """The tasks that have the oldest policy version, or of one version the most rows, still to do."""
+        """The tasks that have rows of the oldest policy version to do and, among those, the most rows."""
         marks = {
             name: (min(left), -sum(left.values()))
             for name, left in zip(self.settings.tasks, self.progress.left, strict=True)
@@ -264,11 +265,11 @@ class Books:
         return [name for name, mark in marks.items() if mark == min(marks.values())]
 
     def dead_letters(self) -> list[str]:
-        """The tasks that have some."""
+        """The tasks that have dead letters."""
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
     def told(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
-        """What a delivery of these rows tells of them: groups, versions and tags."""
+        """Groups, versions and tags of these rows, as a delivery has them."""
         places = self.rows.places(rows)
         named = self.groups.names(self.facts.groups(places))
         tags = {name: values.tolist() for name, values in self.facts.tags(places).items()}
@@ -281,7 +282,7 @@ class Books:
         return named, versions, tags
 
     def listed(self, rows: Index, now: float) -> list[Listed]:
-        """These rows, which are in progress, as they are told."""
+        """These rows in progress, as users see them."""
         found = []
         for row in rows.tolist():
             one = np.array([row])
@@ -290,11 +291,11 @@ class Books:
         return found
 
     def lengths(self, rows: Index, column: str) -> Index:
-        """The lengths of these rows in a ragged column; 0 where they were not said."""
+        """The lengths of these rows in a ragged column; 0 if unknown."""
         return self.facts.lengths(self.rows.places(rows), column)
 
     def in_groups(self, names: Sequence[Any]) -> Index:
-        """The rows of these groups. Raises Misuse for a group of which there is none."""
+        """The rows of these groups. Raises Misuse for a group without rows."""
         numbers = []
         for name in names:
             number = self.groups.number(name)

@@ -1,4 +1,4 @@
-"""Which rows a demand is given: what is ready, shown to its sampler, and what the sampler made of it."""
+"""Chooses the rows of a demand: shows its sampler the candidates, and takes its choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many wh
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What somebody's sampler reads."""
+    """The metadata that a sampler reads."""
 
     needs: tuple[str, ...]
     tags_read: tuple[str, ...]
@@ -26,7 +26,7 @@ class Wants:
 
 @dataclass(slots=True)
 class Demand:
-    """What somebody asks for."""
+    """A request for rows."""
 
     task: int
     rows: int
@@ -39,18 +39,18 @@ class Demand:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that a row must have: those that are asked for, and those that the sampler measures."""
+        """The columns that a row must have: those that are asked for, and those whose lengths the sampler reads."""
         return needed(self.columns, self.sampler)
 
 
 def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
-    """The columns that a row must have to be shown to the sampler."""
+    """The columns that a row must have to be a candidate."""
     return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
 
 
 def choose(books: Books, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]) -> Index:
-    """The rows that the demand is to have, at least `min_rows` of them unless no more fit, or none. What its sampler
-    lets expire is handed to `expire(task, rows)`. Raises Misuse, and what the sampler raises."""
+    """The rows for the demand: at least `min_rows`, unless the sampler says that no more fit, or none. Rows that the
+    sampler lets expire are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
     ready_rows, enough = books.progress.ready, least(books, demand, closed=closed)
     if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
         first = ready_rows(demand.task, demand.columns, demand.rows)
@@ -73,7 +73,7 @@ def choose(books: Books, demand: Demand, now: float, *, closed: bool, expire: Ca
 
 
 def least(books: Books, demand: Demand, *, closed: bool) -> int:
-    """The rows that the demand has to wait for: at the end of a stream no more than are left."""
+    """The rows for which the demand has to wait: `min_rows`, or all that are left of a closed stream."""
     return min(demand.min_rows, books.progress.is_left(demand.task)) if closed else demand.min_rows
 
 

@@ -1,9 +1,9 @@
-"""The commands of a stream's partition: what its log has, and all that its replicated state depends on.
+"""Commands of a partition of a stream: the entries of its log, on which its replicated state depends alone.
 
-A command says what is decided, never what to decide: no time, lease or limit is looked at where it is applied. One that
-a client asked for has the client's name and sequence, so that it is done once; the leader's own have neither.
+A command states a decision. To apply it, no clock, lease or limit is read. A command of a client has the name and the
+sequence of the client, so that it is applied once; commands of the leader itself have neither.
 
-Rows are offsets in the partition, as int64. In memory a reference is a `BatchRef` and rows are an array; in a log both
+Rows are offsets in the partition (int64). In memory a reference is a `BatchRef` and rows are an array; in a log both
 are bytes (`encode`, `decode`).
 """
 
@@ -24,14 +24,14 @@ from dataplane.stream.pieces import Piece
 
 
 class Command(msgspec.Struct, array_like=True, kw_only=True):
-    """The root. Without a client: the leader's own."""
+    """Base class of commands. Without a client: the leader's own."""
 
     client: str = ""
     sequence: int = 0
 
 
 class Append(Command, tag=1, kw_only=True):
-    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them."""
+    """New rows, at `time_s` of the clock of the partition. `nodes`: nodes that have copies of the columns."""
 
     ref: BatchRef
     versions: Index
@@ -49,7 +49,7 @@ class Append(Command, tag=1, kw_only=True):
 
 
 class Extend(Command, tag=2, kw_only=True):
-    """More columns for rows. `holds`: under which number each was delivered to who brings them, none: under none."""
+    """More columns for rows. `holds`: the delivery number under which the producer held each row; empty: none."""
 
     rows: Index
     ref: BatchRef
@@ -60,8 +60,8 @@ class Extend(Command, tag=2, kw_only=True):
 
 
 class Settle(Command, tag=3, kw_only=True):
-    """A task has done these rows (ACKED), never gets them (EXPIRED), or has given them back once more (PENDING), for a
-    `reason` that is logged if they are dead letters now."""
+    """A task has acknowledged these rows (ACKED), is never given them (EXPIRED), or has given them back (PENDING).
+    `reason`: for the log, if they are dead letters now."""
 
     task: int
     rows: Index
@@ -70,38 +70,38 @@ class Settle(Command, tag=3, kw_only=True):
 
 
 class Drop(Command, tag=4, kw_only=True):
-    """No task is to be given these rows any more."""
+    """No task is given these rows any more."""
 
     rows: Index
 
 
 class Remove(Command, tag=5, kw_only=True):
-    """These dropped rows, which nobody holds, go."""
+    """Remove dropped rows that nobody holds."""
 
     rows: Index
 
 
 class End(Command, tag=50, kw_only=True):
-    """These clients have ended: no sequence of theirs comes again."""
+    """These clients have ended: their sequences are forgotten."""
 
     clients: list[str]
 
 
 class Unkeep(Command, tag=19, kw_only=True):
-    """Nobody reads any more what was replaced in these patches, by number."""
+    """Free the columns that were replaced in these patches (by number): nobody reads them any more."""
 
     patches: Index
 
 
 class PutBack(Command, tag=21, kw_only=True):
-    """Rows of a snapshot, at `time_s` of the partition's clock."""
+    """Rows of a checkpoint, at `time_s` of the clock of the partition."""
 
     block: Block
     time_s: float
 
 
 class Grow(Command, tag=26, kw_only=True):
-    """A piece of a row in progress comes, at `time_s` of the partition's clock."""
+    """A piece of a row in progress, at `time_s` of the clock of the partition."""
 
     row: int
     piece: Piece
@@ -112,8 +112,8 @@ class Grow(Command, tag=26, kw_only=True):
 
 
 class TakeUp(Command, tag=27, kw_only=True):
-    """The client that has this token brings a row in progress from now on, at `time_s` of the partition's clock,
-    instead of who had the token `before`."""
+    """The client with this token is the producer of a row in progress, in place of the one with the token `before`,
+    from `time_s` of the clock of the partition on."""
 
     row: int
     token: int
@@ -146,7 +146,7 @@ AnyCommand = (
     | r.FinishRestore
     | r.GiveUp
 )
-"""A request of which nothing has to be decided is a command as it came."""
+"""A request about which nothing has to be decided is its own command."""
 
 
 encode: Callable[[AnyCommand], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
@@ -154,7 +154,7 @@ _decoder = msgspec.msgpack.Decoder(AnyCommand, dec_hook=unhook)
 
 
 def decode(command: bytes) -> AnyCommand:
-    """Raises Corrupt for what is no command."""
+    """Raises Corrupt for anything but an encoded command."""
     try:
         found: AnyCommand = _decoder.decode(command)
         return found

@@ -1,6 +1,7 @@
-"""What is known of each row beside its columns: group, policy version, age, tags, and lengths of its ragged columns.
+"""Metadata of rows: group, policy version, age, tags, and the lengths of ragged columns. Samplers choose by it, and
+deliveries contain it.
 
-It is what samplers choose by and deliveries tell. Kept by page, in arrays; group names are the business of `groups`.
+Kept in arrays, by page. The names of groups are in `groups`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ UNFINISHED = 1 << 62
 """The policy version of a row in progress (`unfinished`), which has none yet."""
 
 MAX_TAGS = 256
-"""Tags of a stream, by name: each has a place in every row."""
+"""Distinct tags of a stream. Each takes space in every row."""
 
 Objects = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What an append says about its rows, one entry a row. `tags` and `lengths` by name."""
+    """The metadata of an append, a value for each row. `tags` and `lengths` are by name."""
 
     groups: Sequence[Any] | None
     versions: Index
@@ -40,7 +41,7 @@ class Arrival:
 
 
 class _Sheet:
-    """A page's facts, for the rows that it has room for."""
+    """The metadata of a page."""
 
     __slots__ = ("arrived", "group", "lengths", "room", "tags", "version")
 
@@ -53,7 +54,7 @@ class _Sheet:
         self.lengths: dict[str, Index] = {}
 
     def grow(self, room: int) -> None:
-        """Have room for so many rows."""
+        """Enlarge to `room` rows."""
         self.room = room
         self.group, self.version = grown(self.group, room), grown(self.version, room)
         self.arrived = grown(self.arrived, room)
@@ -61,7 +62,7 @@ class _Sheet:
         self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
 
     def copy(self) -> _Sheet:
-        """The same, of its own; without lengths."""
+        """A copy without lengths."""
         sheet = _Sheet.__new__(_Sheet)
         sheet.room, sheet.lengths = self.room, {}
         sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
@@ -70,7 +71,7 @@ class _Sheet:
 
 
 class Facts:
-    """The facts of all rows of a stream, which lie in the pages of `rows`."""
+    """The metadata of all rows of a stream, which are in the pages of `rows`."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -91,7 +92,7 @@ class Facts:
     def enter(
         self, places: Places, groups: Index, versions: Index, arrived: Any, tags: Mapping[str, Sequence[Any]]
     ) -> None:
-        """New rows, in groups of these numbers, which arrived at this time, or at one each."""
+        """Add rows in groups of these numbers, which arrived at this time, or at one each."""
         arrived = np.broadcast_to(np.asarray(arrived, np.float64), len(groups))
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -115,7 +116,7 @@ class Facts:
         tags: Mapping[str, Sequence[Any]],
         lengths: Mapping[str, Index],
     ) -> None:
-        """As `enter` and `measure`, of one new row of the page."""
+        """As `enter` and `measure`, for a single new row of the page."""
         sheet = self._sheet(page)
         sheet.group[inside], sheet.version[inside], sheet.arrived[inside] = group, version, arrived
         for name, (value,) in tags.items():
@@ -130,20 +131,20 @@ class Facts:
         self.latest = max(self.latest, version) if version < UNFINISHED else self.latest
 
     def set_version(self, place: tuple[Page, int], version: int, arrived: float) -> None:
-        """A row, which was in progress, is of this version, and came just now."""
+        """A row that was in progress has this version now, and arrived just now."""
         sheet = self._sheet(place[0])
         sheet.version[place[1]], sheet.arrived[place[1]] = version, arrived
         self.latest = max(self.latest, version)
 
     def require_room(self, tags: Iterable[str]) -> None:
-        """Raises LimitExceeded where these are too many tags together with those that there are."""
+        """Raises LimitExceeded if the stream would have too many tags."""
         names = self._names.keys() | tags
         if len(names) > MAX_TAGS:
             what = "tags of a stream"
             raise LimitExceeded(f"at most {MAX_TAGS} {what}, by name", what=what, asked=len(names), limit=MAX_TAGS)
 
     def measure(self, places: Places, lengths: Mapping[str, Index]) -> None:
-        """How long the rows' ragged columns are."""
+        """Set the lengths of ragged columns."""
         for name, values in lengths.items():
             for page, inside, chosen in places:
                 sheet = self._sheet(page)
@@ -152,22 +153,23 @@ class Facts:
                 sheet.lengths[name][inside] = values[chosen]
 
     def groups(self, places: Places) -> Index:
-        """The numbers of the rows' groups."""
+        """The numbers of the groups of the rows."""
         found: Index = _gathered(places, (self._sheet(page).group for page, _, _ in places))
         return found
 
     def versions(self, places: Places) -> Index:
-        """The rows' policy versions."""
+        """The policy versions of the rows."""
         found: Index = _gathered(places, (self._sheet(page).version for page, _, _ in places))
         return found
 
     def arrived(self, places: Places) -> npt.NDArray[np.float64]:
-        """When the rows were appended, in seconds of the home's clock."""
+        """When the rows were appended, in seconds of the clock of the stream."""
         found: npt.NDArray[np.float64] = _gathered(places, (self._sheet(page).arrived for page, _, _ in places))
         return found
 
     def tags(self, places: Places, names: Iterable[str] | None = None) -> dict[str, Objects]:
-        """The rows' tags, by name: these, or all. None for a row without; a tag that no row there has is absent."""
+        """The tags of the rows by name: these, or all. None for a row without the tag; a tag that none of the rows
+        has is absent."""
         sheets = [self._sheet(page) for page, _, _ in places]
         known = dict.fromkeys(name for sheet in sheets for name in sheet.tags)
         nothing = np.full(PAGE, None, object)
@@ -178,26 +180,26 @@ class Facts:
         }
 
     def lengths(self, places: Places, column: str) -> Index:
-        """The lengths of these rows in a ragged column; 0 where they were not said."""
+        """The lengths of these rows in a ragged column; 0 if unknown."""
         nothing = np.zeros(PAGE, np.int64)
         found: Index = _gathered(places, (self._sheet(page).lengths.get(column, nothing) for page, _, _ in places))
         return found
 
     def measured(self, places: Places) -> list[str]:
-        """The columns of which lengths were said for some of these rows' pages."""
+        """The columns of which some pages of these rows have lengths."""
         return sorted({name for page, _, _ in places for name in self._sheet(page).lengths})
 
     @property
     def tag_names(self) -> list[str]:
-        """The tags that rows ever had."""
+        """The tags that any row ever had."""
         return list(self._names)
 
     def know_tags(self, names: Iterable[str]) -> None:
-        """Rows had these tags, perhaps none that is there."""
+        """Add tags that rows once had."""
         self._names.update(dict.fromkeys(names))
 
     def in_groups(self, groups: Sequence[int]) -> Index:
-        """The rows, by number, that are there and in one of the groups of these numbers."""
+        """The existing rows in groups of these numbers."""
         found = [
             page.first + np.flatnonzero(np.isin(self._sheet(page).group[: page.count], groups) & page.present)
             for page in self._rows.pages.values()
@@ -205,7 +207,7 @@ class Facts:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def oldest(self) -> float | None:
-        """When the first of the rows that are there arrived; None while there are none."""
+        """When the oldest existing row arrived; None if there is none."""
         arrived = [
             float(self._sheet(page).arrived[: page.count][page.present].min())
             for page in self._rows.pages.values()
@@ -220,7 +222,7 @@ class Facts:
                 del self._sheets[number]
 
     def copy(self, rows: Rows) -> Facts:
-        """The facts now, of a copy of the rows; without lengths."""
+        """A copy without lengths, for a copy of the rows."""
         copied = Facts(rows)
         copied.latest, copied._names = self.latest, dict(self._names)
         copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
@@ -228,7 +230,7 @@ class Facts:
 
 
 def _gathered(places: Places, sheets: Iterable[npt.NDArray[Any]]) -> Any:
-    """Of each row its entry in the array of its page."""
+    """The entry of each row in the array of its page."""
     parts = [values[inside] for values, (_, inside, _) in zip(sheets, places, strict=True)]
     if len(parts) == 1:
         return parts[0]

@@ -1,4 +1,4 @@
-"""A stream's figures, as plain values for people and metrics: what it holds, and how far each task is."""
+"""Statistics of a stream as plain values: what it holds, and the progress of each task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NAME = 256  # characters of their names
 
 
 Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
-"""Who waits: consumers by the number of their task, and the columns they ask for; None for a producer."""
+"""The waiting requests: for a consumer the number of its task and the columns that it asks for; None for a producer."""
 
 
 def figures(home: Home, now: float, waiting: Waiting) -> dict[str, Any]:
-    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock."""
+    """All statistics. `docs/operations.md` explains each. `now` is a time of the clock of the stream."""
     oldest = home.books.facts.oldest()
     return {
         **msgspec.structs.asdict(home.settings),
@@ -62,7 +62,7 @@ def _task(home: Home, task: int, now: float, waiting: Waiting) -> dict[str, Any]
 
 
 def _incomplete(home: Home, task: int, now: float) -> list[dict[str, Any]]:
-    """The groups that the task waits for since longest: those of fewer rows than it asks for as a whole."""
+    """The incomplete groups for which the task has waited longest."""
     size = home.group_sizes.get(task)
     if size is None:
         return []

@@ -1,11 +1,11 @@
-"""The groups of a stream: rows of one prompt. How many rows each has, and how many were dropped.
+"""The groups of a stream: the rows of one prompt. Counts the rows of each group, and those that were dropped.
 
-A group is a text or an integer to users and a number here, which is given to another group when the last row of this
-one is gone. A row without a group has one of its own, with the number -1 - row, of which nothing is kept.
+Users name a group by a text or an integer. Here it is a number, which is reused once the last row of the group is gone.
+A row without a group is in one of its own, with the number -1 - row, of which nothing is stored.
 
-To a task, a group is what it has not done: rows it has acked, or let expire, count no more, and once it has nothing
-left of the group, neither do those that were dropped. So a name that is used again is a group of its own to a task that
-is done with the first. Rows that are dead for a task count as dropped.
+For a task, a group is the rows that it has not done yet: rows that it acked or that expired do not count, and once
+it has no row of the group left, dropped rows do not count either. So a reused name is a new group for a task that is
+done with the old one. Dead letters of a task count as dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Groups:
 
     @property
     def open(self) -> int:
-        """How many groups have rows in the stream."""
+        """How many groups have rows."""
         return len(self._numbers)
 
     def enter(self, groups: Sequence[Any] | None, rows: Index) -> Index:
@@ -55,14 +55,15 @@ class Groups:
         return numbers
 
     def enter_one(self, name: Any) -> int:
-        """As `enter`, of one row that has a group."""
+        """As `enter`, for a single row that has a group."""
         number = self._number(name)
         self._members[number] += 1
         self._left[number] += 1
         return number
 
     def check(self, groups: Sequence[Any], size: int) -> None:
-        """Raises Misuse where new rows would make a group larger than `size`: rows in the stream, and those dropped."""
+        """Raises Misuse if new rows would make a group larger than `size`, counting rows in the stream and dropped
+        ones."""
         for name, more in Counter(groups).items():
             number = self._numbers.get(name)
             there = 0 if number is None else int(self._members[number] + self._dropped[number])
@@ -91,7 +92,7 @@ class Groups:
         return number
 
     def sizes(self, numbers: Index, task: int) -> tuple[Index, Index]:
-        """Of each of these groups, as the task sees it: how many rows it has, and how many were dropped."""
+        """For each of these groups, as the task sees it: its rows, and its dropped rows."""
         own = numbers < 0
         shared = np.where(own, 0, numbers)
         dead = self._dead[task, shared]
@@ -100,24 +101,24 @@ class Groups:
         return np.where(own, 1, members), np.where(own, 0, dropped)
 
     def done(self, task: int, numbers: Index) -> None:
-        """A row of each of these groups, not dropped, was acked by the task, or has expired for it."""
+        """The task acked a row of each of these groups, or the row expired for it. The rows are not dropped."""
         numbers = numbers[numbers >= 0]
         np.add.at(self._done[task], numbers, 1)
         self._pass(task, numbers)
 
     def _pass(self, task: int, numbers: Index) -> None:
-        """Where the task has nothing left of these groups, what was dropped of them is past."""
+        """Once the task has no row of a group left, its dropped rows do not count any more."""
         left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
         over = numbers[left == 0]
         self._past[task, over] = self._dropped[over]
 
     def dead(self, task: int, numbers: Index) -> None:
-        """A row of each of these groups, not dropped, is dead for the task."""
+        """A row of each of these groups is a dead letter of the task. The rows are not dropped."""
         np.add.at(self._dead[task], numbers[numbers >= 0], 1)
 
     def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:
-        """A row of each of these groups is dropped, which tasks were done with or which was dead for them; both are
-        [tasks, rows]."""
+        """A row of each of these groups is dropped. `done`, `dead`: the tasks that were done with it, or for which
+        it is dead; [tasks, rows]."""
         named = numbers >= 0
         np.add.at(self._members, numbers[named], -1)
         np.add.at(self._dropped, numbers[named], 1)
@@ -129,7 +130,7 @@ class Groups:
             self._pass(task, numbers[named])
 
     def gone(self, numbers: Index, dropped: Flags) -> None:
-        """A row of each of these groups is gone: dropped, or done by all tasks."""
+        """A row of each of these groups is removed: it was dropped, or done by all tasks."""
         dropped, numbers = dropped[numbers >= 0], numbers[numbers >= 0]
         finished = numbers[~dropped]
         np.add.at(self._members, finished, -1)
@@ -138,7 +139,8 @@ class Groups:
         self._leave(numbers)
 
     def lose(self, numbers: Index, done: Flags, dead: Flags) -> None:
-        """A row of each of these groups is gone, as if it had never come; `done` and `dead` as for `drop`."""
+        """A row of each of these groups is removed as if it had never been appended; `done` and `dead` as for
+        `drop`."""
         named = numbers >= 0
         np.add.at(self._members, numbers[named], -1)
         for counts, flags in ((self._done, done), (self._dead, dead)):
@@ -154,11 +156,11 @@ class Groups:
             self._dropped[number] = self._past[:, number] = 0
 
     def number(self, name: Any) -> int | None:
-        """The number of the group of this name, None where no row of it is there."""
+        """The number of this group; None if it has no rows."""
         return self._numbers.get(name)
 
     def put_back(self, groups: Sequence[Any], rows: Index, dropped: Iterable[tuple[Any, Sequence[int]]]) -> Index:
-        """As `enter`, where None stands for a row's own group; `dropped` as the method of this name gives it."""
+        """As `enter`, with None for a row without a group; `dropped` as the method of this name returns it."""
         numbers = -1 - rows
         named = [at for at, name in enumerate(groups) if name is not None]
         if named:
@@ -171,15 +173,16 @@ class Groups:
         return numbers
 
     def dropped(self, numbers: Index) -> list[tuple[Any, list[int]]]:
-        """Which of these groups had rows dropped, and how many of them count to each task."""
+        """Those of these groups that have dropped rows, and how many of them count for each task."""
         named = np.unique(numbers[numbers >= 0])
         named = named[self._dropped[named] > 0]
         counts = (self._dropped[named] - self._past[:, named]).T
         return list(zip(self.names(named), counts.tolist(), strict=True))
 
     def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
-        """Of rows of these groups: which of the groups that are listed each is in, -1 for its own; the groups, in the
-        order of their first rows; and of those that had rows dropped, how many of them count to each task."""
+        """For rows of these groups: the position of the group of each in the list that follows, -1 for none; the
+        groups, in the order of their first rows; and for groups with dropped rows, how many of those count for each
+        task."""
         found, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         named = np.flatnonzero(found >= 0)
         listed = named[np.argsort(first[named], kind="stable")]
@@ -199,7 +202,8 @@ class Groups:
         done: Flags,
         dead: Flags,
     ) -> Index:
-        """The groups of these rows from what `state` gave; their numbers. `done` and `dead` are [tasks, rows]."""
+        """Restore the groups of these rows from what `state` returned; their numbers. `done` and `dead` are [tasks,
+        rows]."""
         for name in names:
             self._number(name)
         numbers = np.where(which < 0, -1 - rows, which)
@@ -216,11 +220,11 @@ class Groups:
         return numbers
 
     def names(self, numbers: Index) -> list[Any]:
-        """What users call these groups; None for a row's own."""
+        """The names of these groups; None for a row without one."""
         return list(map(self._names.get, numbers.tolist()))
 
     def copy(self) -> Groups:
-        """The names and drops now."""
+        """A copy of the names and of the counts of dropped rows."""
         copied = Groups(0)
         copied._names, copied._dropped, copied._past = dict(self._names), self._dropped.copy(), self._past.copy()
         return copied

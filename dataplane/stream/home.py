@@ -1,13 +1,13 @@
-"""The rows of a stream, their leases and limits, as the state machine of its partition keeps them (`machine`).
+"""The rows of a stream with their leases and limits, as the state machine of its partition keeps them (`machine`).
 
-The home puts `admission`, the `books` and the `leases` together. It decides and remembers; it does no I/O, reads no
-clock, and knows clients as names.
+`Home` combines `admission`, the `books` and the `leases`. It does no I/O, reads no clock, and knows clients by name
+only.
 
-What becomes of rows is decided as a command (`commands`), and applied by `do` once that is committed; rows that one is
-about stay leased meanwhile, so that nobody else is given them. It removes no dropped row before `tick`.
+Changes of rows are decided as commands (`commands`) and applied by `do` once they are committed. Until then the rows of
+a command stay leased, so that nobody else is given them. Dropped rows are removed by `tick` only.
 
-What always holds: each row is delivered to each task at least once, and acknowledged once; rows are offered in the
-order of their numbers; a limit is never passed by what is appended.
+Invariants: each row is delivered to each task at least once and acknowledged once; rows are offered in ascending
+order; no append exceeds a limit.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from dataplane.stream.settings import MAX_TASKS, Settings
 Index = npt.NDArray[np.int64]
 
 LostRow = tuple[str, str | int | None, int, int]
-"""The key, group and policy version of a lost row, and which tasks had acked it: bit t for task t."""
+"""Key, group and policy version of a lost row, and the tasks that had acked it (bit t for task t)."""
 _HOLDERS = 64  # clients that an error names
 _LEASE_OVER = "the lease ran out before they were acked"
 _CLIENT_GONE = "the process that had them ended or disconnected"
 
 MAX_LOST = 1 << 16
-"""Lost rows of a stream that are remembered, the last ones."""
+"""Lost rows of a stream that are remembered, the latest ones."""
 
 
 @dataclass(slots=True, eq=False)
 class _Replaced:
-    """Patches, by number, that were replaced: they stay until nobody has a grant of rows with them. `readers`: grants,
-    as far as the leader knows. `over`: it is decided that they go."""
+    """Replaced patches, by number. They stay until no grant has rows with them. `readers`: the grants that may, as
+    far as the leader knows. `over`: their removal is decided."""
 
     patches: Index
     readers: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class _Replaced:
 
 
 class Home:
-    """The home of one stream. To be used from one event loop alone."""
+    """The rows of one stream. Not thread-safe: used from one event loop."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Home:
         released: Callable[[list[Patch]], None] = lambda _: None,
         mark: str = "",
     ) -> None:
-        """`released(patches)` is told whose bytes nobody needs any more. `mark` is what the keys of rows that have none
-        begin with."""
+        """`released(patches)` is called with patches that no row needs any more. `mark`: the prefix of generated
+        keys."""
         self.settings: Settings = settings
         self.changes = 0
         self.closed = False
@@ -91,12 +91,12 @@ class Home:
             self.loose.append(rows)
 
     def configure(self, settings: Settings) -> None:
-        """Other limits, or another number of deliveries."""
+        """Change limits or the number of deliveries."""
         self.settings = self.books.settings = settings
         self.admission.configure(settings)
 
     def forget_leases(self, first: int, *, leading: bool) -> None:
-        """Nobody holds anything, waits, or was admitted; the next grant has the number `first`."""
+        """Forget all leases and permits. The next grant has the number `first`."""
         books = self.books
         books.progress.unlease(books.rows.places(books.rows.all()))
         books.unfinished.forget_leases()
@@ -113,27 +113,27 @@ class Home:
 
     @property
     def kept(self) -> list[Index]:
-        """The patches, by number, that were replaced and may be read."""
+        """The patches, by number, that were replaced and may still be read."""
         return [each.patches for each in self._replaced]
 
     def keep(self, patches: Index) -> None:
-        """These patches were replaced, and may be read."""
+        """Keep these replaced patches, which may still be read."""
         self._replaced.append(_Replaced(patches))
 
     def unkeep(self, patches: Index) -> None:
-        """Nobody reads these patches any more."""
+        """Free these replaced patches: nobody reads them any more."""
         same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
         if same:
             self._replaced.remove(next((each for each in same if each.over), same[0]))
             self.books.unkept(patches)
 
     def forget_kept(self) -> None:
-        """All of that goes with the rows."""
+        """Forget all replaced patches."""
         self._replaced.clear()
 
     @property
     def unread(self) -> bool:
-        """Whether something that was replaced is read by nobody, and it was not decided that it goes."""
+        """Whether some replaced patches have no reader left and their removal is not decided yet."""
         return any(not each.over and not self._read(each) for each in self._replaced)
 
     def _read(self, replaced: _Replaced) -> bool:
@@ -143,7 +143,7 @@ class Home:
         self.commands.append(command)
 
     def do(self, command: Settle | Drop | Remove | Unkeep) -> None:
-        """Apply a command about rows that are there."""
+        """Apply a command about existing rows."""
         if isinstance(command, Drop):
             self.books.drop_rows(command.rows)
         elif isinstance(command, Remove):
@@ -156,13 +156,13 @@ class Home:
             self.books.settle(command.task, command.rows, command.state)
 
     def expire(self, task: int, rows: Index) -> None:
-        """A sampler gives these rows, which are ready, to nobody."""
+        """Expire ready rows for a task, as its sampler decided."""
         if len(rows):
             self.books.progress.reserve(task, self.books.rows.places(rows))
             self._decide(Settle(task=task, rows=rows, state=EXPIRED))
 
     def _sweep(self) -> None:
-        """Dropped rows that nobody holds any more go."""
+        """Decide the removal of dropped rows that nobody holds any more."""
         if self.loose:
             rows = np.unique(np.concatenate(self.loose))
             self.loose.clear()
@@ -178,7 +178,7 @@ class Home:
     # arriving
 
     def admit(self, entry: Entry) -> int:
-        """A ticket for an append. Raises Backpressure where a limit is in the way now, Closed, LimitExceeded."""
+        """A permit for an append. Raises Backpressure if a limit is exceeded now, Closed, LimitExceeded."""
         self.check_open()
         ticket = self.admission.admit(entry)
         if ticket is None:
@@ -186,7 +186,7 @@ class Home:
         return ticket
 
     def refusal(self, entry: Entry) -> Backpressure:
-        """What is said to who is not let in: the limit that is in the way, and the tasks that the stream waits for."""
+        """The error of a refused append: the limit that is exceeded, and the tasks that are behind."""
         why, holders = self._why(entry), tuple(self._holders())
         return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
 
@@ -200,7 +200,7 @@ class Home:
         return f"{why}; it waits for {', '.join(behind)}" if behind else why
 
     def _holders(self) -> Iterator[dict[str, Any]]:
-        """Who holds what is in the stream, or is coming."""
+        """Who holds the rows of the stream, and who has permits."""
         behind = [(name, "not consumed") for name in self.books.behind()]
         for name, how in behind or [(name, "dead letters") for name in self.books.dead_letters()]:
             yield {"holder": f"task {name!r}", "bytes": self.books.nbytes, "how": how}
@@ -210,10 +210,10 @@ class Home:
     def append(
         self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
     ) -> tuple[int, bool]:
-        """Rows that were admitted come. The number of the first, and whether they are new: the very same append, made
-        again with the same digest, is answered as it was, and its columns are not wanted.
+        """Append admitted rows. Returns the number of the first, and whether they are new: the same append, repeated
+        with the same digest, gets the first answer, and its columns are not needed.
 
-        Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded, Closed.
+        Raises Misuse for an existing key, SchemaMismatch, LimitExceeded, Closed.
         """
         self.check_open()
         said = self.books.keys.retried(keys, digest) if keys else None
@@ -224,10 +224,9 @@ class Home:
         return first, True
 
     def replaces(self, rows: Index, ref: BatchRef, holds: Index | None) -> bool:
-        """Whether these columns take the place of what a holder before brought, who has not acked. `holds`: under which
-        numbers the rows were delivered to who brings them. Raises LeaseExpired for rows that were delivered to who
-        brings them, and have gone to others since, or are gone; Misuse for other rows that are not there, or one named
-        twice."""
+        """Whether these columns replace those of an earlier holder who has not acked. `holds`: the delivery number
+        of each row. Raises LeaseExpired for rows that were delivered to this producer and are now held by others or
+        gone, Misuse for other rows that do not exist or are named twice."""
         self._require(rows, ref, holds)
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         again = [hold > 0 and self._extends_again(rows[holds == hold], int(hold), ref.columns) for hold in under]
@@ -243,8 +242,8 @@ class Home:
         holds: Index | None,
         spares: Sequence[bytes],
     ) -> None:
-        """More columns for these rows, which the nodes `spares` have too; it was decided whether they `replace` others.
-        Raises as `replaces`, Misuse for a column that is there, SchemaMismatch, LimitExceeded."""
+        """Add columns to these rows; the nodes `spares` have copies. `replace` was decided before. Raises as
+        `replaces`, Misuse for an existing column, SchemaMismatch, LimitExceeded."""
         self._require(rows, ref, holds)  # what was true when it was decided may be so no more
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         readers = self.leases.holding(rows) if replace else set()
@@ -260,8 +259,8 @@ class Home:
         self.changes += 1
 
     def _require(self, rows: Index, ref: BatchRef, holds: Index | None) -> None:
-        """Raises LeaseExpired where rows are gone that were delivered to who names them, Misuse for others that are not
-        there, for one named twice, and for more or fewer than the reference has."""
+        """Raises LeaseExpired if rows that were delivered to this producer are gone; Misuse for other rows that do
+        not exist, for a row named twice, and if the reference has another number of rows."""
         if len(rows) != len(ref):
             raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
         self._require_there(rows, holds)
@@ -282,8 +281,8 @@ class Home:
         )
 
     def _extends_again(self, rows: Index, hold: int, columns: Sequence[str]) -> bool:
-        """Whether all that these rows, delivered under this number, have of these columns was brought by who held them
-        before for the same task. Raises LeaseExpired where they are not the holder's any more."""
+        """Whether all that these rows, delivered under this number, have of these columns was brought by earlier
+        holders of the same task. Raises LeaseExpired if the rows are not this holder's any more."""
         number, task = divmod(hold, MAX_TASKS)
         grant, books = self.leases.live(number), self.books
         under = np.concatenate([books.rows.holds(rows, name) for name in columns])
@@ -301,15 +300,15 @@ class Home:
         return bool(((others >= 0) & (others % MAX_TASKS == task) & ((others != hold) | grant.shared)).all())
 
     def check_open(self) -> None:
-        """Raises Closed where nothing is appended any more."""
+        """Raises Closed if the stream is closed."""
         if self.closed:
             raise Closed("the stream is closed: nothing is appended any more")
 
     # delivering
 
     def consume(self, demand: Demand, now: float) -> Grant | None:
-        """A grant for the demand; None where there are too few rows for it now. Raises Misuse, what its sampler raises;
-        Closed where nothing will ever come for its task again."""
+        """A grant for the demand; None if too few rows are ready. Raises Misuse, the errors of the sampler, and
+        Closed if no row will ever be ready for the task again."""
         size = getattr(demand.sampler, "group_size", None)
         if size is not None:
             self.group_sizes[demand.task] = size
@@ -324,8 +323,8 @@ class Home:
         return grant
 
     def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> Grant | None:
-        """A grant of the rows that the demand has chosen itself, as far as they are ready still; None where too few
-        are. Those in `expired` are never to be delivered to its task. Raises Misuse."""
+        """A grant of the rows that the demand chose itself, as far as they are still ready; None if too few are.
+        Rows in `expired` expire for the task. Raises Misuse."""
         grant, still_ready = self.waiting(demand), self.books.progress.still_ready
         if grant is None:
             self.expire(demand.task, still_ready(demand.task, demand.needed, expired))
@@ -338,8 +337,8 @@ class Home:
         return grant
 
     def waiting(self, demand: Demand) -> Grant | None:
-        """What other replicas of the member were granted, and this one has to be. Raises Misuse where it asks for other
-        columns."""
+        """The grant that other replicas of the member have and this one is to be given. Raises Misuse if it asks for
+        other columns."""
         grant = self.leases.waiting(demand.task, demand.who)
         if grant is not None and grant.columns != demand.columns:
             raise Misuse(
@@ -349,7 +348,7 @@ class Home:
         return grant
 
     def lose_rows(self, rows: Index) -> None:
-        """Something of these rows is gone: they go, and are told of as lost."""
+        """Some columns of these rows are lost: remove the rows and report them as lost."""
         if len(rows):
             for number in self.leases.holding(rows):
                 grant = self.leases.live(number)
@@ -371,7 +370,7 @@ class Home:
             del self.lost[row]
 
     def take_lost(self, most: int) -> list[LostRow]:
-        """Rows that were lost, each told once."""
+        """Lost rows, each reported once."""
         return [self.lost.pop(row) for row in list(self.lost)[:most]]
 
     def _unkeep(self) -> None:
@@ -390,14 +389,14 @@ class Home:
         return grant.number * MAX_TASKS + grant.task
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> None:
-        """The holder is done with the rows of a grant. Raises LeaseExpired."""
+        """Acknowledge the rows of a grant. Raises LeaseExpired."""
         grant = self.leases.ack(number, client, replica)
         if grant is not None:
             self._decide(Settle(task=grant.task, rows=grant.rows, state=ACKED))
         self.changes += 1
 
     def nack(self, number: int, client: Hashable, replica: int | None, *, seen: bool = True, reason: str = "") -> None:
-        """The holder gives the rows of a grant back; if nobody has `seen` them, that was no delivery. Raises
+        """Give back the rows of a grant. Unless they were `seen`, this does not count as a delivery. Raises
         LeaseExpired."""
         grant = self.leases.find(number, client, replica)
         if seen:
@@ -408,7 +407,7 @@ class Home:
         self.changes += 1
 
     def tick(self, now: float) -> None:
-        """Time has passed, or something has changed: end the leases that are over, and see what may go."""
+        """Time has passed or something has changed: end expired leases, and decide what can be removed."""
         for grant in self.leases.ended(now):
             state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)
             self._decide(Settle(task=grant.task, rows=grant.rows, state=state, reason=reason))
@@ -416,11 +415,11 @@ class Home:
         self._unkeep()
 
     def next_tick(self) -> float | None:
-        """When `tick` is due by the leases; None while there is none."""
+        """When the next lease may expire; None if there is none."""
         return self.leases.next_end()
 
     def leave(self, client: str) -> None:
-        """The client has gone: what it held goes to others."""
+        """A client has gone: others are given what it held."""
         self.admission.leave(client)
         self.books.unfinished.leave(client)
         for grant in self.leases.left(client):
@@ -438,19 +437,19 @@ class Home:
         now: float,
         spares: Sequence[bytes] = (),
     ) -> bool:
-        """A piece of a row in progress, as for `Books.grow`."""
+        """Add a piece to a row in progress; see `Books.grow`."""
         new = self.books.grow(row, piece, ref, lengths, spares, now)
         self.changes += 1
         return new
 
     def take_up(self, row: int, token: int, client: str, lease_s: float, now: float) -> Listed:
-        """Who has this token brings the row from now on. Raises LeaseExpired."""
+        """Make the holder of this token the producer of the row. Raises LeaseExpired."""
         self.books.unfinished.take(row, token, client, lease_s, now)
         listed = self.books.listed(np.array([row]), now)[0]
         return msgspec.structs.replace(listed, columns=self.books.unfinished.columns(row).encode())
 
     def give_up(self, row: int, token: int) -> None:
-        """Who brings the row drops it. Raises LeaseExpired."""
+        """Drop the row, by its producer. Raises LeaseExpired."""
         if token not in self.books.unfinished.ended:
             self.books.unfinished.require(row, token)
             self.books.unfinished.end(row)
@@ -458,30 +457,29 @@ class Home:
             self.changes += 1
 
     def unfinished(self, most: int, now: float) -> list[Listed]:
-        """The rows in progress that began first."""
+        """The rows in progress, the oldest first."""
         rows = sorted(self.books.unfinished.begun)[: max(0, most)]
         return self.books.listed(np.array(rows, np.int64), now)
 
     # the end
 
     def close(self) -> None:
-        """Nothing is appended from now on; consumers go on until all is done."""
+        """Close the stream: nothing is appended any more; consumers go on until all is done."""
         self.closed = True
         self.books.look_again()
         self.changes += 1
 
     def end(self) -> None:
-        """The stream is no more. Nothing here refers to itself afterwards: all of it goes at once, and not when garbage
-        is looked for."""
+        """The stream is dropped. Breaks all reference cycles, so that its memory is freed at once."""
         self.books.end()
         self.admission.end()
 
     def drained(self, task: int) -> bool:
-        """Whether nothing will ever come for this task again."""
+        """Whether no row will ever be ready for this task again."""
         return self.closed and not self.books.progress.left[task]
 
     def check_drained(self, task: int) -> None:
-        """Raises Closed where nothing will ever come for this task again."""
+        """Raises Closed if no row will ever be ready for this task again."""
         if self.drained(task):
             raise self._done_with(task)
 

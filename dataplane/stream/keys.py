@@ -1,11 +1,10 @@
-"""The keys of a stream's rows: those that users gave, and those that stand for the others.
+"""The keys of the rows of a stream: given by users, or generated.
 
-A row that was appended without a key is called by its number after a mark of its stream, `~3f9a.17`, so that the key of
-another stream's row is none of this one's; such names cost nothing until somebody asks. Keys that users give are texts
-that do not begin with `~`, each once among the rows that are there: it is free again when its row is gone.
+The key of a row that was appended without one is its number after a prefix of the stream, as in `~3f9a.17`, so that no
+two streams generate the same key. Generated keys cost nothing until somebody asks for them. Keys of users do not begin
+with `~` and are unique among the rows that exist; a key is free again once its row is gone.
 
-An append that is made again, because its answer was lost, has the keys and the digest of the first: it is taken for the
-same, as long as all its rows are there.
+A repeated append is recognised by the keys and the digest of the first one, as long as all of its rows exist.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _UNNAMED = "~"
 
 
 def unnamed(mark: str, rows: Iterable[int]) -> list[str]:
-    """The keys that are made for rows without one; they begin with the stream's mark."""
+    """The generated keys of rows, with the prefix of the stream."""
     return list(map(f"{_UNNAMED}{mark}.{{}}".format, rows))
 
 
 class Keys:
-    """Which key each row has, and which row each key."""
+    """The key of each row, and the row of each key."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -38,7 +37,7 @@ class Keys:
         self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raises Misuse where these can not be the keys of new rows."""
+        """Raises Misuse if these cannot be the keys of new rows."""
         if len(set(keys)) != len(keys):
             twice = next(key for i, key in enumerate(keys) if key in keys[:i])
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
@@ -51,7 +50,7 @@ class Keys:
             raise Misuse(f"a key does not begin with {_UNNAMED!r}: that is how rows without one are called")
 
     def known(self, key: str, digest: bytes) -> int | None:
-        """The first row of the append that had this as its first key and this digest, or None."""
+        """The first row of the append with this first key and this digest; None if there is none."""
         said = self._calls.get(key)
         if said is None or said[2] != digest:
             return None
@@ -59,14 +58,14 @@ class Keys:
         return first if all(row in self._keys for row in range(first, first + count)) else None
 
     def retried(self, keys: Sequence[str], digest: bytes) -> int | None:
-        """The first row of the append that this is again, or None."""
+        """The first row of the append that this one repeats; None if it repeats none."""
         first = self.known(keys[0], digest) if keys else None
         if first is None or self._calls[keys[0]][1] != len(keys):
             return None
         return first if all(self._rows.get(key) == row for row, key in enumerate(keys, first)) else None
 
     def add(self, keys: Sequence[str], first: int, digest: bytes) -> None:
-        """The keys of new rows, which have been checked; none: they are called by their numbers."""
+        """Add the checked keys of new rows; empty: they have generated keys."""
         if keys:
             numbers = range(first, first + len(keys))
             self._rows.update(zip(keys, numbers, strict=True))
@@ -74,7 +73,7 @@ class Keys:
             self._calls[keys[0]] = (first, len(keys), digest)
 
     def remove(self, rows: Index) -> None:
-        """These rows are gone."""
+        """Forget the keys of rows that are gone."""
         if self._keys:
             gone = [key for key in map(self._keys.pop, rows.tolist(), repeat("")) if key]
             for key in gone:
@@ -82,12 +81,12 @@ class Keys:
                 self._calls.pop(key, None)
 
     def has(self, key: str) -> bool:
-        """Whether a row has this key, given by a user."""
+        """Whether a row has this key of a user."""
         return key in self._rows
 
     @property
     def given(self) -> bool:
-        """Whether any row has a key that a user gave."""
+        """Whether any row has a key of a user."""
         return bool(self._keys)
 
     def names(self, rows: Index) -> list[str]:
@@ -99,7 +98,7 @@ class Keys:
         return [key or other for key, other in zip(map(self._keys.get, numbers), made, strict=True)]
 
     def numbers(self, keys: Sequence[str]) -> Index:
-        """The rows of these keys; a number for one that was appended without. Raises Misuse for what is no key."""
+        """The rows of these keys. Raises Misuse for an unknown key."""
         found = self.known_rows(keys)
         if (found < 0).any():
             key = keys[int(np.flatnonzero(found < 0)[0])]
@@ -107,7 +106,7 @@ class Keys:
         return found
 
     def known_rows(self, keys: Sequence[str]) -> Index:
-        """As `numbers`, with -1 for what is no key here."""
+        """As `numbers`, with -1 for an unknown key."""
         found = [row if (row := self._rows.get(key)) is not None else self._unnamed(key) for key in keys]
         return np.array(found, np.int64)
 
@@ -121,7 +120,7 @@ class Keys:
     # a copy, and from one
 
     def copy(self) -> Keys:
-        """The keys now."""
+        """A copy."""
         copied = Keys(self.mark)
         copied._rows, copied._keys, copied._calls = dict(self._rows), dict(self._keys), dict(self._calls)
         return copied
@@ -131,11 +130,11 @@ class Keys:
         return [self._keys.get(row, "") for row in rows.tolist()]
 
     def calls(self, rows: Index) -> list[tuple[str, int, int, bytes]]:
-        """The appends whose first row is one of these: its key, its number, how many rows, its digest."""
+        """The appends that begin with one of these rows: first key, first row, number of rows, digest."""
         return [(key, *self._calls[key]) for key in self.named(rows) if key in self._calls]
 
     def state(self, rows: Index) -> tuple[Index, list[str], list[tuple[str, int, int, bytes]]]:
-        """Which of these rows users gave keys, as positions; these keys; and the appends that they came by."""
+        """The positions of the rows with keys of users, these keys, and the appends that brought them."""
         if not self._keys:
             return np.empty(0, np.int64), [], []
         named = self.named(rows)
@@ -143,7 +142,7 @@ class Keys:
         return keyed, [key for key in named if key], self.calls(rows)
 
     def put_back(self, keys: Sequence[str], rows: Index, calls: Iterable[tuple[str, int, int, bytes]]) -> None:
-        """Rows have these keys, which have been checked (empty: none), and came by these appends."""
+        """Restore checked keys of rows (empty: none), and the appends that brought them."""
         given = {row: key for row, key in zip(rows.tolist(), keys, strict=True) if key}
         self._keys.update(given)
         self._rows.update((key, row) for row, key in given.items())

@@ -1,11 +1,11 @@
-"""What the leader of a stream's partition makes of requests: commands, or answers.
+"""The leader of a partition of a stream: turns requests into commands or answers.
 
-Beside the replicated state it has what is its own: leases, who was admitted, what samplers chose, which commands are on
-their way. All of that goes by `forget`.
+Beside the replicated state, the leader has state of its own: leases, permits, choices of samplers, commands in flight.
+`forget` drops it.
 
-What always holds: rows that a command in flight is about are given to nobody. A grant's number begins with the term, so
-that one of an earlier leader is no grant: `LeaseExpired`. Time is the partition's: it goes on with a leader's clock
-from where the last command left it, so that a row is never taken for older than it is.
+Invariants: rows of a command in flight are given to nobody. The number of a grant begins with the term, so a grant
+of an earlier leader is unknown (`LeaseExpired`). Time is that of the partition: the leader's clock continues from
+the time of the last command, so that a row never looks older than it is.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Leader(Replicated):
         self._in_vain: dict[bytes, int] = {}  # requests for which there was nothing, at which change
 
     def by_its_clock(self, now: float) -> float:
-        """The moment `now` of this leader's clock, by the partition's."""
+        """The moment `now` of this leader's clock, in the partition's time."""
         return now + self._ahead_s
 
     def _lead(self, term: int, now: float) -> None:
-        """The first decision of a term: all earlier commands are applied."""
+        """The first decision of a term. All earlier commands are applied."""
         self._forget()
         self.home.forget_leases(term * _TERM + 1, leading=True)
         self._term, self.snapshots = term, Snapshots(term)
@@ -87,7 +87,7 @@ class Leader(Replicated):
         )
 
     def pending(self) -> Waiting:
-        """Who waits at the driver."""
+        """The requests that wait at the driver."""
         found: list[tuple[int | None, tuple[str, ...]]] = []
         for asked in self._waiting():
             if isinstance(asked, r.Consume | r.Look):
@@ -98,7 +98,7 @@ class Leader(Replicated):
 
     @property
     def holding(self) -> set[str]:
-        """The clients that hold leases, tickets or snapshots."""
+        """The clients that have leases, permits or snapshots."""
         home = self.home
         found = {str(client) for grant in home.leases for client in grant.held_by.values()}
         found |= home.books.unfinished.clients
@@ -106,14 +106,14 @@ class Leader(Replicated):
 
     @property
     def changes(self) -> int:
-        """Goes up whenever rows may have become ready, from one leader to the next too."""
+        """Grows whenever rows may have become ready, across leaders too."""
         return self._term * _TERM + self.home.changes
 
     # Deciding
 
     def _known(self, asked: r.AnyRequest) -> bytes | None:
-        """The result of a request that was done before. Raises Rejected for one whose result is not kept, and for
-        appends that came together of which some were done."""
+        """The result of a request that was executed before. Raises Rejected if it is not kept any more, and for
+        merged appends of which some were executed alone."""
         if isinstance(asked, r.Append) and asked.parts:
             return self.known_parts(asked.parts)
         if not asked.sequence:
@@ -167,7 +167,7 @@ class Leader(Replicated):
         )
 
     def entry_of(self, asked: r.Append | r.Admit) -> Entry:
-        """What a request asks leave for."""
+        """The rows and bytes that a request asks to append."""
         if isinstance(asked, r.Admit):
             return Entry(asked.client, asked.rows, asked.nbytes, asked.version)
         version = int(asked.versions.max(initial=0))
@@ -262,8 +262,8 @@ class Leader(Replicated):
         )
 
     def _settled(self, act: Callable[[], None]) -> c.Command:
-        """The command that an ack or a nack makes; one that does nothing where others have to ack too, or where this
-        was done before and may be on its way."""
+        """The command of an ack or nack. It does nothing if other replicas have to ack too, or if this was decided
+        before and may be in flight."""
         gathered, self.home.commands = self.home.commands, []
         try:
             act()
@@ -311,7 +311,7 @@ class Leader(Replicated):
 
 
 def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
-    """Of a request of which nothing is to be decided, the command."""
+    """For a request about which nothing has to be decided: it is the command."""
     return asked
 
 

@@ -1,18 +1,17 @@
-"""Leases: who holds which rows of a task, until when.
+"""Leases: which client holds which rows of a task, and until when.
 
-A grant is the rows of one delivery. It belongs to a member of the task, or to nobody in particular, and is held by
-a client. Ranks that must see the same rows name the same member and different replicas: each replica is granted what
-the member's log says, in its order, once. A replica that comes back from another client has been restarted, and is
-granted again what it has not acked.
+A grant is the rows of one delivery, held by a client. Ranks that must see the same rows name the same member and
+different replicas: each replica is given the grants of the member's log in order, each once. A replica that comes back
+as another client was restarted, and is given again what it has not acked.
 
-A grant ends by being acked, nacked, or not renewed in time, or when its holder goes. For replicas the ack counts when
-all of them have acked: as many as were announced or, where that was not said, two or more and all that the member was
-ever seen to have; a lease that runs out once those who hold it have acked counts as acked too. A holder that goes does
-not end a grant of replicas: it may be restarting.
+A grant ends when it is acked, nacked or not renewed in time, or when its holder goes. A grant of replicas is acked once
+all have acked: as many as were announced or, if that is unknown, at least two and all that the member was ever seen to
+have; if its lease runs out after all its holders have acked, it is acked too. It does not end when a holder goes, which
+may be restarting.
 
-What always holds: a row is in one grant of its task at a time; a grant ends once; whoever comes later with it is told
-`LeaseExpired`, but for who acks again what it has acked, its answer having been lost; of members that hold nothing the
-last `_MEMBERS` are remembered. No clock is read here.
+Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
+`LeaseExpired`, except for a repeated ack whose answer was lost. Of members that hold nothing the latest `_MEMBERS`
+are remembered. No clock is read here.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _TRIED = 8  # of them, looked at for one to forget
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks: a client, and as which replica of which member. `replicas` is how many there are, 0 if unsaid. `after`:
-    the last grant that the replica has received, 0 for none; None: each that it was handed was received."""
+    """The requester: a client and, for ranks, its member and replica. `replicas`: how many there are, 0 if unknown.
+    `after`: the last grant that the replica has received, 0 for none; None: it received every grant it was given."""
 
     client: Hashable
     member: str = ""
@@ -57,7 +56,7 @@ class Who:
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """Rows of a task, held until `expires`, in seconds of the home's clock."""
+    """Rows of a task, held until `expires`, in seconds of the clock of the stream."""
 
     number: int
     task: int
@@ -76,7 +75,7 @@ class Grant:
         return self.who.replica is not None
 
     def done(self, replicas: set[int]) -> bool:
-        """Whether everybody has acked who is known to have to: the member has had these replicas."""
+        """Whether all that have to ack have done so. `replicas`: those that the member has had."""
         if not self.shared:
             return bool(self.acked)
         if self.who.replicas:
@@ -85,8 +84,8 @@ class Grant:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether all have acked who were announced or, where that was not said, who were seen; when the lease ends,
-        there was nobody else."""
+        """Whether all announced replicas have acked or, if their number is unknown, all that were seen. Asked when
+        the lease ends."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
@@ -112,7 +111,7 @@ class Leases:
         return iter(list(self._grants.values()))
 
     def waiting(self, task: int, who: Who) -> Grant | None:
-        """What the member was granted and this replica has not yet got, or not acked before it was restarted."""
+        """The first grant of the member that this replica has not received, or not acked before it was restarted."""
         if who.replica is None:
             return None
         for grant in self._logs.get((task, who.member), ()):
@@ -122,7 +121,7 @@ class Leases:
         return None
 
     def give(self, task: int, rows: Index, columns: tuple[str, ...], who: Who, lease_s: float, now: float) -> Grant:
-        """A new grant of these rows, which are in none."""
+        """A new grant of these rows, which are in no other."""
         grant = Grant(next(self._numbers), task, rows, columns, who, lease_s, now + lease_s)
         self._grants[grant.number] = grant
         heapq.heappush(self._expiring, (grant.expires, grant.number))
@@ -131,7 +130,7 @@ class Leases:
         return grant
 
     def hand(self, grant: Grant, who: Who, now: float) -> None:
-        """The grant goes to this client, as this replica."""
+        """Give the grant to this client and replica."""
         grant.held_by[who.replica] = who.client
         if who.replica is not None:
             key = (grant.task, who.member)
@@ -142,7 +141,7 @@ class Leases:
         grant.expires = max(grant.expires, now + grant.lease_s)
 
     def _forget_members(self) -> None:
-        """Of members that hold nothing, forget those that were given something the longest ago."""
+        """Forget those members that hold nothing and have received nothing for longest."""
         for _ in range(_TRIED):
             if len(self._replicas) <= _MEMBERS:
                 return
@@ -152,11 +151,11 @@ class Leases:
                 self._replicas[key] = replicas
 
     def live(self, number: int) -> Grant | None:
-        """The grant of this number, None where it has ended."""
+        """The grant of this number; None if it has ended."""
         return self._grants.get(number)
 
     def lost(self, number: int) -> bool:
-        """Whether the grant of this number ended without being acked, as far as is remembered."""
+        """Whether the grant ended without being acked, as far as is remembered."""
         return number in self._lost
 
     def holding(self, rows: Index) -> set[int]:
@@ -164,7 +163,7 @@ class Leases:
         return {number for number, grant in self._grants.items() if np.isin(grant.rows, rows).any()}
 
     def find(self, number: int, client: Hashable, replica: int | None) -> Grant:
-        """The grant that this client holds. Raises LeaseExpired."""
+        """The grant of this number, held by this client. Raises LeaseExpired."""
         grant = self._grants.get(number)
         if grant is None or grant.held_by.get(replica) != client:
             raise LeaseExpired(
@@ -175,12 +174,12 @@ class Leases:
         return grant
 
     def renew(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
-        """The lease begins again. Raises LeaseExpired."""
+        """Renew the lease. Raises LeaseExpired."""
         grant = self.find(number, client, replica)
         grant.expires = now + grant.lease_s
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
-        """One holder is done; the grant, ended, if that was the last. Raises LeaseExpired."""
+        """One holder has acked. Returns the grant if it has ended by that, else None. Raises LeaseExpired."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)
@@ -194,8 +193,8 @@ class Leases:
         return grant
 
     def let_go(self, grant: Grant, replica: int | None) -> bool:
-        """One holder has not looked at the rows and does not want them. Whether that ends the grant: others may share
-        it, and this replica may ask again."""
+        """One holder gives the rows back unseen. Whether that ends the grant: other replicas may share it, and this
+        one may ask again."""
         if not grant.shared:
             self.end(grant)
             return True
@@ -203,7 +202,7 @@ class Leases:
         return False
 
     def end(self, grant: Grant, *, done: bool = False) -> None:
-        """The grant is no more, since all is `done`, or its rows go to others."""
+        """End the grant. Unless `done`, its rows go to others."""
         del self._grants[grant.number]
         if not done:
             self._lost[grant.number] = None
@@ -219,7 +218,7 @@ class Leases:
                 del self._logs[key]
 
     def next_end(self) -> float | None:
-        """When the first lease may end; None while there is none."""
+        """When the next lease may end; None if there is none."""
         while self._expiring:
             at, number = self._expiring[0]
             grant = self._grants.get(number)
@@ -231,7 +230,7 @@ class Leases:
         return None
 
     def ended(self, now: float) -> list[Grant]:
-        """The grants whose leases are over, ended."""
+        """End the grants whose leases have run out."""
         over = []
         while (at := self.next_end()) is not None and at <= now:
             grant = self._grants[heapq.heappop(self._expiring)[1]]
@@ -242,7 +241,7 @@ class Leases:
         return over
 
     def left(self, client: Hashable) -> list[Grant]:
-        """The client has gone: its grants, ended, but for those of replicas."""
+        """A client has gone: end its grants, except those of replicas."""
         mine = [g for g in self._grants.values() if not g.shared and client in g.held_by.values()]
         for grant in mine:
             self.end(grant)

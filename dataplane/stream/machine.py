@@ -1,6 +1,5 @@
-"""A partition of a stream as a state machine: requests become commands (`leader`), commands change rows
-(`replicated`).
-"""
+"""A partition of a stream as a state machine: `leader` turns requests into commands, `replicated` applies commands
+to rows."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
 MAX_IN_VAIN = 4096
-"""Requests that are remembered, for which there was nothing."""
+"""Requests that are remembered because no rows were ready for them."""
 
 _TICK_REQUEST = r.encode_request(r.Tick())
 
@@ -27,7 +26,7 @@ class StreamMachine(Leader, StateMachine):
     """See the module."""
 
     def __init__(self, name: str, settings: Settings | None = None, mark: str = "") -> None:
-        """Without settings: those come with the first request, `Open`."""
+        """Without settings, the first request is `Open`."""
         super().__init__(name, settings, mark)
 
     def forget(self) -> None:
@@ -35,7 +34,7 @@ class StreamMachine(Leader, StateMachine):
         self.home.forget_leases(1, leading=False)
 
     def deadline(self, now: float) -> float:
-        """When this leader is to be asked to `Tick`, by its clock; `now` if at once."""
+        """When the leader has to be asked to `Tick`, by its clock; `now` if at once."""
         home = self.home
         if self._term < 0:
             return now
@@ -50,7 +49,7 @@ class StreamMachine(Leader, StateMachine):
         return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
 
     def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
-        """As `serves`, for who has the request decoded. `in_vain`: at which change there was nothing for it."""
+        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when there was last nothing for it."""
         home = self.home
         if isinstance(asked, r.Append | r.Admit):
             return home.closed or not home.admission.full(self.entry_of(asked))
@@ -70,12 +69,12 @@ class StreamMachine(Leader, StateMachine):
     # Of one node alone
 
     def alone(self, now: float, columns: Columns) -> None:
-        """There is one replica, without a log: `run` decides and applies. Time is by its clock, `now` at first."""
+        """There is one replica and no log: `run` decides and applies. `now`: the time of its clock."""
         self.columns, self.clock_s = columns, now
         self._lead(0, now)
 
     def run(self, asked: r.AnyRequest, now: float) -> Any:
-        """Decide a request and apply what is decided, at once; the result. Raises what refuses it."""
+        """Decide a request and apply the decision; the result. Raises what refuses it."""
         commands, result = self._decided(asked, 0, now)
         ticket = self._ticket
         try:
@@ -99,7 +98,7 @@ class StreamMachine(Leader, StateMachine):
             raise
 
     def decide_decoded(self, asked: r.AnyRequest, term: int, now: float) -> Decision:
-        """As `decide`, for who has the request decoded."""
+        """As `decide`, for a decoded request."""
         keys = _keys(asked)
         known = self._known(asked)
         if known is not None:
@@ -126,7 +125,7 @@ class StreamMachine(Leader, StateMachine):
         self._landed(_keys(r.decode_request(request)))
 
     def _landed(self, keys: Sequence[tuple[str, int]]) -> None:
-        """What was decided under these sequences is done, or is not to be."""
+        """The decisions with these sequences were applied, or are withdrawn."""
         for key in keys:
             _, ticket = self._flying.pop(key, (b"", 0))
             if ticket:
@@ -149,7 +148,7 @@ class StreamMachine(Leader, StateMachine):
         return self.apply_decoded(c.decode(command))
 
     def apply_decoded(self, command: c.AnyCommand) -> bytes:
-        """As `apply`, for who has the command decoded; it is left as it is."""
+        """As `apply`, for a decoded command, which is not modified."""
         result = self.applied(command)
         self.home.changes += 1
         self._landed(_keys(command))  # after the rows are counted
@@ -189,8 +188,7 @@ class StreamMachine(Leader, StateMachine):
 
 
 def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:
-    """The clients and sequences of a request or command, by which it is done once: several where appends came
-    together."""
+    """The (client, sequence) pairs by which a request or command is executed once; several for merged appends."""
     if isinstance(asked, r.Append | c.Append) and asked.parts:
         return [(client, sequence) for client, sequence, _ in asked.parts]
     return [(asked.client, asked.sequence)] if asked.sequence else []

@@ -1,7 +1,7 @@
-"""Arrays as bytes. In a snapshot what repeats or ascends evenly costs nothing, and numbers take no more bytes than they
-need; in a message they are 64-bit integers (`hook`, `unhook`).
+"""Arrays as bytes. In a snapshot, runs and arithmetic sequences take no space, and numbers take the least number of
+bytes; in a message they are 64-bit integers (`hook`, `unhook`).
 
-`unpack` gives what `pack` was given, as int64 or float64. It believes nothing: a wrong length is a ValueError.
+`unpack` returns what `pack` was given, as int64 or float64. It trusts nothing: a wrong length is a ValueError.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FEW = 4  # rows a distinct value from which on values are listed once
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """`count` values. `step` is set where each is so much more than the one before; else `code` names what is in
-    `data`: how much more each is than `first`, or (`listed`) which of the listed values it is."""
+    """`count` values. With `step` they are an arithmetic sequence. Else `code` is the format of `data`: the
+    differences to `first`, or indices into `listed`."""
 
     count: int
     first: int = 0
@@ -31,7 +31,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(values: npt.NDArray[Any]) -> Packed:
-    """Integers of at most 64 bits, or floats."""
+    """Packs integers of at most 64 bits, or floats."""
     if values.dtype.kind == "f":
         listed, which = np.unique(values, return_inverse=True)
         if len(listed) * _FEW > len(values):
@@ -56,7 +56,7 @@ def pack(values: npt.NDArray[Any]) -> Packed:
 
 
 def unpack(packed: Packed, count: int | None = None) -> npt.NDArray[Any]:
-    """The values, `count` of them if that is said. Raises ValueError."""
+    """The values; `count` of them if given. Raises ValueError."""
     if packed.count < 0 or (count is not None and packed.count != count):
         raise ValueError(f"{packed.count} values where {count} are expected")
     if packed.step is not None:
@@ -78,7 +78,7 @@ def unpack(packed: Packed, count: int | None = None) -> npt.NDArray[Any]:
 
 
 def hook(value: Any) -> Any:
-    """What a message has of a reference or an array."""
+    """The encoding of a reference or an array in a message."""
     if isinstance(value, BatchRef):
         return value.encode()
     if isinstance(value, np.ndarray):
@@ -87,7 +87,7 @@ def hook(value: Any) -> Any:
 
 
 def unhook(kind: Any, value: Any) -> Any:
-    """The reference or the array of a message."""
+    """The reference or array that a message encodes."""
     if kind is BatchRef:
         return BatchRef.decode(value)
     if len(value) % 8:

@@ -1,11 +1,11 @@
-"""`PAGE` rows of a stream by their number, in NumPy arrays: which of them are there, and where their columns are.
+"""A page: `PAGE` consecutive rows of a stream in NumPy arrays. It knows which rows exist and where their columns are.
 
-Rows lie in pages whatever the sizes of the appends that brought them: an agent loop appends a row at a time, and a
-block for each would cost more than the row. A page knows, for each set of columns that came together (a layer), of
-which patch and which of its rows each row's columns are.
+Pages are independent of the sizes of appends: an agent loop appends a row at a time, and an object for each would cost
+more than the row. For each set of columns that came together (a layer) a page knows the patch of each row, and the row
+in the patch.
 
-What always holds: the arrays of a page have room for `room` rows, never fewer than were appended. The first page of a
-stream grows by doubling, so that a stream of few rows takes little; those after it are made whole.
+Invariant: the arrays of a page have `room` rows, at least as many as were appended. The first page of a stream grows
+by doubling, so that a short stream takes little memory; later pages are allocated whole.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LEAST = 16  # rows that a page has room for at first
 
 
 def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
-    """The array with room for so many rows, its last axis; those that are new have the value `fill`."""
+    """The array with its last axis enlarged to `room`; new entries have the value `fill`."""
     larger = np.full((*array.shape[:-1], room), fill, array.dtype)
     larger[..., : array.shape[-1]] = array
     return larger
 
 
 class Layer:
-    """Of each row of a page: which patch its columns of this layer are in, and in which row. -1: it has none."""
+    """For each row of a page: its patch (-1: none) and its row in the patch."""
 
     __slots__ = ("index", "patch")
 
@@ -41,20 +41,20 @@ class Layer:
 
     @classmethod
     def new(cls, room: int) -> Layer:
-        """One for so many rows that have none of its columns."""
+        """A layer for `room` rows without columns."""
         return cls(np.full(room, -1, np.int64), np.zeros(room, np.int64))
 
     def grow(self, room: int) -> None:
-        """Have room for so many rows."""
+        """Enlarge to `room` rows."""
         self.patch, self.index = grown(self.patch, room, -1), grown(self.index, room)
 
     def copy(self) -> Layer:
-        """The same, of its own."""
+        """A copy."""
         return Layer(self.patch.copy(), self.index.copy())
 
 
 class Page:
-    """The rows by number from `first`, of which `count` were appended and `left` are not gone."""
+    """The rows with numbers from `first` on: `count` were appended, `left` still exist."""
 
     __slots__ = ("changes", "columns", "count", "first", "gone", "layers", "left", "room")
 
@@ -74,11 +74,11 @@ class Page:
 
     @property
     def present(self) -> Flags:
-        """Which of the rows that were appended are there."""
+        """The appended rows that still exist."""
         return ~self.gone[: self.count]
 
     def need(self, rows: int) -> None:
-        """Have room for the first so many rows."""
+        """Make room for the first `rows` rows."""
         if rows > self.room:
             self.room = min(PAGE, 1 << (rows - 1).bit_length())
             self.columns, self.gone = grown(self.columns, self.room), grown(self.gone, self.room)
@@ -86,14 +86,14 @@ class Page:
                 layer.grow(self.room)
 
     def layer(self, names: tuple[str, ...]) -> Layer:
-        """The layer of these columns, made if it is not there."""
+        """The layer of these columns; created if it does not exist."""
         layer = self.layers.get(names)
         if layer is None:
             layer = self.layers[names] = Layer.new(self.room)
         return layer
 
     def copy(self) -> Page:
-        """The same, of its own."""
+        """A copy."""
         page = Page.__new__(Page)
         page.first, page.room = self.first, self.room
         page.count, page.left, page.changes = self.count, self.left, self.changes

@@ -1,7 +1,7 @@
-"""Columns of rows that came together: what one append or extend brought, and on which nodes it is.
+"""The columns that one append or extend brought, and the nodes that have them.
 
-A patch is a reference whose rows are rows of the stream. What always holds: `nodes` store its columns and `spares` have
-copies; a row of it is lost when something of it is on none of them any more.
+A patch is a reference whose rows are rows of the stream. Invariant: `nodes` store its columns and `spares` have
+copies; a row of it is lost once some of its columns are on none of these nodes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataplane.stream.page import Flags, Index
 
 Hold: TypeAlias = int | Index
 There: TypeAlias = Callable[[bytes, int], bool]
-"""Whether a shard that a node stores is there."""
+"""Tells whether a shard of a node still exists."""
 
 
 @dataclass(slots=True, eq=False)
 class Patch:
-    """What one append or extend brought. `left` rows of the stream, and readers of what was replaced, still need it.
-    `hold`: under which number its rows were delivered to who brought it, for all or for each; -1: under none."""
+    """The columns of one append or extend. `left`: how many rows of the stream, and readers of replaced columns,
+    need it. `hold`: the delivery number under which its producer held the rows, one for all or one each; -1 for
+    none."""
 
     ref: BatchRef
     left: int
@@ -42,17 +43,17 @@ class Patch:
 
     @classmethod
     def whole(cls, ref: BatchRef, pieces: tuple[Patch, ...]) -> Patch:
-        """The patch of a row of these pieces, which `ref` means."""
+        """The patch of a row of these pieces, which `ref` joins."""
         return cls(ref, 1, pieces=pieces)
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are stored for it."""
+        """The bytes stored for it."""
         return sum(each.nbytes for each in self.pieces) if self.pieces else self.ref.stored_nbytes
 
     @property
     def each(self) -> tuple[Patch, ...]:
-        """What brought it, by itself: its pieces, or itself."""
+        """Its pieces, or itself if it has none."""
         return self.pieces or (self,)
 
     def encode(self) -> bytes:
@@ -61,13 +62,13 @@ class Patch:
         return self.encoded
 
     def forget_spare(self, node: bytes) -> None:
-        """This node has none any more of what others store."""
+        """This node has no copies any more."""
         self.spares = tuple(spare for spare in self.spares if spare != node)
         for piece in self.pieces:
             piece.forget_spare(node)
 
     def _in(self, which: There) -> Flags:
-        """Of which rows of the reference something is in one of these shards."""
+        """The rows of the reference that have some column in one of these shards."""
         flags = np.zeros(len(self.ref), np.bool_)
         for name in self.ref.columns:
             pieces, order = self.ref.sources(name)
@@ -76,14 +77,15 @@ class Patch:
         return flags
 
     def lives(self, there: There) -> bool:
-        """Whether all of its columns are somewhere, given which shards are there."""
+        """Whether all of its columns still exist, given which shards do."""
         if self.pieces:
             return all(piece.lives(there) for piece in self.pieces)
         stored = all(there(node, shard) for node, shard in self.ref.shards())
         return stored or any(there(spare, ALL) for spare in self.spares)
 
     def lost(self, there: There, index: Index) -> Flags:
-        """Of which of these rows of the reference, which does not live, something is gone."""
+        """Those of these rows of the reference of which some column no longer exists. For a patch that does not
+        live."""
         if self.pieces:
             return np.ones(len(index), np.bool_)
         return self._in(lambda node, shard: not there(node, shard))[index]

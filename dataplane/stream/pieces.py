@@ -1,4 +1,4 @@
-"""What is said of rows in progress, and of their pieces, in commands, messages and state: see `unfinished`."""
+"""Values about rows in progress and their pieces, as commands, messages and the state hold them; see `unfinished`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What is said of a row that is begun. `tokens`: the column whose lengths versions are counted by."""
+    """How a row in progress begins. `tokens`: the column whose tokens policy versions are counted by."""
 
     token: int
     lease_s: float
@@ -19,9 +19,9 @@ class Begin:
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Which piece of a row: the `number`-th after what it was begun with, from 0, made by this policy version. `last`:
-    with it the row is finished, of this version. `digest`: of all that is brought, so that one which comes again is
-    known from another of its number."""
+    """The `number`-th piece of a row (from 0, not counting the columns that it began with), made by this policy
+    version. `last`: the row is finished with it, and gets this version. `digest`: of the whole piece, to recognise
+    one that is sent again."""
 
     token: int
     number: int
@@ -31,7 +31,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, array_like=True):
-    """A row in progress. `spans`: policy versions and how many tokens of each, in order, neighbours unequal."""
+    """A row in progress. `spans`: (policy version, tokens) in order; neighbours differ in version."""
 
     row: int
     token: int
@@ -45,8 +45,8 @@ class Begun(msgspec.Struct, array_like=True):
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """A row in progress as it is told. `free`: nobody holds it. `columns`: to who takes it up, those of all pieces,
-    read as one."""
+    """A row in progress, for users. `free`: it has no producer. `columns`: for its new producer, a reference to the
+    columns of all pieces."""
 
     row: int
     key: str
@@ -62,8 +62,8 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stale_version(spans: Sequence[tuple[int, int]], share: float, otherwise: int) -> int:
-    """The newest policy version that at most this share of the tokens is older than: 0 gives the oldest. Of a row
-    without tokens, `otherwise`."""
+    """The newest policy version such that at most this share of the tokens is older; 0 gives the oldest version.
+    `otherwise` for a row without tokens."""
     total, older = sum(count for _, count in spans), 0
     by_version: dict[int, int] = {}
     for version, count in spans:

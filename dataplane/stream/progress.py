@@ -1,17 +1,18 @@
-"""How far each task is with each row. A row goes through each task by itself:
+"""The progress of each task with each row. A row goes through the tasks independently:
 
-    pending ──leased──> leased ──acked──> done          expired: a sampler found it stale, or its group incomplete
-       ^                  │                             dead: given back `max_deliveries` times
+    pending ──leased──> leased ──acked──> done        expired: stale to a sampler, or of an incomplete group
+       ^                  │                           dead: given back `max_deliveries` times
        └── lease ended ───┘
 
-and is over when each task is done with it (acked or expired), or when it was dropped and nobody holds it. A dead row
-stays, to be looked at, until it is dropped.
+and is removed when each task is done with it (acked or expired), or when it was dropped and nobody holds it. A dead row
+stays until it is dropped, so that somebody can look at it.
 
-What always holds: a row is in one state a task; what is counted as left for a task is pending or leased, or was
-dropped while leased.
+Invariants: a row has one state for each task; the rows counted as left for a task are pending, leased, or dropped while
+leased.
 
-Leases are the leader's own. To replicas a leased row is pending, and the try that the lease began is counted when the
-row is given back: `give_back` and `settle` make the same of a row that is leased here as of one that is not.
+Leases are known to the leader only. For replicas a leased row is pending, and the try that the lease began is
+counted when the row is given back: `give_back` and `settle` have the same result whether a row is leased here or
+not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STATES = ("pending", "leased", "acked", "expired", "dead")
 
 @dataclass(slots=True, eq=False)
 class _Sheet:
-    """A page's progress, for the rows that it has room for. `state` and `tries` are [tasks, rows]."""
+    """The progress of a page. `state` and `tries` are [tasks, rows]."""
 
     state: npt.NDArray[np.uint8]
     tries: npt.NDArray[np.uint8]
@@ -47,13 +48,13 @@ class _Sheet:
         return cls(states, tries, np.zeros(room, np.bool_))
 
     def grow(self, room: int) -> None:
-        """Have room for so many rows."""
+        """Enlarge to `room` rows."""
         self.state, self.tries = grown(self.state, room), grown(self.tries, room)
         self.dropped = grown(self.dropped, room)
 
 
 class Progress:
-    """The progress of all rows of a stream, which lie in the pages of `rows`."""
+    """The progress of all rows of a stream, which are in the pages of `rows`."""
 
     def __init__(self, rows: Rows, tasks: int) -> None:
         self._rows = rows
@@ -83,8 +84,7 @@ class Progress:
                 left[version] = left.get(version, 0) + count
 
     def put_back(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
-        """Rows that have entered come from a snapshot, where they were in these states after so many tries, both
-        [tasks, rows]."""
+        """Restore rows that have entered: their states and tries, both [tasks, rows]."""
         for page, inside, chosen in places:
             sheet = self._sheet(page)
             sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
@@ -94,7 +94,7 @@ class Progress:
     # delivering
 
     def ready(self, task: int, columns: tuple[str, ...], most: int) -> Index:
-        """The first `most` rows, by number, that are pending for the task and have all these columns."""
+        """The first `most` rows that are pending for the task and have all these columns, ascending."""
         need = self._rows.mask(columns)
         if need is None:  # no row has had one of them
             return np.empty(0, np.int64)
@@ -119,7 +119,7 @@ class Progress:
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
-        """Those of these rows that are ready now, each once."""
+        """Those of these rows that are ready now, without duplicates."""
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
         need = self._rows.mask(columns)
         if need is None:
@@ -136,7 +136,7 @@ class Progress:
         return rows[fine]
 
     def lease(self, task: int, places: Places) -> None:
-        """These rows, which are ready, are somebody's."""
+        """Lease ready rows."""
         for page, inside, _ in places:
             sheet = self._sheet(page)
             sheet.state[task, inside] = LEASED
@@ -146,7 +146,7 @@ class Progress:
             self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
 
     def reserve(self, task: int, places: Places) -> None:
-        """What becomes of these rows is decided, or will be: those that are ready are given to nobody meanwhile."""
+        """A decision about these rows is made or under way: those that are ready are given to nobody meanwhile."""
         for page, inside, _ in places:
             sheet = self._sheet(page)
             ready = sheet.state[task, inside] == PENDING
@@ -154,7 +154,7 @@ class Progress:
             sheet.tries[task, inside[ready]] += 1
 
     def unlease(self, places: Places, task: int | None = None) -> None:
-        """Nobody holds these rows, for any task or for one, and nobody ever did since they were pending."""
+        """Undo the leases of these rows, for one task or all, without counting a delivery."""
         tasks = slice(None) if task is None else slice(task, task + 1)
         for page, inside, _ in places:
             sheet = self._sheet(page)
@@ -165,7 +165,7 @@ class Progress:
                 page.changes += 1
 
     def open(self, task: int, places: Places, count: int) -> Flags:
-        """Which of these rows are pending or leased for the task."""
+        """Those of these rows that are pending or leased for the task."""
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             states = self._sheet(page).state[task, inside]
@@ -173,12 +173,12 @@ class Progress:
         return flags
 
     def unseen(self, task: int, places: Places) -> None:
-        """Nobody has seen these rows since they were leased: that was no try."""
+        """Do not count the current leases of these rows as tries."""
         for page, inside, _ in places:
             self._sheet(page).tries[task, inside] -= 1
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
-        """Rows that were leased are pending again or, after `most` tries, dead. Which are dead, and which dropped."""
+        """Make leased rows pending or, after `most` tries, dead. Which are dead, and which are dropped."""
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -203,12 +203,12 @@ class Progress:
         return finished, dropped
 
     def _done(self, task: int, versions: Index, state: int) -> None:
-        """So many rows of these versions are none of the task's business any more."""
+        """Rows of these versions are no longer left for the task."""
         _less(self.left[task], versions)
         self.counts[task][state] += len(versions)
 
     def date(self, place: tuple[Page, int], before: int, version: int) -> None:
-        """A row that was of one version is of another."""
+        """The version of a row has changed."""
         states = self._sheet(place[0]).state[:, place[1]]
         for left, state in zip(self.left, states.tolist(), strict=True):
             if state in (PENDING, LEASED):
@@ -216,13 +216,13 @@ class Progress:
                 left[version] = left.get(version, 0) + 1
 
     def is_left(self, task: int) -> int:
-        """How many rows the task is not done with."""
+        """How many rows the task has still to do."""
         return sum(self.left[task].values())
 
     # dropping
 
     def drop(self, places: Places, count: int) -> Flags:
-        """No task is to see these rows. Which of them were not dropped before."""
+        """Drop rows. Which of them were not dropped before."""
         fresh = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -232,7 +232,7 @@ class Progress:
         return fresh
 
     def let_go(self, places: Places, versions: Index) -> Flags:
-        """Of these dropped rows, those that nobody holds, which no task has to do with any more."""
+        """Those of these dropped rows that nobody holds; no task has to do them any more."""
         free = np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -245,7 +245,7 @@ class Progress:
         return free
 
     def lose(self, places: Places, versions: Index) -> None:
-        """These rows, which nobody holds, go without any task having done them."""
+        """Remove rows that nobody holds and that no task has done."""
         for page, inside, chosen in places:
             for left, state in zip(self.left, self._sheet(page).state[:, inside], strict=True):
                 _less(left, versions[chosen[state == PENDING]])
@@ -260,21 +260,21 @@ class Progress:
     # what there is
 
     def states(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
-        """Of each of these rows its state for each task, [tasks, rows]."""
+        """The state of each row for each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
             found[:, chosen] = self._sheet(page).state[:, inside]
         return found
 
     def tries(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
-        """How often each of these rows was leased to each task, [tasks, rows]."""
+        """How often each row was leased to each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
             found[:, chosen] = self._sheet(page).tries[:, inside]
         return found
 
     def in_state(self, task: int, state: int) -> Index:
-        """The rows, by number, that are in this state."""
+        """The rows in this state, ascending."""
         found = [
             np.flatnonzero((self._sheet(page).state[task, : page.count] == state) & page.present) + page.first
             for page in self._rows.pages.values()
@@ -282,14 +282,14 @@ class Progress:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def tally(self, task: int) -> dict[str, int]:
-        """How many of the rows that are there are in which state."""
+        """How many existing rows are in each state."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
             total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
         return dict(zip(STATES, total.tolist(), strict=True))
 
     def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
-        """New rows in these states after so many tries, both [tasks, rows]."""
+        """New rows with these states and tries, both [tasks, rows]."""
         for page, inside, chosen in places:
             sheet = self._sheet(page)
             sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
@@ -297,7 +297,7 @@ class Progress:
             left.update(_by_value(versions[of == PENDING]))
 
     def mark_dropped(self, places: Places, flags: Flags) -> None:
-        """These rows are dropped, where the flag is set."""
+        """Mark the rows whose flag is set as dropped."""
         for page, inside, chosen in places:
             self._sheet(page).dropped[inside] = flags[chosen]
 
@@ -308,7 +308,7 @@ class Progress:
                 del self._sheets[number]
 
     def copy(self, rows: Rows) -> Progress:
-        """The progress now, of a copy of the rows."""
+        """A copy, for a copy of the rows."""
         copied = Progress(rows, self._tasks)
         copied.left = [left.copy() for left in self.left]
         copied.counts = [counts.copy() for counts in self.counts]

@@ -1,4 +1,4 @@
-"""What a partition's leader answers from its rows as they are, without a command."""
+"""Requests that a leader answers from the rows without a command."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from dataplane.stream.leader import Leader
 
 MAX_SNAPSHOTS = 4
-"""Snapshots of one client at a time: each is a copy of the partition's books."""
+"""Snapshots of one client at a time. Each is a copy of the metadata of all rows."""
 
 MAX_HELD = 256 << 10
-"""Bytes of references in one answer, about."""
+"""Approximate bytes of references in one answer."""
 
 _NONE: Index = np.empty(0, np.int64)
 
@@ -103,12 +103,12 @@ class Snapshots:
 
     @property
     def clients(self) -> set[str]:
-        """Those that have some."""
+        """The clients that have snapshots."""
         return {client for client, _ in self._taken}
 
     def told(self, node: bytes, last: int) -> int:
-        """Up to which of a node's entries, of which this is the last, it may be told: what came after a snapshot may be
-        of columns that are read still."""
+        """Up to which of its entries a node may be told, of which `last` is the last: later ones may free columns
+        that a snapshot needs."""
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
 
     def take(self, leader: Leader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
@@ -124,7 +124,7 @@ class Snapshots:
         return r.SnapshotTaken(number, snapshot.head)
 
     def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
-        """Raises LeaseExpired where it went with an earlier leader, or was released; Misuse."""
+        """Raises LeaseExpired if it was released, or belonged to an earlier leader; Misuse."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
         if snapshot is None:
             raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")
@@ -143,6 +143,6 @@ class Snapshots:
             leader.columns.unread(snapshot.refs)
 
     def leave(self, leader: Leader, client: str | None = None) -> None:
-        """The client has gone; without one: all."""
+        """The client has gone; None: all clients."""
         for key in [key for key in self._taken if client in (None, key[0])]:
             self._release(leader, key)

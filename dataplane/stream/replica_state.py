@@ -1,9 +1,9 @@
-"""The replicated state of a stream's partition as bytes: all that commands depend on, and nothing of leases.
+"""The replicated state of a partition of a stream as bytes: everything that commands depend on, and no leases.
 
-Equal states have equal bytes, whatever a replica has led, and however it came by its state. What can be counted from
-rows is not there: it is counted again. Everything else is, with a version and a checksum before it.
+Equal states have equal bytes, independent of how a replica came by its state. Derived counts are left out and counted
+again. A version and a checksum come first.
 
-A `snapshot.Snapshot` is another thing: a stream's checkpoint, for users, of rows without their identity.
+Unlike a `snapshot.Snapshot`, which is a checkpoint for users, it keeps the identity of patches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOST = tuple[int, str, str | int | None, int, int]
 
 
 class PatchState(msgspec.Struct, array_like=True):
-    """What one append or extend brought, as `patch.Patch` has it."""
+    """See `patch.Patch`."""
 
     number: int
     ref: bytes
@@ -45,7 +45,7 @@ class PatchState(msgspec.Struct, array_like=True):
 
 
 class LayerState(msgspec.Struct, array_like=True):
-    """Where the columns of these names are, of each row."""
+    """For each row, where the columns of these names are."""
 
     names: tuple[str, ...]
     patch: Packed
@@ -53,7 +53,7 @@ class LayerState(msgspec.Struct, array_like=True):
 
 
 class RowsState(msgspec.Struct, array_like=True):
-    """The rows that are there, ascending, and an entry a row of what is known of them."""
+    """The existing rows in ascending order, and the metadata of each."""
 
     offsets: Packed
     patches: list[PatchState]
@@ -75,7 +75,7 @@ class RowsState(msgspec.Struct, array_like=True):
 
 
 class PartitionState(msgspec.Struct, array_like=True):
-    """All of it."""
+    """The whole state."""
 
     name: str
     settings: Settings
@@ -109,7 +109,7 @@ def seal(state: PartitionState) -> bytes:
 
 
 def open_sealed(data: bytes) -> PartitionState:
-    """Raises Corrupt for bytes that are no state, or of another version."""
+    """Raises Corrupt for anything but the bytes of a state of this version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):
         raise Corrupt("this is no snapshot of a stream's partition")
@@ -124,7 +124,7 @@ def open_sealed(data: bytes) -> PartitionState:
 
 
 def rows_state(books: Books, kept: Sequence[Index]) -> RowsState:
-    """The rows of these books, which have `kept` replaced patches of these numbers."""
+    """The rows of these books, with the numbers of replaced patches that are `kept`."""
     stored, rows = books.rows, books.rows.all()
     rows = np.sort(rows)
     places = stored.places(rows)
@@ -178,8 +178,8 @@ def _patch(state: PatchState) -> Patch:
 
 
 def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
-    """Put the rows into empty books, of which `rows.next` is said; the patches that are kept. Raises ValueError,
-    KeyError or IndexError for what no rows were."""
+    """Restore the rows into empty books, after `rows.next` is set. Returns the kept patches. Raises ValueError,
+    KeyError or IndexError for an invalid state."""
     rows = unpack(state.offsets)
     count, tasks = len(rows), len(books.settings.tasks)
     layers = [(layer.names, unpack(layer.patch, count), unpack(layer.index, count)) for layer in state.layers]
@@ -213,12 +213,12 @@ def _within(values: Index, least: int, below: int) -> bool:
 
 
 def counts_of(books: Books) -> list[list[int]]:
-    """By task, how many rows ever came to be acked, expired and dead."""
+    """For each task the number of rows that were ever acked, expired and dead."""
     return [[of[what] for what in _COUNTED] for of in books.progress.counts]
 
 
 def restore_counts(books: Books, counts: list[list[int]]) -> None:
-    """Raises ValueError where they are not of these tasks."""
+    """Raises ValueError if they are of other tasks."""
     for of, numbers in zip(books.progress.counts, counts, strict=True):
         for what, number in zip(_COUNTED, numbers, strict=True):
             of[what] = number

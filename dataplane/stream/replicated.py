@@ -1,10 +1,10 @@
-"""The replicated state of a stream's partition, and what each command makes of it.
+"""The replicated state of a partition of a stream, and the effect of each command.
 
-Over a `Home`, which does the bookkeeping: rows, keys, groups, counts of deliveries, the lost. Beside it are sequences
-and outboxes.
+A `Home` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. Beside it are producer sequences and
+outboxes.
 
-What always holds: `apply` depends on the state and the command; a command that can't be done changes nothing and has an
-error as its result. A client's request is done once, by its sequence.
+Invariants: `apply` depends on the state and the command only; a command that fails changes nothing, and its result
+is the error. A request of a client is executed once, by its sequence.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _UNOPENED = Settings(("unopened",))
 
 
 class Columns(Protocol):
-    """Who has the columns of a stream of one node."""
+    """The store that has the columns of a stream of one node."""
 
     def free(self, patches: list[Patch]) -> None:
-        """No row needs these any more."""
+        """No row needs these patches any more."""
 
     def read(self, refs: Sequence[BatchRef]) -> None:
-        """These are read whether or not rows need them."""
+        """Keep these columns even if no row needs them."""
 
     def unread(self, refs: Sequence[BatchRef]) -> None:
-        """They are not, any more."""
+        """They are not read any more."""
 
 
 class Replicated:
-    """See the module. Who leads has more, and is told by the methods at the end."""
+    """See the module. `Leader` adds to it, and overrides the methods at the end."""
 
     def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
-        """Without settings: those come with the first command, `Open`."""
+        """Without settings, the first command is `Open`."""
         self.name = name
         self.columns: Columns | None = None
         """Of a stream of one node: who is told what no row needs any more, in place of the outboxes of nodes."""
@@ -85,19 +85,19 @@ class Replicated:
             self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares), self.lost_nodes)
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
-        """Rows need what this reference means."""
+        """Rows need the columns of this reference."""
         if self.columns is None:
             self.outboxes.hold((*(node for node, _ in ref.shards()), *nodes))
 
     @property
     def settings(self) -> Settings:
-        """What the stream was made with."""
+        """The settings of the stream."""
         return self.home.settings
 
     # Applying
 
     def applied(self, command: c.AnyCommand) -> bytes:
-        """Do a command, unless its client's sequence was done before; the result."""
+        """Apply a command, unless its sequence was applied before; the encoded result."""
         if isinstance(command, c.Append) and command.parts:
             return self._applied_parts(command)
         key = command.client, command.sequence
@@ -113,7 +113,7 @@ class Replicated:
         return known
 
     def _applied_parts(self, command: c.Append) -> bytes:
-        """Do appends that came together, all of them or none."""
+        """Apply merged appends, all or none."""
         try:
             known = self.known_parts(command.parts)
         except Rejected as error:
@@ -129,8 +129,8 @@ class Replicated:
         return r.encode_result(result)
 
     def known_parts(self, parts: Sequence[tuple[str, int, int]]) -> bytes | None:
-        """The result of appends that came together, if they were done; None: none of them was. Raises Rejected where
-        some were, or not together: each is to be asked for by itself."""
+        """The result of merged appends that were applied before; None if none was. Raises Rejected if only some
+        were, or not together: each has to be requested alone."""
         try:
             found = [self.sessions.result(client, sequence) for client, sequence, _ in parts]
         except Settled:
@@ -151,7 +151,8 @@ class Replicated:
             return r.Refused.of(error)
 
     def act(self, command: c.AnyCommand) -> r.AnyResult:
-        """Do a command, whatever was done before; the result. Raises what refuses it, and changes nothing then."""
+        """Apply a command, whatever was applied before; the result. Raises what refuses it, and then changes
+        nothing."""
         return _APPLY[type(command)](self, command)
 
     def _do_append(self, command: c.Append) -> r.AnyResult:
@@ -176,7 +177,7 @@ class Replicated:
         return node not in self.lost_nodes and not self.lost_nodes.has(node, shard)
 
     def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
-        """Raises OwnerDied where columns that come are gone with the node that stored them."""
+        """Raises OwnerDied if the columns were lost with the node that stored them."""
         if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
             for node, shard in ref.shards():
                 if self.lost_nodes.has(node, shard):
@@ -217,7 +218,7 @@ class Replicated:
         return _DONE
 
     def _do_settle(self, command: c.Settle) -> r.AnyResult:
-        """Of rows that are open to the task. Of a client's, if some have been lost meanwhile, of none."""
+        """Settle those of the rows that are open for the task; none of them if a client asked and some are lost."""
         books, rows = self.home.books, command.rows
         if not len(rows):
             return _DONE
@@ -250,7 +251,7 @@ class Replicated:
             self.died(command.task, there[states == DEAD], command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        """These rows are dead letters of the task now: they were given back once more, for this reason."""
+        """These rows are dead letters of the task now; they were given back for this reason."""
 
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
         rows = command.rows[self.home.books.rows.there(command.rows)]
@@ -272,7 +273,7 @@ class Replicated:
         return _DONE
 
     def _lose(self, dead: Index) -> None:
-        """These rows have a column that is nowhere any more. Who holds a dropped one goes on."""
+        """Lose rows of which a column no longer exists. The holder of a dropped row may go on."""
         books = self.home.books
         self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))])
 
@@ -281,7 +282,7 @@ class Replicated:
         return _DONE
 
     def _count_holders(self) -> None:
-        """Count anew which nodes have columns that rows need."""
+        """Count again which nodes have columns that rows need."""
         patches = self.home.books.rows.all_patches()
         self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
 
@@ -416,11 +417,11 @@ class Replicated:
     # For who leads
 
     def began(self) -> None:
-        """There is another home."""
+        """`home` is a new object."""
 
 
 def _check_counts(rows: int, listed: list[Sized]) -> None:
-    """Raises Misuse where one of these does not have a value for each row."""
+    """Raises Misuse unless each of these has a value for each row."""
     if any(len(values) != rows for values in listed):
         raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
 

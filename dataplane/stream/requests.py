@@ -1,8 +1,8 @@
-"""What a stream's partition is asked; what it answers is in `results`.
+"""Requests to a partition of a stream. The answers are in `results`.
 
-Each request that changes rows names its client and a sequence, from 1, and is done once: sent again, it is answered as
-it was the first time. Those without are the driver's own, and may be repeated. Arrays and references are as in
-`commands`.
+A request that changes rows names its client and a sequence number (from 1) and is executed once: if it is sent
+again, it gets the first answer. Requests without a sequence are the driver's own and may be repeated. Arrays and
+references are encoded as in `commands`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The root."""
+    """Base class of requests."""
 
     client: str = ""
     sequence: int = 0
 
 
 class Admit(Request, frozen=True, tag=1, kw_only=True):
-    """Leave to append: answered by `Admitted`, or refused by `Backpressure`."""
+    """Ask for a permit to append. Answered by `Admitted`, or refused with `Backpressure`."""
 
     rows: int
     nbytes: int
@@ -68,14 +68,14 @@ class Admit(Request, frozen=True, tag=1, kw_only=True):
 
 
 class GiveBack(Request, frozen=True, tag=2, kw_only=True):
-    """What was admitted under the ticket does not come."""
+    """Return a permit that is not used."""
 
     ticket: int
 
 
 class Append(Request, frozen=True, tag=3, kw_only=True):
-    """New rows; without a ticket, if they are let in now. Answered by `Appended`. `parts`: as the command has it; the
-    request has no client and no sequence of its own then."""
+    """Append rows. Without a ticket they are admitted now or refused. Answered by `Appended`. `parts`: as in the
+    command; such a request has no client and no sequence of its own."""
 
     ref: BatchRef
     versions: Index
@@ -91,7 +91,7 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
 
 
 class Extend(Request, frozen=True, tag=4, kw_only=True):
-    """More columns for rows, by offset or by key."""
+    """Add columns to rows, named by offset or by key."""
 
     ref: BatchRef
     rows: Index = _NONE
@@ -103,8 +103,8 @@ class Extend(Request, frozen=True, tag=4, kw_only=True):
 
 
 class Consume(Request, frozen=True, tag=5, kw_only=True):
-    """Rows of a task. Answered by `Delivered`, or refused by `NotReady`. `chosen` and `expired`, without a sampler:
-    what the client's own made of what it was shown. `after`: as `lease.Who` has it."""
+    """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: without a
+    sampler, the choice that the client's own sampler made. `after`: see `lease.Who`."""
 
     task: str
     columns: tuple[str, ...]
@@ -121,13 +121,13 @@ class Consume(Request, frozen=True, tag=5, kw_only=True):
 
     @property
     def who(self) -> Who:
-        """Who asks. Raises Misuse for a replica that can not be."""
+        """The requester. Raises Misuse for an invalid replica."""
         return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
 class Open(Request, frozen=True, tag=6, kw_only=True):
-    """The first request to a new partition: what the stream was made with, what the keys begin with that the partition
-    makes, and the number of its first row. May be repeated."""
+    """The first request to a new partition: its settings, the prefix of the keys that it generates, and the number
+    of its first row. May be repeated."""
 
     settings: Settings
     mark: str
@@ -135,14 +135,14 @@ class Open(Request, frozen=True, tag=6, kw_only=True):
 
 
 class Ack(Request, frozen=True, tag=7, kw_only=True):
-    """The rows of a grant are done."""
+    """Acknowledge the rows of a grant."""
 
     grant: int
     replica: int | None = None
 
 
 class Nack(Request, frozen=True, tag=8, kw_only=True):
-    """The rows of a grant are given back; `seen`: that counts as a delivery. `reason`: why, for the log."""
+    """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the log."""
 
     grant: int
     replica: int | None = None
@@ -151,14 +151,14 @@ class Nack(Request, frozen=True, tag=8, kw_only=True):
 
 
 class Renew(Request, frozen=True, tag=9, kw_only=True):
-    """The lease of a grant begins again."""
+    """Renew the lease of a grant."""
 
     grant: int
     replica: int | None = None
 
 
 class Drop(Request, frozen=True, tag=10, kw_only=True):
-    """No task is to be given these rows any more: by offset, by key, and those of groups."""
+    """Drop rows by offset, by key and by group: no task is given them any more."""
 
     rows: Index = _NONE
     keys: list[str] = []
@@ -166,65 +166,65 @@ class Drop(Request, frozen=True, tag=10, kw_only=True):
 
 
 class Close(Request, frozen=True, tag=11, kw_only=True):
-    """Nothing is appended any more."""
+    """Close the stream: nothing is appended any more."""
 
 
 class Clear(Request, frozen=True, tag=12, kw_only=True):
-    """Everything goes."""
+    """Remove all rows."""
 
 
 class TakeLost(Request, frozen=True, tag=13, kw_only=True):
-    """Tell of lost rows, each once: answered by `LostRows`."""
+    """Report lost rows, each once. Answered by `LostRows`."""
 
     most: int
 
 
 class Lose(Request, frozen=True, tag=14, kw_only=True):
-    """As the command of this name."""
+    """A node is lost, with everything that it stored."""
 
     node: bytes
 
 
 class Return(Request, frozen=True, tag=42, kw_only=True):
-    """As the command of this name."""
+    """A lost node is back. It stores shards from `first` on."""
 
     node: bytes
     first: int
 
 
 class Configure(Request, frozen=True, tag=15, kw_only=True):
-    """As the command of this name."""
+    """Change limits or the number of deliveries."""
 
     settings: Settings
 
 
 class Leave(Request, frozen=True, tag=19, kw_only=True):
-    """The client has gone: what it holds goes to others. `ended`: it sends nothing again."""
+    """The client has gone: others are given what it holds. `ended`: it sends nothing any more."""
 
     ended: bool = False
 
 
 class Tick(Request, frozen=True, tag=20, kw_only=True):
-    """Time has passed, or something has changed: see `StreamMachine.deadline`."""
+    """Time has passed or something has changed; see `StreamMachine.deadline`."""
 
 
 class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
-    """All clients have ended whose names begin with this, which is a node's name and, mostly, the number of its life:
-    "NODE/LIFE/"."""
+    """All clients whose names begin with this prefix have ended. The prefix is mostly "NODE/LIFE/": a node and the
+    number of its incarnation."""
 
     clients: str
 
 
 class Told(Request, frozen=True, tag=22, kw_only=True):
-    """The node knows the entries of its outbox up to this number."""
+    """The node has received the entries of its outbox up to this number."""
 
     node: bytes
     last: int
 
 
 class Look(Request, frozen=True, tag=27, kw_only=True):
-    """What a sampler may know of up to `most` rows that are ready, if something changed since `seen` (-1: never), else
-    refused by `NotReady`. Answered by `Shown`, without rows where the replica is to be given what others were."""
+    """Ask for the candidates of a sampler, at most `most`, if something changed since `seen` (-1: in any case); else
+    refused with `NotReady`. Answered by `Shown`, without rows if the replica is to be given what others were."""
 
     task: str
     columns: tuple[str, ...]
@@ -244,8 +244,8 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
 
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
-    """Which rows have these keys; with a digest, if the first is the first key of an append of this digest. `token`:
-    who has it may have finished a row in progress, or given it up (-2). Answered by `Found`."""
+    """Ask for the rows with these keys. With a digest: only if the first key is the first of an append with this
+    digest. With a token: -2 if its holder has finished or given up the row. Answered by `Found`."""
 
     keys: list[str]
     digest: bytes = b""
@@ -253,7 +253,7 @@ class Find(Request, frozen=True, tag=28, kw_only=True):
 
 
 class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
-    """The first `most` rows that the task gave back too often, with the columns that all of them have. Answered by
+    """Ask for the first `most` dead letters of a task, with the columns that all of them have. Answered by
     `Letters`."""
 
     task: str
@@ -261,7 +261,7 @@ class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
 
 
 class Holding(Request, frozen=True, tag=41, kw_only=True):
-    """What rows need of a node, which was started again: by the numbers of what brought it, after this one. Answered by
+    """Ask which columns rows need of a node that was restarted, from the patches after this number. Answered by
     `Held`."""
 
     node: bytes
@@ -269,16 +269,16 @@ class Holding(Request, frozen=True, tag=41, kw_only=True):
 
 
 class Measure(Request, frozen=True, tag=30, kw_only=True):
-    """The figures of the partition. Answered by `Figures`."""
+    """Ask for the statistics of the partition. Answered by `Figures`."""
 
 
 class TakeSnapshot(Request, frozen=True, tag=31, kw_only=True):
-    """The partition's rows as they are now, kept for this client until it releases them, goes, or another leads.
-    Meanwhile no node is told of columns that rows need no more since. Answered by `SnapshotTaken`."""
+    """Take a snapshot of the rows. It lives until this client releases it or goes, or another node leads. Until then
+    no node frees columns that the snapshot needs. Answered by `SnapshotTaken`."""
 
 
 class ReadSnapshot(Request, frozen=True, tag=32, kw_only=True):
-    """The rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
+    """Read the rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
 
     snapshot: int
     first: int
@@ -286,25 +286,25 @@ class ReadSnapshot(Request, frozen=True, tag=32, kw_only=True):
 
 
 class ReleaseSnapshot(Request, frozen=True, tag=33, kw_only=True):
-    """The snapshot is not needed any more."""
+    """Release a snapshot."""
 
     snapshot: int
 
 
 class Restore(Request, frozen=True, tag=34, kw_only=True):
-    """The partition, which is empty, begins as that of this head; its rows are to be `PutBack`."""
+    """Begin an empty partition as that of a checkpoint with this head. Its rows follow by `PutBack`."""
 
     head: Head
 
 
 class PutBack(Request, frozen=True, tag=35, kw_only=True):
-    """Rows of a snapshot, under their numbers, blocks in the order of their rows."""
+    """Rows of a checkpoint, under their old numbers, in ascending blocks."""
 
     block: Block
 
 
 class PutColumns(Request, frozen=True, tag=36, kw_only=True):
-    """Columns of rows that were put back; `task`: for which they were held by who brought them, -1 for none."""
+    """Columns of rows that were put back. `task`: the task for which their producer held the rows, -1 for none."""
 
     rows: Index
     ref: BatchRef
@@ -314,11 +314,11 @@ class PutColumns(Request, frozen=True, tag=36, kw_only=True):
 
 
 class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
-    """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
+    """The checkpoint is complete. New rows get numbers that the old stream cannot have given since."""
 
 
 class Grow(Request, frozen=True, tag=43, kw_only=True):
-    """A piece of a row in progress. Answered by `Appended`; not new: it came before."""
+    """Add a piece to a row in progress. Answered by `Appended`; `new` is False if the piece came before."""
 
     row: int
     piece: Piece
@@ -328,8 +328,8 @@ class Grow(Request, frozen=True, tag=43, kw_only=True):
 
 
 class TakeUp(Request, frozen=True, tag=44, kw_only=True):
-    """This client brings a row in progress from now on, or the first that is free (-1). Answered by `UnfinishedRows`,
-    of this one; of none where none is free."""
+    """Make this client the producer of a row in progress, or of the first free one (-1). Answered by
+    `UnfinishedRows` with this row, or with none if none is free."""
 
     row: int
     token: int
@@ -337,14 +337,14 @@ class TakeUp(Request, frozen=True, tag=44, kw_only=True):
 
 
 class GiveUp(Request, frozen=True, tag=45, kw_only=True):
-    """As the command of this name."""
+    """Drop a row in progress, by its producer."""
 
     row: int
     token: int
 
 
 class Hear(Request, frozen=True, tag=46, kw_only=True):
-    """The lease of a row in progress begins again or, with `free`, ends."""
+    """Renew the lease of a row in progress or, with `free`, end it."""
 
     row: int
     token: int
@@ -352,7 +352,7 @@ class Hear(Request, frozen=True, tag=46, kw_only=True):
 
 
 class ListUnfinished(Request, frozen=True, tag=47, kw_only=True):
-    """The first `most` rows in progress. Answered by `UnfinishedRows`."""
+    """Ask for the first `most` rows in progress. Answered by `UnfinishedRows`."""
 
     most: int
 
@@ -412,14 +412,14 @@ FromClient = (
     | ReadSnapshot
     | ReleaseSnapshot
 )
-"""The requests that a client makes of a stream as they are."""
+"""The requests that clients make themselves, inside an `AskStream`."""
 
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
 
 
 def decode_request(request: bytes) -> AnyRequest:
-    """Raises ProtocolMismatch for what is no request."""
+    """Raises ProtocolMismatch for anything but an encoded request."""
     try:
         found: AnyRequest = _requests.decode(request)
         return found

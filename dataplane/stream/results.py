@@ -1,4 +1,4 @@
-"""What a stream's partition answers: see `requests`, which has these names too."""
+"""Answers of a partition of a stream. `requests` exports these names too."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dataplane.stream.pieces import Listed
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """The root of answers."""
+    """Base class of answers."""
 
 
 class Done(Result, frozen=True, tag=1):
-    """It is done."""
+    """Success."""
 
 
 class Refused(Result, frozen=True, tag=2):
-    """A committed command that could not be done, and changed nothing: the error that it is for who asked."""
+    """A committed command failed and changed nothing. The error, for the requester."""
 
     kind: str
     message: str
@@ -40,7 +40,7 @@ class Refused(Result, frozen=True, tag=2):
 
 
 class Appended(Result, frozen=True, tag=3):
-    """The offset of the first row. Not `new`: the very same rows came before, and these columns are not needed."""
+    """The offset of the first row. `new`: False if the same rows came before; then these columns are not needed."""
 
     first: int
     rows: int
@@ -48,14 +48,14 @@ class Appended(Result, frozen=True, tag=3):
 
 
 class Admitted(Result, frozen=True, tag=4):
-    """Leave to append."""
+    """The permit."""
 
     ticket: int
 
 
 class Delivered(Result, frozen=True, tag=6):
-    """Rows that the client holds now, under a grant. `rows`: their offsets. `keys` is empty where no row has one.
-    `replica`: of a member, the one that they are given to."""
+    """Rows leased to the client under a grant. `rows`: their offsets. `keys` is empty if no row has one. `replica`:
+    of a member, the replica that they are given to."""
 
     grant: int
     rows: Index
@@ -70,26 +70,26 @@ class Delivered(Result, frozen=True, tag=6):
 
 
 class GrantGiven(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """As much of a `Delivered` as it takes to give it back."""
+    """The part of an encoded `Delivered` that is needed to give it back."""
 
     grant: int
 
 
 class TicketGiven(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """As much of an `Admitted` as that."""
+    """The part of an encoded `Admitted` that is needed to give it back."""
 
     ticket: int
 
 
 class LostRows(Result, frozen=True, tag=7):
-    """Rows that are gone with what stored their columns: the offset of each, and a `LostRow`."""
+    """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LostRow`."""
 
     rows: list[tuple[int, str, str | int | None, int, int]]
 
 
 class Shown(Result, frozen=True, tag=11):
-    """See `sampler.Candidates`; `age_s` is float64 as bytes. `changes` is for the next `Look`, `left` how many rows the
-    task is not done with."""
+    """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes` goes into the next
+    `Look`. `left`: how many rows the task has still to do."""
 
     changes: int
     rows: Index
@@ -107,14 +107,14 @@ class Shown(Result, frozen=True, tag=11):
 
 
 class Found(Result, frozen=True, tag=12):
-    """The rows, -1 for a key that no row has."""
+    """The row of each key; -1 for a key without a row."""
 
     rows: Index
 
 
 class Held(Result, frozen=True, tag=18):
-    """References that rows came with and need, of which the node has something. `next`: to go on after; -1 where that
-    is all. `last`: the number of the last entry that there is for the node."""
+    """References of rows that need columns of the node. `next`: where to go on, -1 at the end. `last`: the number of
+    the last entry of the outbox of the node."""
 
     refs: list[bytes]
     next: int
@@ -128,28 +128,28 @@ class UnfinishedRows(Result, frozen=True, tag=19):
 
 
 class Figures(Result, frozen=True, tag=13):
-    """As `figures.figures` has them."""
+    """See `figures.figures`."""
 
     values: dict[str, Any]
 
 
 class SnapshotTaken(Result, frozen=True, tag=14):
-    """The snapshot's number at this leader, and what is known of the rows as a whole."""
+    """The number of the snapshot at this leader, and the head."""
 
     snapshot: int
     head: Head
 
 
 class SnapshotRows(Result, frozen=True, tag=15):
-    """Rows of a snapshot, and their columns: which rows, for which task they were held by who brought them (-1: none),
-    and a reference."""
+    """Rows of a snapshot, and their columns: rows, the task for which their producer held them (-1: none), and a
+    reference."""
 
     block: Block
     columns: list[tuple[Index, int, BatchRef]]
 
 
 class Letters(Result, frozen=True, tag=16):
-    """Dead letters: fields as in `Delivered`. No reference where the rows have no column in common."""
+    """Dead letters; fields as in `Delivered`. Without a reference if the rows have no column in common."""
 
     rows: Index
     ref: BatchRef | None
@@ -185,7 +185,7 @@ _given = msgspec.msgpack.Decoder(GrantGiven | TicketGiven)
 
 
 def decode_result(result: bytes) -> AnyResult:
-    """Raises ProtocolMismatch for what is no answer."""
+    """Raises ProtocolMismatch for anything but an encoded answer."""
     try:
         found: AnyResult = _results.decode(result)
         return found
@@ -194,7 +194,7 @@ def decode_result(result: bytes) -> AnyResult:
 
 
 def given(result: bytes) -> GrantGiven | TicketGiven | None:
-    """What an answer gives that can be given back; None for nothing."""
+    """What an encoded answer grants and can be given back; None for nothing."""
     try:
         found: GrantGiven | TicketGiven = _given.decode(result)
         return found

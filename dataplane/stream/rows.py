@@ -1,11 +1,11 @@
-"""The rows of a stream: which columns each has and where they are, by page (`page`) and by what brought them (`patch`).
+"""The rows of a stream: their columns, by page (`page`) and by the append or extend that brought them (`patch`).
 
-A row has a number, given in the order of arrival and never given again. A column has a bit from its first patch on;
-what tasks merely ask for has none.
+A row has a number, in the order of arrival, which is never reused. A column gets a bit when its first patch arrives; a
+column that tasks merely ask for has none.
 
-What always holds: a row's columns, once there, stay until the row is gone or they are replaced; a patch is handed
-out to be freed once, when no row needs it any more. Nothing here loops over rows in Python, and nothing costs more
-because the stream is long.
+Invariants: a column of a row stays until the row is gone or the column is replaced; a patch is returned to be freed
+once, when no row needs it any more. No method loops over rows in Python, and no cost grows with the length of the
+stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Places: TypeAlias = list[tuple[Page, Index, Index]]
 
 
 class Rows:
-    """All rows of a stream that are not gone, by page."""
+    """All existing rows of a stream, by page."""
 
     def __init__(self) -> None:
         self.pages: dict[int, Page] = {}
@@ -52,7 +52,7 @@ class Rows:
     # columns
 
     def mask(self, columns: Iterable[str]) -> np.uint64 | None:
-        """The bits of these columns; None where one of them has never come."""
+        """The bits of these columns; None if one of them has never arrived."""
         mask = 0
         for name in columns:
             bit = self._bits.get(name)
@@ -62,7 +62,7 @@ class Rows:
         return np.uint64(mask)
 
     def _give_bits(self, columns: Sequence[str]) -> np.uint64:
-        """The bits of columns that come. Raises LimitExceeded for too many."""
+        """The bits of arriving columns. Raises LimitExceeded for too many."""
         new = [name for name in columns if name not in self._bits]
         if len(self._bits) + len(new) > MAX_COLUMNS:
             raise LimitExceeded(
@@ -76,7 +76,7 @@ class Rows:
         return np.uint64(sum(1 << self._bits[name] for name in columns))
 
     def fits(self, ref: BatchRef) -> None:
-        """Raises SchemaMismatch where the columns of `ref` can not be those of this stream."""
+        """Raises SchemaMismatch if the columns of `ref` cannot be columns of this stream."""
         for name, found in ref.schema.items():
             known = self.schema.get(name)
             if known is not None and known != found:
@@ -91,7 +91,7 @@ class Rows:
     # writing
 
     def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
-        """New rows with these columns, which these other nodes have too; the number of the first. Raises
+        """Append rows with these columns; the nodes `spares` have copies. Returns the number of the first. Raises
         SchemaMismatch, LimitExceeded."""
         names, need = self._columns(ref)
         first, number = self.next, self._patch(ref, -1, spares)
@@ -111,7 +111,7 @@ class Rows:
         return first
 
     def _append_one(self, names: tuple[str, ...], need: np.uint64, number: int) -> None:
-        """A new row, the first and only one of a patch. NumPy takes longer for a slice of one than for a number."""
+        """Append the only row of a patch. NumPy takes longer for a slice of length one than for an index."""
         page, inside = self._page(self.next // PAGE), self.next % PAGE
         page.need(inside + 1)
         layer = page.layer(names)
@@ -125,7 +125,7 @@ class Rows:
         self.count += 1
 
     def _columns(self, ref: BatchRef) -> tuple[tuple[str, ...], np.uint64]:
-        """The columns of new rows: their names, sorted, and their bits. Raises SchemaMismatch, LimitExceeded."""
+        """The columns of new rows: their sorted names, and their bits. Raises SchemaMismatch, LimitExceeded."""
         columns, schema = ref.columns, ref.schema
         known = self._came.get(columns)
         if known is None or any(map(ne, map(self.schema.__getitem__, columns), schema.values())):
@@ -147,10 +147,10 @@ class Rows:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[Patch]]:
-        """More columns for these rows, each once and none gone. With `keep`, the patches that they were in before, each
-        of which is needed until it is `unkept`; and those that nothing needs any more.
+        """Add columns to these existing rows, each named once. Returns, with `keep`, the patches that the columns were
+        in before, which stay until `unkept`; and the patches that nothing needs any more.
 
-        Raises SchemaMismatch, LimitExceeded and, where a row has such a column and `replace` is not said, Misuse.
+        Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.
         """
         self.fits(ref)
         if not len(rows):
@@ -186,16 +186,16 @@ class Rows:
         return kept, self._unneeded(before)
 
     def unkept(self, kept: Index) -> list[Patch]:
-        """What was kept is not read any more; those that nothing needs."""
+        """Nobody reads these kept patches any more. Returns those that nothing needs."""
         return self._unneeded(kept)
 
     def give_bits(self, ref: BatchRef) -> None:
-        """Columns come that a row is to have, which `fits`. Raises LimitExceeded for too many."""
+        """Give bits to columns that a row will have, after `fits`. Raises LimitExceeded for too many."""
         self._give_bits(ref.columns)
         self._learn(ref)
 
     def change_patch(self, number: int, patch: Patch) -> None:
-        """The patch of this number, of one row, is this one."""
+        """Replace the patch of this number, which is of one row."""
         self._patches[number] = patch
 
     def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
@@ -205,7 +205,8 @@ class Rows:
         return number
 
     def holds(self, rows: Index, column: str) -> Index:
-        """Of each of these rows under which number its column was brought: -1 under none, -2 it has none."""
+        """For each row the delivery number under which its column was brought: -1 for none, -2 if it lacks the
+        column."""
         patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
@@ -219,7 +220,7 @@ class Rows:
         return found
 
     def _stretches(self, first: int, count: int) -> Iterator[tuple[Page, slice, slice]]:
-        """New rows by page: the page, which of its rows, and which of these rows they are."""
+        """New rows by page: the page, the rows in the page, and the positions among the new rows."""
         start = first
         while start < first + count:
             number, inside = divmod(start, PAGE)
@@ -230,7 +231,7 @@ class Rows:
             start = stop
 
     def _page(self, number: int) -> Page:
-        """The page of this number, made if it is not there."""
+        """The page of this number; created if it does not exist."""
         page = self.pages.get(number)
         if page is None:
             page = self.pages[number] = Page(number * PAGE)
@@ -239,11 +240,11 @@ class Rows:
     # finding
 
     def place(self, row: int) -> tuple[Page, int]:
-        """The page of a row that is there, and which of its rows it is."""
+        """The page of an existing row, and the row in the page."""
         return self.pages[row // PAGE], row % PAGE
 
     def by_page(self, rows: Index) -> Iterator[tuple[Page, Index, Index]]:
-        """Rows, none of them gone, by page: the page, which of its rows, and which of these rows they are."""
+        """Existing rows by page: the page, the rows in the page, and their positions in `rows`."""
         numbers, order = rows // PAGE, None
         if len(rows) and (numbers == numbers[0]).all():
             yield self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows))
@@ -259,11 +260,11 @@ class Rows:
                 yield self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen
 
     def places(self, rows: Index) -> Places:
-        """As `by_page`, to be gone through more than once."""
+        """As `by_page`, as a list."""
         return list(self.by_page(rows))
 
     def there(self, rows: Index) -> Flags:
-        """Which of these rows were appended and are not gone."""
+        """Which of these rows exist."""
         flags = np.zeros(len(rows), np.bool_)
         numbers = rows // PAGE
         if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # as those of a delivery mostly
@@ -279,7 +280,7 @@ class Rows:
         return flags
 
     def ref(self, rows: Index, columns: Sequence[str]) -> BatchRef:
-        """These rows, which have these columns, in this order."""
+        """A reference to these columns of these rows, in this order. The rows have the columns."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
@@ -304,7 +305,7 @@ class Rows:
 
     @property
     def first(self) -> int:
-        """The lowest number of a row that is there, or the next one."""
+        """The lowest number of an existing row, or the next number."""
         found = [page.first + int(page.present.argmax()) for page in self.pages.values() if page.left]
         return min(found, default=self.next)
 
@@ -314,13 +315,13 @@ class Rows:
         return np.concatenate(found) if found else _NONE
 
     def forget_spare(self, node: bytes) -> None:
-        """This node does not keep any more what others stored."""
+        """This node has no copies any more."""
         for patch in self._patches.values():
             patch.forget_spare(node)
 
     def dead(self, there: There, of: Index | None = None) -> Index:
-        """The rows, of all or of these and of those that came with them, that have a column which is nowhere any more,
-        given which shards are there."""
+        """The rows that have a column which no longer exists, given which shards do: among all rows, or among `of`
+        and the rows that came with them."""
         came = self._patches.keys()
         if of is not None:
             came &= np.concatenate([_NONE, *(patches for _, patches, _ in self.layers(of))]).tolist()
@@ -335,13 +336,13 @@ class Rows:
         return np.unique(np.concatenate(found))
 
     def have(self, rows: Index, column: str) -> bool:
-        """Whether each of these rows has the column."""
+        """Whether all of these rows have the column."""
         need = self.mask([column])
         return need is not None and all(bool((page.columns[i] & need).all()) for page, i, _ in self.by_page(rows))
 
     def by_columns(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """The columns that these rows have: those that the same rows have, written under the same numbers; which rows;
-        and the numbers."""
+        """The columns of these rows, in sets that the same rows have under the same delivery numbers: the columns,
+        the rows, and the numbers."""
         found: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
         for name in self._bits:
             holds = self.holds(rows, name)
@@ -351,17 +352,17 @@ class Rows:
         return [(tuple(names), has, under) for names, has, under in found.values()]
 
     def all_patches(self) -> list[Patch]:
-        """All that some row needs, with who has it."""
+        """All patches that some row needs."""
         return [each for patch in self._patches.values() for each in patch.each]
 
     def patches_after(self, number: int) -> Iterator[tuple[int, Patch]]:
-        """As `all_patches`, by the numbers that they were given, those after this one; ascending."""
+        """As `all_patches`, with their numbers: those after this one, ascending."""
         return ((n, each) for n in sorted(self._patches) if n > number for each in self._patches[n].each)
 
     # a copy, and from one
 
     def copy(self) -> Rows:
-        """The rows now, to be read."""
+        """A copy, for reading."""
         copied = Rows()
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
@@ -371,12 +372,12 @@ class Rows:
 
     @property
     def patches(self) -> list[BatchRef]:
-        """All that some row needs."""
+        """References to all that some row needs."""
         return [patch.ref for patch in self.all_patches()]
 
     def put_back(self, rows: Index) -> None:
-        """These rows, ascending and not there, are there, without columns, even where they have been there before with
-        some; those between were never."""
+        """Restore these ascending rows without columns, also where there were rows with columns before; the rows
+        between them never existed."""
         self.next = max(self.next, int(rows[-1]) + 1) if len(rows) else self.next
         for number in np.unique(rows // PAGE).tolist():
             page = self._page(number)
@@ -396,7 +397,7 @@ class Rows:
 
     @property
     def bits(self) -> list[str]:
-        """The columns that ever came, by their bits."""
+        """The columns that ever arrived, in the order of their bits."""
         return list(self._bits)
 
     @property
@@ -405,7 +406,7 @@ class Rows:
         return self._next_patch
 
     def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """Of each layer: its columns, and of each of these rows in which patch they are (-1: none) and in which row."""
+        """For each layer: its columns, and the patch (-1: none) and the row in the patch of each of these rows."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
@@ -426,8 +427,8 @@ class Rows:
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
-        """New rows with these layers, in a stream of which `next` is said and that had these columns; patches that were
-        replaced are `kept`. Raises ValueError where rows, patches and layers do not fit together."""
+        """Restore rows with these layers, after `next` is set, in a stream that had these columns; replaced patches
+        are `kept`. Raises ValueError if rows, patches and layers contradict each other."""
         ascending = len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
         if not ascending or (len(rows) and not 0 <= rows[0] <= rows[-1] < self.next) or len(schema) > MAX_COLUMNS:
             raise ValueError("rows that are not in order, or none of the stream's")
@@ -462,13 +463,13 @@ class Rows:
             raise ValueError("a patch that no row needs")
 
     def resume(self, next_offset: int, next_patch: int) -> None:
-        """New rows and patches have numbers from these on."""
+        """Set the numbers of the next row and patch."""
         self.next, self._next_patch = next_offset, next_patch
 
     # going
 
     def remove(self, rows: Index) -> list[Patch]:
-        """These rows are gone; the patches that no row needs any more."""
+        """Remove these rows. Returns the patches that no row needs any more."""
         over: list[Index] = []
         for page, inside, _ in list(self.by_page(rows)):
             page.gone[inside] = True
@@ -480,7 +481,7 @@ class Rows:
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[Patch]:
-        """One row less for each of these patches (-1: none); those that are done."""
+        """Count one row less for each of these patches (-1: none). Returns those that nothing needs any more."""
         done = []
         numbers, counts = np.unique(patches, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -491,7 +492,7 @@ class Rows:
         return done
 
     def clear(self) -> list[Patch]:
-        """All rows are gone; all patches."""
+        """Remove all rows. Returns all patches."""
         patches = list(self._patches.values())
         self._patches.clear()
         self.pages.clear()
@@ -500,7 +501,7 @@ class Rows:
 
 
 def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
-    """Rows `index` of what `of` gives for the numbers `patch`, in this order, of these columns."""
+    """These columns of row `index[i]` of the reference `of(patch[i])`, for each i in order."""
     order = None
     steps = np.diff(patch)
     edges = np.flatnonzero(steps) + 1
@@ -523,7 +524,7 @@ def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: 
 
 
 def _by_number(numbers: Index) -> dict[int, Index]:
-    """Where each number that is not negative is."""
+    """The positions of each number that is not negative."""
     order = np.argsort(numbers, kind="stable")
     order = order[np.searchsorted(numbers[order], 0) :]
     if not len(order):

@@ -1,11 +1,12 @@
-"""Which of the rows that are ready for a task it is given next: pure functions over arrays.
+"""Samplers: choose which of the ready rows a task is given next. Pure functions over arrays.
 
-A sampler is asked by the home of a stream, with the rows that are ready there in the order they were appended. It
-keeps nothing between calls, reads no clock and changes nothing: the same candidates give the same choice. The home
-leases what was chosen and gives up, for this task, what has expired; what is neither is offered again next time.
+The leader of a stream calls a sampler with the ready rows in the order they were appended. A sampler keeps nothing
+between calls, reads no clock and changes nothing: equal candidates give equal choices. The leader leases the chosen
+rows and expires those that the sampler gave up for the task; all others are candidates again next time.
 
-Users may pass any object that has `choose`; `checked` is what stands between its answer and the books. The built-in
-ones are messages, so they are named to a home by their arguments and no code crosses a socket. None loops over rows.
+Users may pass any object that has `choose`, which then runs in the consuming process; `checked` validates its
+answer. The built-in samplers are messages: they are sent to the leader with their arguments, and no code is. None of
+them loops over rows in Python.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _no_rows() -> Index:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Rows that are ready for a task, in the order they were appended. Every array has an entry a row."""
+    """The rows that are ready for a task, in the order they were appended. Each array has a value for each row."""
 
     #: The number of the row's group. Rows without a group have one of their own each.
     group: Index
@@ -98,31 +99,31 @@ class Sampler(Protocol):
 
 
 class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
-    """The root of the samplers that cross a socket."""
+    """Base class of the samplers that are sent to the leader."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns whose lengths must be among the candidates'."""
+        """The columns whose lengths the candidates must have."""
         return ()
 
     @property
     def tags_read(self) -> tuple[str, ...]:
-        """The tags that must be among the candidates'."""
+        """The tags that the candidates must have."""
         return ()
 
     @property
     def group_size(self) -> int | None:
-        """Of how many rows the groups are that are delivered whole."""
+        """The size of the groups that are delivered whole; None if none are."""
         return None
 
     @property
     def judges_age(self) -> bool:
-        """Whether the same rows may be chosen or expired later that are not now."""
+        """Whether the choice may change as time passes."""
         return False
 
     @property
     def sees_all(self) -> bool:
-        """Whether it has to be shown all that is ready, and not first what came first."""
+        """Whether it needs all ready rows as candidates, and not just the oldest ones."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a stream is made with. Whoever opens it with other settings is refused."""
+"""The settings of a stream. Opening it with other settings is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_REPLICAS = 8
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes and rows; 0 and -1: no limit."""
+    """Limits in bytes and rows; 0 and -1: no limit."""
 
     tasks: tuple[str, ...]
     max_bytes: int = 0
@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def limited(self) -> bool:
-        """Whether anything holds appends back."""
+        """Whether any limit can hold back appends."""
         return bool(self.max_bytes or self.max_rows or self.max_lag >= 0)
 
     def task(self, name: str) -> int:

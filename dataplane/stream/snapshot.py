@@ -1,11 +1,11 @@
-"""A stream at one moment, to be written down piece by piece while it goes on; and a stream made again from it.
+"""A checkpoint of a stream: a copy of its state at one moment, which is read in blocks while the stream goes on; and
+the restoration of a stream from the blocks.
 
-A `Snapshot` is a copy of the books, which costs no more than the arrays in them. It is told in blocks, each all that is
-known of some rows but their columns, and the columns of the same rows as references. Put back, the blocks give a home
-that goes on where the first was: with the same rows, numbers and keys, and each task as far with each row.
+A `Snapshot` copies the arrays of the books. A block is the metadata of some rows; the columns of the same rows are
+references. The restored stream has the same rows, numbers and keys, and the same progress of each task.
 
-What always holds: rows that somebody held are pending, and that delivery does not count as a try; rows that were
-dropped are not there. Times are told as ages, since no clock outlives its process.
+Invariants: leased rows are pending, and that delivery does not count as a try; dropped rows are absent. Times are
+ages, since a clock does not outlive its process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapsh
 
 
 class Copy(NamedTuple):
-    """The parts of the books that blocks are made of, as they were."""
+    """The parts of the books from which blocks are made."""
 
     rows: Rows
     facts: Facts
@@ -47,7 +47,7 @@ class Copy(NamedTuple):
 
 
 class Snapshot:
-    """A home as it is now, at `now` of its clock."""
+    """The state of a stream at time `now` of its clock."""
 
     def __init__(self, home: Home, now: float) -> None:
         self._now = now
@@ -75,7 +75,7 @@ class Snapshot:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """All that its columns need, to be kept as long as they are read."""
+        """References to all of its columns. They have to be kept while the snapshot is read."""
         return self._books.rows.patches
 
     def _there(self, first: int, count: int) -> Index:
@@ -84,17 +84,17 @@ class Snapshot:
         return rows[~books.progress.dropped(books.rows.places(rows), len(rows))]
 
     def block(self, first: int, count: int) -> Block:
-        """What is known of the rows from number `first` on, `count` numbers."""
+        """The metadata of the rows with numbers from `first` on, `count` numbers."""
         return block_of(self._books, self._there(first, count), self._now)
 
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
-        """The columns of the same rows: which rows, for which task they were held by who brought them (-1: none), and a
-        reference to them."""
+        """The columns of the same rows: the rows, the task for which their producer held them (-1: none), and a
+        reference."""
         return columns_of(self._books, self._there(first, count))
 
 
 def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
-    """What is known of these rows, which are there and not dropped."""
+    """The metadata of these existing rows, which are not dropped."""
     places = books.rows.places(rows)
     groups = books.facts.groups(places)
     states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
@@ -117,7 +117,7 @@ def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
 
 
 def columns_of(books: Books | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
-    """The columns of these rows, as `Snapshot.columns`."""
+    """The columns of these rows; see `Snapshot.columns`."""
     stored, begun = books.rows, books.unfinished
     found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
     for names, having, holds in stored.by_columns(rows):
@@ -129,7 +129,7 @@ def columns_of(books: Books | Copy, rows: Index) -> list[tuple[Index, int, Batch
 
 
 def begin(home: Home, head: Head) -> None:
-    """Make a new home that of the stream in the head, whose rows are to be `put_back`. Raises Corrupt."""
+    """Make a new stream that of the head. Its rows follow by `put_back`. Raises Corrupt."""
     fits = len(head.counts) == len(home.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
     totals = [head.appended, *(count for of in head.counts for count in of)]
     if not fits or not 0 <= head.following < _MOST_ROWS or not all(0 <= n < _MOST_EVER for n in totals):
@@ -146,9 +146,9 @@ def begin(home: Home, head: Head) -> None:
 
 
 def put_back(home: Home, block: Block, now: float) -> None:
-    """The rows of a block are there again, without columns. Raises Corrupt, LimitExceeded.
+    """Restore the rows of a block, without columns. Raises Corrupt, LimitExceeded.
 
-    Blocks come in the order of their rows.
+    Blocks come in ascending order.
     """
     tasks, rows = len(home.settings.tasks), _array("rows", block.rows, "<i8")
     count = len(rows)
@@ -195,8 +195,8 @@ def put_columns(
     lengths: Mapping[str, Index],
     spares: Sequence[bytes] = (),
 ) -> None:
-    """Rows that were put back have these columns, brought by who held them for the task; other nodes, `spares`, have
-    them too. Raises Corrupt, SchemaMismatch, LimitExceeded."""
+    """Restore columns of rows that were put back. `task`: the task for which their producer held the rows. The nodes
+    `spares` have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     try:
@@ -218,7 +218,7 @@ def put_columns(
 
 
 def finish(home: Home) -> None:
-    """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
+    """All rows are restored. New rows get numbers that the old stream cannot have given since the snapshot."""
     home.books.rows.next += _GAP - home.books.rows.next % PAGE
 
 

@@ -1,17 +1,17 @@
-"""Rows in progress: begun, brought piece by piece, and finished; who brings each, and for how long nobody else may.
+"""Rows in progress: begun, extended piece by piece, and finished; and their producers.
 
-A row in progress has its number, key and group as any row, and counts as one: its group is not complete without it,
-and a stream that is closed waits for it. But no task is given it: its columns have no bits, and lie in a layer of no
-names (`page`), in a patch of pieces (`patch`). To finish it gives the columns their bits, and the row its policy
-version; until then it has none (`facts.UNFINISHED`), so that `max_lag` does not wait for what nobody can be given.
+A row in progress has a number, a key and a group as any row, and counts as one: its group is incomplete without it, and
+a closed stream waits for it. But no task is given it: its columns have no bits, and are in a layer without names
+(`page`), in a patch of pieces (`patch`). Finishing it gives the columns their bits and the row its policy version;
+until then it has none (`facts.UNFINISHED`), so that `max_lag` does not wait for it.
 
-Who brings pieces holds a token, a number that it has drawn. Who takes the row up draws another; then the first is
-refused. Tokens, pieces and versions are replicated state. Leases are the leader's own: that of a row begins when its
-holder was last heard, or when a leader first looks, and ends at once when the holder's process goes.
+The producer of a row holds a token, a random number. A process that takes the row over draws another; the first is
+refused from then on. Tokens, pieces and versions are replicated. Leases are known to the leader only: they begin when
+the producer was last heard, or when a new leader first looks, and end at once if the producer's process ends.
 
-What always holds: a piece is joined once, by its number, and after those before it; none of a token that is not the
-row's. The bytes of pieces count as the stream's. What is finished or given up stays known for a while by its token, so
-that to do it again does nothing.
+Invariants: a piece is added once, by its number, after those before it, and only with the token of the row. The
+bytes of pieces count for the stream. The tokens of finished and abandoned rows are remembered for a while, so that a
+repeated request does nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from dataplane.stream.pieces import Begin, Begun, Listed, Piece
 from dataplane.stream.rows import Rows
 
 MAX_ENDED = 1 << 14
-"""Tokens of rows that were finished or given up which are remembered, the last ones."""
+"""Tokens of finished and abandoned rows that are remembered, the latest ones."""
 
 MAX_PIECES = 1 << 16
 """Pieces of a row."""
 
 
 class UnfinishedState(msgspec.Struct, array_like=True):
-    """All that is replicated."""
+    """The replicated state."""
 
     begun: list[Begun] = []
     ended: list[int] = []
@@ -48,7 +48,7 @@ class UnfinishedState(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Unfinished:
-    """The rows in progress of `rows`, whose `facts` are beside."""
+    """The rows in progress among `rows`, whose metadata is in `facts`."""
 
     rows: Rows
     facts: Facts
@@ -64,13 +64,13 @@ class Unfinished:
     # arriving
 
     def begin(self, row: int, begin: Begin, version: int, now: float) -> None:
-        """The row, which came just now, is in progress."""
+        """This new row is in progress."""
         self.begun[row] = Begun(row, begin.token, begin.client, begin.lease_s, begin.tokens, version)
         self._until[row] = now + begin.lease_s
         self.hide(row)
 
     def hide(self, row: int) -> None:
-        """No task is given the row: its columns, which came together, move to the layer of no names."""
+        """Hide the row from all tasks: move its columns to the layer without names."""
         page, inside = self.rows.place(row)
         for layer in [layer for names, layer in page.layers.items() if names and layer.patch[inside] >= 0]:
             number, layer.patch[inside] = int(layer.patch[inside]), -1
@@ -81,7 +81,7 @@ class Unfinished:
         page.columns[inside] = 0
 
     def require(self, row: int, *tokens: int) -> Begun:
-        """Raises LeaseExpired unless who has one of these tokens brings the row."""
+        """Raises LeaseExpired unless the row is in progress with one of these tokens."""
         begun = self.begun.get(row)
         if begun is None or begun.token not in tokens:
             why = (
@@ -93,7 +93,7 @@ class Unfinished:
         return begun
 
     def is_new(self, row: int, piece: Piece) -> bool:
-        """Whether the piece is the next; False: it came before. Raises LeaseExpired, Misuse."""
+        """Whether the piece is the next one; False: it came before. Raises LeaseExpired, Misuse."""
         if piece.last and piece.token in self.ended:
             return False
         begun = self.require(row, piece.token)
@@ -103,7 +103,7 @@ class Unfinished:
         return not again
 
     def check(self, row: int, ref: BatchRef) -> None:
-        """Raises SchemaMismatch where these columns are no piece of the row, or of the stream."""
+        """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
         self.rows.fits(ref)
@@ -116,7 +116,7 @@ class Unfinished:
     def grow(
         self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
     ) -> None:
-        """The next piece of the row comes, which was `check`ed. Raises LimitExceeded."""
+        """Add the next piece, after `check`. Raises LimitExceeded."""
         self.rows.give_bits(ref)
         begun, number = self.begun[row], self._number(row)
         before = self.rows.patch(number)
@@ -135,7 +135,7 @@ class Unfinished:
             begun.spans.append((piece.version, count))
 
     def finish(self, row: int) -> None:
-        """The row is as any other from now on."""
+        """The row is complete: tasks may be given it."""
         page, inside = self.rows.place(row)
         number = self._number(row)
         patch = self.rows.patch(number)
@@ -150,7 +150,7 @@ class Unfinished:
         self.end(row)
 
     def end(self, row: int) -> None:
-        """The row is in progress no more, at the word of who brought it."""
+        """The row is no longer in progress, by its producer."""
         self.ended[self.begun[row].token] = None
         for token in list(self.ended)[:-MAX_ENDED]:
             del self.ended[token]
@@ -165,7 +165,7 @@ class Unfinished:
                 self._left.pop(row, None)
 
     def refuse(self, rows: Index) -> None:
-        """Raises Misuse where one of these rows is in progress."""
+        """Raises Misuse if one of these rows is in progress."""
         if self.begun and (row := next((row for row in rows.tolist() if row in self.begun), None)) is not None:
             raise Misuse(
                 f"row {row} is in progress; who brings it appends to it, and others extend it once it is finished"
@@ -174,7 +174,7 @@ class Unfinished:
     # who brings it
 
     def take(self, row: int, token: int, client: str, lease_s: float, now: float) -> None:
-        """Who has this token brings the row from now on."""
+        """Make the holder of this token the producer of the row."""
         begun = self.begun.get(row)
         if begun is None:
             raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
@@ -183,23 +183,23 @@ class Unfinished:
         self._until[row] = now + lease_s
 
     def free(self, row: int, now: float) -> bool:
-        """Whether nobody holds the row."""
+        """Whether the row has no producer."""
         begun = self.begun[row]
         if row in self._left or not (begun.client or row in self._clients):
             return True
         return now >= self._until.setdefault(row, now + begun.lease_s)
 
     def first_free(self, now: float) -> int | None:
-        """The row that is in progress since longest, of those that nobody holds."""
+        """The oldest row in progress without a producer."""
         return min((row for row in self.begun if self.free(row, now)), default=None)
 
     def reserve(self, row: int, client: Hashable, lease_s: float, now: float) -> None:
-        """It is decided that this client brings the row: nobody else is given it meanwhile."""
+        """It is decided that this client becomes the producer: nobody else is given the row meanwhile."""
         self._clients[row], self._until[row] = client, now + lease_s
         self._left.pop(row, None)
 
     def require_free(self, row: int, token: int, now: float) -> None:
-        """Raises LeaseExpired where another than who has this token holds the row, or it is no more."""
+        """Raises LeaseExpired if the holder of another token produces the row, or it is not in progress any more."""
         begun = self.begun.get(row)
         if begun is None:
             raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
@@ -208,38 +208,38 @@ class Unfinished:
             raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
 
     def is_of(self, row: int, token: int) -> bool:
-        """Whether who has this token brings the row."""
+        """Whether the holder of this token is the producer of the row."""
         begun = self.begun.get(row)
         return begun is not None and begun.token == token
 
     def held_by(self, row: int, client: Hashable) -> None:
-        """Of streams of one node: who that is."""
+        """For streams of one node: the client that is the producer."""
         if row in self.begun:
             self._clients[row] = client
 
     def heard(self, row: int, token: int, now: float) -> None:
-        """The holder was heard: its lease begins again. Raises LeaseExpired."""
+        """Renew the lease of the producer. Raises LeaseExpired."""
         self._until[row] = now + self.require(row, token).lease_s
         self._left.pop(row, None)
 
     def release(self, row: int, token: int) -> None:
-        """The holder lets others take it up. Raises LeaseExpired."""
+        """The producer gives the row up to others. Raises LeaseExpired."""
         self.require(row, token)
         self._left[row] = None
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: what it held is free."""
+        """The client has gone: its rows have no producer."""
         for row, begun in self.begun.items():
             if client in (begun.client, self._clients.get(row)):
                 self._left[row] = None
 
     @property
     def clients(self) -> set[str]:
-        """Those that hold rows, as far as is known."""
+        """The known producers."""
         return {begun.client for row, begun in self.begun.items() if begun.client and row not in self._left}
 
     def forget_leases(self) -> None:
-        """Another leads."""
+        """Another node leads."""
         self._until.clear()
         self._clients.clear()
         self._left.clear()
@@ -247,7 +247,7 @@ class Unfinished:
     # what there is
 
     def listed(self, row: int, now: float, key: str, group: Any, tags: Mapping[str, list[Any]]) -> Listed:
-        """The row as it is told, without columns."""
+        """The row as users see it, without columns."""
         begun = self.begun[row]
         return Listed(
             row,
@@ -266,11 +266,11 @@ class Unfinished:
         return float(self.facts.arrived(self.rows.places(np.array([row])))[0])
 
     def oldest(self) -> float | None:
-        """When the row began that is in progress since longest; None where none is."""
+        """When the oldest row in progress began; None if there is none."""
         return self._arrived(min(self.begun)) if self.begun else None
 
     def columns(self, row: int) -> BatchRef:
-        """The columns of all pieces, read as one."""
+        """A reference to the columns of all pieces, joined."""
         return joined([piece.ref for piece in self._patch(row).pieces])
 
     def _number(self, row: int) -> int:
@@ -283,16 +283,16 @@ class Unfinished:
     # in a snapshot
 
     def copy(self, rows: Rows) -> Unfinished:
-        """The rows in progress now, of a copy of the rows."""
+        """A copy, for a copy of the rows."""
         return Unfinished(rows, self.facts, {row: msgspec.structs.replace(begun) for row, begun in self.begun.items()})
 
     def told(self, rows: Index) -> list[Begun]:
-        """Those of these rows that are in progress, which nobody holds when they are put back."""
+        """Those of these rows that are in progress; without a producer, as they are restored."""
         begun = [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
         return [msgspec.structs.replace(each, token=0, client="", spans=list(each.spans)) for each in begun]
 
     def put_back(self, begun: list[Begun], rows: Index) -> None:
-        """These of rows that are put back are in progress. Raises Corrupt."""
+        """Restore these rows in progress. Raises Corrupt."""
         known = set(rows.tolist())
         if any(each.row not in known or each.pieces < 0 for each in begun):
             raise Corrupt("a row in progress that is not in its block")
@@ -301,11 +301,11 @@ class Unfinished:
     # as a replica's state
 
     def state(self) -> UnfinishedState:
-        """All that is replicated."""
+        """The replicated state."""
         return UnfinishedState([self.begun[row] for row in sorted(self.begun)], list(self.ended))
 
     def restore(self, state: UnfinishedState) -> None:
-        """Raises ValueError where these are no rows in progress of the rows that are there."""
+        """Raises ValueError if these are not rows in progress of the existing rows."""
         for begun in state.begun:
             there = self.rows.there(np.array([begun.row]))
             if not there.all() or self._number(begun.row) < 0:

@@ -1,1 +1,1 @@
-"""Tables: rows by key, and a table's partition as a state machine. No I/O, no clock, no sockets."""
+"""Tables: rows by key, and the partition of a table as a state machine. No I/O, no clock, no sockets."""

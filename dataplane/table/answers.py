@@ -1,7 +1,7 @@
-"""What a table answers: the same for a table of one node and for a partition's.
+"""The answers of a table, the same for a table of one node and for a partition.
 
-No table (None) has no rows: what names rows is refused then, and what asks for all of them finds none. What one message
-tells is bounded; who asked goes on behind the last row.
+No table (None) has no rows: a request that names rows is refused, and a request for all rows finds none. One answer
+is bounded; the requester continues after its last row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataplane.table.table import Table
 from dataplane.table.written import Index, Over
 
 MAX_TAG_BYTES = 64 << 10
-"""Of the tags of one row."""
+"""Bytes of the tags of one row."""
 
 _PAGE = 1 << 15  # rows that one message tells of
 _NUMBERS = 1 << 18  # numbers of rows that one message has
@@ -32,14 +32,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def there(name: str, table: Table | None) -> Table:
-    """Raises Misuse where there is none."""
+    """Raises Misuse if there is no table."""
     if table is None:
         raise Misuse(f"there is no table {name!r}: nothing was written to it yet, or it was dropped")
     return table
 
 
 def named(keys: list[str], rows: Index) -> list[str] | Index:
-    """Rows by key or, where there are none, by number."""
+    """Rows by key or, without keys, by number."""
     return keys or rows
 
 
@@ -47,7 +47,7 @@ def named(keys: list[str], rows: Index) -> list[str] | Index:
 
 
 def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | None:
-    """None where a request for rows that are ready finds too few. Raises Misuse."""
+    """The answer; None if a request for ready rows finds too few. Raises Misuse."""
     match asked:
         case r.Number():
             return numbered(there(name, table).numbers(asked.keys) if asked.keys else _NONE)
@@ -70,13 +70,13 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
 
 
 def numbered(numbers: Index) -> r.Numbered:
-    """As many of these as one message has."""
+    """As many of these numbers as fit into one message."""
     told = numbers[:_NUMBERS]
     return r.Numbered(told, len(told) < len(numbers))
 
 
 def given(rows: Index | None) -> r.Given:
-    """None: nothing was."""
+    """None: nothing was given."""
     return r.Given(granted=False) if rows is None else r.Given(granted=True, rows=rows)
 
 
@@ -96,7 +96,7 @@ def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
 
 
 def seen_all(table: Table, numbers: Index) -> r.Looked:
-    """What is known of these rows, which are of one write, and what columns there are."""
+    """What is known of these rows of one write, and the columns of the table."""
     names = list(table.schema)
     seen = table.look(numbers, names)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)
@@ -133,7 +133,7 @@ def _taken(name: str, table: Table | None, asked: r.Taken) -> r.Flagged:
 
 
 def check_write(asked: r.Write, ref: BatchRef | None) -> None:
-    """What can be said of a write without the table. Raises Misuse, ProtocolMismatch."""
+    """Validates a write without the table. Raises Misuse, ProtocolMismatch."""
     count = len(asked.keys) or len(asked.rows)
     if not all(asked.keys):
         raise Misuse("a key is a text of one character or more")
@@ -144,8 +144,8 @@ def check_write(asked: r.Write, ref: BatchRef | None) -> None:
 
 
 def write(table: Table, asked: r.Write, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
-    """The numbers of the rows, and what is not needed any more. `encoded`: as for `Table.write`. Raises as that;
-    LimitExceeded where the tags of a row come to be too many."""
+    """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.write`. Raises as
+    that; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)
     return table.write(rows, ref, asked.tags, sizes, encoded)
@@ -162,12 +162,13 @@ def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str
 
 
 def wrote(table: Table, asked: r.Write, numbers: Index) -> r.Numbered | r.Looked:
-    """What a write is answered."""
+    """The answer to a write."""
     return seen_all(table, numbers) if asked.look else numbered(numbers)
 
 
 def act(table: Table, asked: r.Clear | r.Take | r.Untake) -> tuple[r.AnyResult, list[Over]]:
-    """Change a table that is there; the answer, and what is not needed any more. Raises Misuse, LimitExceeded."""
+    """Change an existing table. Returns the answer, and the cells that are no longer needed. Raises Misuse,
+    LimitExceeded."""
     match asked:
         case r.Clear():
             return Done(), table.cleared(named(asked.keys, asked.rows))

@@ -1,8 +1,8 @@
-"""What nodes are told of cells that no row needs any more: an entry of the outbox for each node that stores some.
+"""What nodes are told about cells that no row needs any more: outbox entries.
 
-An entry is the encoded reference that a write brought, once its last cell is over: its shards are needed once less.
-Before that, where each cell of the write is stored by itself, it is the reference to those cells, after a byte that no
-reference begins with: they are freed at once, and the shards are needed as before. To hear either twice changes
+When the last cell of a write is over, the entry is the encoded reference of the write: its shards are needed once
+less. Before that, if each cell of the write is stored by itself, it is the reference to those cells after a byte
+with which no reference begins: they are freed at once, and the shards are needed as before. A repeated entry changes
 nothing.
 """
 
@@ -18,7 +18,7 @@ _CELLS = b"\xc1"
 
 
 def tell(over: Iterable[Over], outboxes: Outboxes, gone: Container[bytes]) -> None:
-    """Put what is to be told into the outboxes of nodes that are not gone."""
+    """Add entries to the outboxes of nodes that are not gone."""
     for each in over:
         if each.done:
             outboxes.release(each.written.encode(), each.written.nodes, gone)
@@ -28,6 +28,6 @@ def tell(over: Iterable[Over], outboxes: Outboxes, gone: Container[bytes]) -> No
 
 
 def decode(entry: bytes) -> tuple[BatchRef, bool]:
-    """The reference, and whether it is all of a write. Raises ProtocolMismatch for what is no entry."""
+    """The reference, and whether it is all of a write. Raises ProtocolMismatch."""
     cells = entry[:1] == _CELLS
     return BatchRef.decode(entry[1:] if cells else entry), not cells

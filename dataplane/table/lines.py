@@ -1,7 +1,7 @@
-"""Arrays of one value a line, which grow and shrink together.
+"""Arrays with one value for each line, which grow and shrink together.
 
-What always holds: a line that nobody has set has the value that its array was made with. Lines keep their order when
-others go; adding one, and taking some out, costs the same a line however many there are.
+Invariants: a line that nobody has set has the default value of the array. Lines keep their order when others are
+removed; adding and removing a line costs the same however many there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LEAST = 64
 
 
 class Lines:
-    """`count` lines, of which each named array has a value."""
+    """`count` lines. Each named array has a value for each."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,22 +24,22 @@ class Lines:
         self._arrays: dict[Hashable, tuple[npt.NDArray[Any], Any]] = {}
 
     def make(self, name: Hashable, dtype: type, fill: Any) -> None:
-        """An array of this name, of this value in every line."""
+        """Create an array with this value in every line."""
         self._arrays[name] = np.full(self._room, fill, dtype), fill
 
     def drop(self, name: Hashable) -> None:
-        """There is no array of this name any more."""
+        """Remove an array."""
         self._arrays.pop(name, None)
 
     def __contains__(self, name: Hashable) -> bool:
         return name in self._arrays
 
     def __getitem__(self, name: Hashable) -> npt.NDArray[Any]:
-        """The values of all lines, to be changed in place; a view, of no use once lines came or went."""
+        """The values of all lines: a mutable view, which is invalid after lines are added or removed."""
         return self._arrays[name][0][: self.count]
 
     def add(self, lines: int) -> None:
-        """So many more lines, at the end."""
+        """Append lines."""
         need = self.count + lines
         if need > self._room:
             room = max(need, 2 * self._room)
@@ -51,7 +51,7 @@ class Lines:
         self.count = need
 
     def keep(self, which: npt.NDArray[np.bool_]) -> None:
-        """Only these lines stay."""
+        """Remove all other lines."""
         left = int(np.count_nonzero(which))
         room = max(_LEAST, left + left // 2)
         for name, (array, fill) in self._arrays.items():

@@ -1,16 +1,15 @@
-"""A table's partition as a state machine.
+"""The partition of a table as a state machine.
 
-What changes the table is its own command, and is done where it is applied: a write that can't be done changes nothing,
-and has an error as its result. What only reads is answered by the leader at once, from what is committed. Nothing is
-volatile but who waits: marks of rows that are taken, and claims, are promises, and outlive a leader.
+A request that changes the table is its own command and is decided when it is applied: a write that fails changes
+nothing, and its result is the error. A request that reads is answered by the leader from the committed state. Only
+waiting requests are volatile: taken marks and claims are replicated and survive a leader.
 
-The partition is there before the table is, and after: a table begins with its first write and ends when it is dropped.
-Numbers of rows and of changes go on, so none of them ever means something else. `Retire` ends a partition without a
-table, once it has nothing to tell.
+The partition exists before the table and after it: a table begins with its first write and ends when it is dropped.
+Numbers of rows and of changes continue, so none is reused. `Retire` ends a partition that has no table and an empty
+outbox.
 
-Columns are not here. An entry of the outbox says to the node that stores them which cells are not needed any more
-(`freeing`). When a node is lost, rows keep their cells there: to read one raises `OwnerDied`, and to write it again
-mends it.
+Columns are not here. An outbox entry tells the node that stores them which cells are no longer needed (`freeing`).
+When a node is lost, rows keep their cells there: reading one raises `OwnerDied`, and writing it again repairs it.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class TableMachine(StateMachine):
         return answers.answer(self.name, self.table if self.there else None, asked)
 
     def _held(self, asked: Holding) -> Held:
-        """What rows need of a node, all of each write of which a cell is left."""
+        """What rows need of a node: all of each write of which a cell is left."""
         refs, nbytes, following = [], 0, -1
         for number, written in self.table.writes_after(asked.after):
             if asked.node in written.nodes:
@@ -113,7 +112,7 @@ class TableMachine(StateMachine):
             raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
-        """The answer of a command that was done before. Of a write that looks, as its rows are now."""
+        """The answer to a command that was executed before; for a write that looks, its rows as they are now."""
         result = r.decode_result(known)
         match result:
             case r.Wrote(rows) if isinstance(asked, r.Write):
@@ -238,7 +237,7 @@ class TableMachine(StateMachine):
     # Clients
 
     def clients(self) -> Iterable[str]:
-        """NODE/LIFE of those whose sequences are remembered, each once."""
+        """The NODE/LIFE prefixes of remembered clients, without duplicates."""
         return {client.rpartition("/")[0] for client in self.sessions.producers}
 
     def leaving(self, process: str) -> bytes:
@@ -248,27 +247,27 @@ class TableMachine(StateMachine):
     # Columns in the stores of nodes
 
     def holders(self) -> Iterable[str]:
-        """The nodes that store cells, or are to be told of some, and are not known to be lost."""
+        """The nodes that store cells or have outbox entries, and are not lost."""
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
     def losing(self, node: str) -> bytes:
-        """The request by which what the node stored is lost."""
+        """The request by which everything that the node stored is lost."""
         return r.encode_request(r.Lose(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request by which the node is there again, with the shards that it stores from this one on."""
+        """The request by which the node is back, with the shards that it stores from this one on."""
         return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
-        """The nodes that there is something to tell."""
+        """The nodes whose outboxes are not empty."""
         return [node.hex() for node in self.outboxes]
 
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        """What to tell a node, and the number of the last of it."""
+        """The oldest outbox entries of a node, and the number of the last of them."""
         return self.outboxes.first(bytes.fromhex(node), most)
 
     def telling(self, node: str, told: int) -> bytes:
-        """The request by which entries leave the outbox."""
+        """The request that removes entries from an outbox."""
         return r.encode_request(r.Told(node=bytes.fromhex(node), last=told))
 
     # The state as bytes
@@ -303,7 +302,7 @@ class TableMachine(StateMachine):
 
 
 def _brief(result: r.AnyResult) -> r.AnyResult:
-    """What is remembered of a result: rows packed, and not what is known of them."""
+    """What is remembered of a result: the packed numbers of rows, and nothing that is known of them."""
     match result:
         case r.Numbered() | r.Looked():
             return r.Wrote(pack(result.rows))

@@ -1,7 +1,7 @@
-"""The replicated state of a table's partition as bytes: all that commands depend on.
+"""The replicated state of a partition of a table as bytes: everything that commands depend on.
 
-Equal states have equal bytes, however a replica came by its state. What can be counted from rows is not there: it is
-counted again. Everything else is, with a version and a checksum before it.
+Equal states have equal bytes, independent of how a replica came by its state. Derived counts are left out and
+counted again. A version and a checksum come first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUM = 8
 
 
 class ColumnState(msgspec.Struct, array_like=True):
-    """Of each row which write brought the column, or -1, and in which of its rows."""
+    """For each row the write that brought the column (-1: none), and the row of that write."""
 
     name: str
     field: Field
@@ -32,7 +32,7 @@ class ColumnState(msgspec.Struct, array_like=True):
 
 
 class WrittenState(msgspec.Struct, array_like=True):
-    """What one write brought, of which so many cells are left."""
+    """One write, and how many of its cells are left."""
 
     number: int
     ref: bytes
@@ -41,7 +41,7 @@ class WrittenState(msgspec.Struct, array_like=True):
 
 
 class TaskState(msgspec.Struct, array_like=True):
-    """Which rows a task has taken, by their places, and what was given under its claims."""
+    """The rows that a task has taken, by position, and its claims."""
 
     name: str
     taken: Packed
@@ -49,7 +49,7 @@ class TaskState(msgspec.Struct, array_like=True):
 
 
 class TableState(msgspec.Struct, array_like=True):
-    """The rows that are there, ascending, and an entry a row of what is known of them."""
+    """The existing rows in ascending order, and the metadata of each."""
 
     next: int
     next_written: int
@@ -64,7 +64,7 @@ class TableState(msgspec.Struct, array_like=True):
 
 
 class PartitionState(msgspec.Struct, array_like=True):
-    """All of it."""
+    """The whole state."""
 
     name: str
     there: bool
@@ -87,7 +87,7 @@ def seal(state: PartitionState) -> bytes:
 
 
 def open_sealed(data: bytes, name: str) -> PartitionState:
-    """Raises Corrupt for bytes that are no state of this table, or of another version."""
+    """Raises Corrupt for anything but the bytes of a state of this table and version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):
         raise Corrupt("this is no snapshot of a table's partition")
@@ -104,7 +104,7 @@ def open_sealed(data: bytes, name: str) -> PartitionState:
 
 @contextmanager
 def believing_nothing(name: str) -> Iterator[None]:
-    """What is no state that a replica had is Corrupt."""
+    """Turns errors of an invalid state into Corrupt."""
     try:
         yield
     except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:

@@ -1,9 +1,9 @@
-"""What a table's partition is asked, and what it answers.
+"""Requests to a partition of a table, and its answers.
 
-Those that change it are its commands too: the log has the request as it came. One of a client names the client and a
-sequence, from 1, and is done once: sent again, it is answered as it was the first time. Those without are the driver's
-own, and may be repeated. The rest is read at the leader, without a command. Rows are named by their keys or, where
-there are none, by number.
+A request that changes the table is its own command: the log has the request as it came. A request of a client has
+the name of the client and a sequence number (from 1) and is executed once: if it is sent again, it gets the first
+answer. Requests without a sequence are the driver's own and may be repeated. All others are answered by the leader
+without a command. Rows are named by key or, without keys, by number.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 class Write(Request, frozen=True, tag=1, kw_only=True):
-    """Rows, made where a key has none: the columns of `ref` (encoded; none where it is empty) in place of those that
-    they had, and one dict of tags a row, or none. Answered by `Numbered`; with `look` by `Looked`, of all columns."""
+    """Write rows; missing keys are added. `ref`: encoded reference to columns that replace those of the rows, empty
+    for none. `tags`: a dict for each row, or none. Answered by `Numbered`; with `look` by `Looked`, for all columns."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -38,7 +38,7 @@ class Write(Request, frozen=True, tag=1, kw_only=True):
 
 
 class Clear(Request, frozen=True, tag=2, kw_only=True):
-    """These rows go."""
+    """Remove rows."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -54,7 +54,7 @@ class Take(Request, frozen=True, tag=3, kw_only=True):
 
 
 class Untake(Request, frozen=True, tag=4, kw_only=True):
-    """These rows, or all, as if the task, or with an empty one any task, had not taken them."""
+    """Undo that the task (empty: any task) has taken these rows, or all."""
 
     task: str
     rows: Index = _NONE
@@ -62,62 +62,62 @@ class Untake(Request, frozen=True, tag=4, kw_only=True):
 
 
 class Drop(Request, frozen=True, tag=5, kw_only=True):
-    """The table goes. Its numbers go on if it is written to again."""
+    """Drop the table. Its numbers continue if it is written to again."""
 
 
 # Commands of the driver
 
 
 class Open(Request, frozen=True, tag=6, kw_only=True):
-    """The first: the number of the next row, and the number that the last change had."""
+    """The first request: the numbers of the next row and of the last change."""
 
     first: int
     changes: int
 
 
 class Lose(Request, frozen=True, tag=7, kw_only=True):
-    """What the node stored is gone, shards with lower numbers than `before`."""
+    """A node is lost, with its shards that have lower numbers than `before`."""
 
     node: bytes
     before: int = ALL
 
 
 class Return(Request, frozen=True, tag=11, kw_only=True):
-    """The node is there again, with the shards that it stores from this one on."""
+    """A lost node is back, with the shards that it stores from this one on."""
 
     node: bytes
     first: int
 
 
 class Told(Request, frozen=True, tag=8, kw_only=True):
-    """The node was told the entries of its outbox up to this number."""
+    """The node has received the entries of its outbox up to this number."""
 
     node: bytes
     last: int
 
 
 class End(Request, frozen=True, tag=9, kw_only=True):
-    """No sequence comes again of these clients, or of those whose names begin with `node`."""
+    """These clients have ended, or those whose names begin with `node`: their sequences are forgotten."""
 
     clients: list[str] = []
     node: str = ""
 
 
 class Retire(Request, frozen=True, tag=10, kw_only=True):
-    """Be no partition any more, if there is no table and nobody has to be told anything. Answered by `Retired`."""
+    """End the partition, if it has no table and an empty outbox. Answered by `Retired`."""
 
 
 # Reads
 
 
 class Number(Request, frozen=True, tag=20, kw_only=True):
-    """The numbers of the rows of these keys. Answered by `Numbered`."""
+    """Ask for the numbers of rows. Answered by `Numbered`."""
 
     keys: list[str]
 
 
 class Read(Request, frozen=True, tag=21, kw_only=True):
-    """These columns of rows; None: all that each of them has. Answered by `Referred`."""
+    """Ask for a reference to these columns of rows; None: to all that each of them has. Answered by `Referred`."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -125,11 +125,11 @@ class Read(Request, frozen=True, tag=21, kw_only=True):
 
 
 class Describe(Request, frozen=True, tag=22, kw_only=True):
-    """What the columns are. Answered by `Referred`, of no rows; without a reference where there is no column."""
+    """Ask for the columns. Answered by `Referred` without rows; without a reference if there is no column."""
 
 
 class Look(Request, frozen=True, tag=23, kw_only=True):
-    """What is known of rows, or with `all` of the next rows behind the number `after`; nothing, where nothing has
+    """Ask what is known of rows or, with `all`, of the next rows after the number `after`; nothing if nothing has
     changed since `since`. Answered by `Looked`."""
 
     keys: list[str] = []
@@ -142,8 +142,8 @@ class Look(Request, frozen=True, tag=23, kw_only=True):
 
 
 class Ready(Request, frozen=True, tag=24, kw_only=True):
-    """The rows behind the number `after` that have all these columns and that the task (empty: no matter which) has not
-    taken; or those of the claim, if it was made. Answered by `Numbered`; by nothing where they are fewer than
+    """Ask for the rows after the number `after` that have all these columns and that the task (empty: any) has not
+    taken; or those of the claim, if it was made. Answered by `Numbered`, or by nothing if they are fewer than
     `least`."""
 
     columns: list[str]
@@ -154,15 +154,15 @@ class Ready(Request, frozen=True, tag=24, kw_only=True):
 
 
 class Claimed(Request, frozen=True, tag=25, kw_only=True):
-    """What was given under a claim. Answered by `Given`."""
+    """Ask what was given under a claim. Answered by `Given`."""
 
     task: str
     claim: str
 
 
 class Taken(Request, frozen=True, tag=26, kw_only=True):
-    """Which of these rows, or with `all` of the next rows behind the number `after`, the task has taken. Answered by
-    `Flagged`."""
+    """Ask which of these rows or, with `all`, of the next rows after the number `after`, the task has taken.
+    Answered by `Flagged`."""
 
     task: str
     rows: Index = _NONE
@@ -176,21 +176,21 @@ AnyRequest = Command | Question | Holding
 
 
 class Numbered(Result, frozen=True, tag=3):
-    """Numbers of rows. `more`: there are more behind the last."""
+    """Numbers of rows. `more`: there are more after the last."""
 
     rows: Index
     more: bool = False
 
 
 class Referred(Result, frozen=True, tag=4):
-    """An encoded reference; empty where there is none."""
+    """An encoded reference; empty for none."""
 
     ref: bytes
 
 
 class Looked(Result, frozen=True, tag=5):
-    """What is known of rows: `have` is, row by row, a bit for each column asked for. `changes` is for the next `since`.
-    `more` as in `Numbered`. `columns`: those of the table, where nobody named any."""
+    """What is known of rows. `have`: for each row a bit for each requested column. `changes`: the next `since`.
+    `more`: as in `Numbered`. `columns`: all of the table, if none were requested."""
 
     changes: int
     rows: Index = _NONE
@@ -202,14 +202,14 @@ class Looked(Result, frozen=True, tag=5):
 
 
 class Given(Result, frozen=True, tag=6):
-    """The rows that were given; not `granted`: some were taken already, or nobody has made the claim."""
+    """The rows that were given. Not `granted`: some were taken already, or the claim was not made."""
 
     granted: bool
     rows: Index = _NONE
 
 
 class Flagged(Result, frozen=True, tag=7):
-    """Of each row whether it was taken, a byte each; and the number of the last, with `more` as in `Numbered`."""
+    """For each row whether it was taken, a byte each; and the number of the last, with `more` as in `Numbered`."""
 
     flags: bytes = b""
     last: int = -1
@@ -217,14 +217,14 @@ class Flagged(Result, frozen=True, tag=7):
 
 
 class Retired(Result, frozen=True, tag=8):
-    """Whether there is no table any more, and the number of its next row."""
+    """Whether the partition has ended, and the number of its next row."""
 
     gone: bool
     next: int
 
 
 class Wrote(Result, frozen=True, tag=9):
-    """What is remembered of the answer of a write: the numbers of its rows."""
+    """What is remembered of the answer to a write: the numbers of its rows."""
 
     rows: Packed
 
@@ -239,10 +239,10 @@ class Gave(Result, frozen=True, tag=10):
 AnyResult = Done | Refused | Held | Numbered | Referred | Looked | Given | Flagged | Retired | Wrote | Gave
 
 FromClient = Write | Clear | Take | Untake | Drop | Question
-"""The requests that a client makes of a table as they are."""
+"""The requests that clients make themselves, inside an `AskTable`."""
 
 ToClient = Done | Numbered | Referred | Looked | Given | Flagged
-"""The answers to them."""
+"""The answers to `FromClient`."""
 
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
@@ -251,7 +251,7 @@ _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 
 
 def decode_request(request: bytes) -> AnyRequest:
-    """Raises ProtocolMismatch for what is no request."""
+    """Raises ProtocolMismatch for anything but an encoded request."""
     try:
         found: AnyRequest = _requests.decode(request)
         return found
@@ -260,7 +260,7 @@ def decode_request(request: bytes) -> AnyRequest:
 
 
 def decode_command(command: bytes) -> Command:
-    """Raises Corrupt for what is no command."""
+    """Raises Corrupt for anything but an encoded command."""
     try:
         found = _requests.decode(command)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
@@ -271,7 +271,7 @@ def decode_command(command: bytes) -> Command:
 
 
 def decode_result(result: bytes) -> AnyResult:
-    """Raises ProtocolMismatch for what is no answer."""
+    """Raises ProtocolMismatch for anything but an encoded answer."""
     try:
         found: AnyResult = _results.decode(result)
         return found

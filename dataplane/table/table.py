@@ -1,14 +1,13 @@
-"""The rows of a table: by key, until they are cleared; their columns, their tags, and who has taken them
+"""The rows of a table by key, until they are cleared: their columns, their tags, and which tasks have taken them
 (`table.taking`).
 
-A row has a number, given in the order of arrival and never given again. Of each column of each row it is known what
-write brought it and in which of its rows; a write that brings it again takes its place. What is replaced or cleared is
-handed out to be freed, cell by cell: a table keeps rows for as long as a job likes, and not until all rows of a write
-have gone.
+A row has a number, in the order of arrival, which is never reused. For each column of each row the table knows the
+write that brought it and the row of that write; a later write replaces it. Replaced and cleared cells are returned to
+be freed one by one: a table keeps rows as long as a job needs, and not until all rows of a write are gone.
 
-What always holds: a row's columns, once there, stay until the row is cleared or they are replaced; a cell is handed
-out once; a call that is refused has changed nothing. Nothing here loops over rows in Python but to look up keys and to
-merge tags, and nothing costs more because rows came and went.
+Invariants: a column of a row stays until the row is cleared or the column is replaced; a cell is returned once; a
+refused call changes nothing. Loops in Python only look up keys and merge tags, and no cost grows with the number of
+rows that came and went.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ _FEW = 1024  # lines of rows that are gone, from which on they are taken out onc
 
 
 class Seen(NamedTuple):
-    """What is known of rows, in the order of arrival or as they were named. `have`: of each, which columns it has."""
+    """What is known of rows, in the order of arrival or as they were named. `have`: for each row which columns it
+    has."""
 
     numbers: Index
     keys: list[str]
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 class Table:
-    """A table. `change` gives a number that no change had before, and is more than all."""
+    """A table. `change` returns a number higher than all before."""
 
     def __init__(self, name: str, change: Callable[[], int], first: int = 0) -> None:
         self.name = name
@@ -78,27 +78,27 @@ class Table:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """All that is not all gone."""
+        """The references of writes of which cells are left."""
         return [written.ref for written in self._written.values()]
 
     @property
     def writes(self) -> Iterable[Written]:
-        """The same, and what is left of each."""
+        """The writes of which cells are left."""
         return self._written.values()
 
     def writes_after(self, number: int) -> Iterator[tuple[int, Written]]:
-        """The same behind the write of this number, by number."""
+        """The writes after the one with this number, with their numbers."""
         return ((each, written) for each, written in self._written.items() if each > number)
 
     @property
     def tasks(self) -> list[str]:
-        """Those that have taken rows, or may have."""
+        """The tasks that have taken rows, or may have."""
         return self._taking.tasks
 
     # naming rows
 
     def numbers(self, keys: Sequence[str]) -> Index:
-        """The rows of these keys. Raises Misuse for one that no row has."""
+        """The rows of these keys. Raises Misuse for an unknown key."""
         found = self._numbers(keys)
         if (found < 0).any():
             key = keys[int(np.flatnonzero(found < 0)[0])]
@@ -110,7 +110,7 @@ class Table:
         return np.fromiter((get(key, -1) for key in keys), np.int64, len(keys))
 
     def there(self, numbers: Index) -> Flags:
-        """Which of these rows are there."""
+        """Which of these rows exist."""
         return self._find(numbers) >= 0
 
     def all(self) -> Index:
@@ -119,14 +119,14 @@ class Table:
         return numbers
 
     def keys(self, numbers: Index) -> list[str]:
-        """The keys of these rows. Raises Misuse for one that is not there."""
+        """The keys of these rows. Raises Misuse for a row that does not exist."""
         return [self._keys[at] for at in self._at(numbers).tolist()]
 
     def _present(self) -> Index:
         return np.flatnonzero(~self._lines[_GONE])
 
     def _find(self, numbers: Index) -> Index:
-        """The lines of these rows, -1 for one that is not there."""
+        """The lines of these rows; -1 for a row that does not exist."""
         known = self._lines[_NUMBER]
         if not len(known):
             return np.full(len(numbers), -1)
@@ -150,11 +150,12 @@ class Table:
         tag_bytes: Sequence[int] | Index = (),
         encoded: bytes = b"",
     ) -> tuple[Index, list[Over]]:
-        """Rows by key, made where they are not there, or by number; these columns of them, in place of those that they
-        had, and these tags. Their numbers, and what is not needed any more.
+        """Write rows by key, adding missing ones, or by number: these columns replace theirs, and these tags are
+        merged. Returns their numbers, and the cells that are no longer needed.
 
-        `tag_bytes`: of each of these tags how large it is, as messages have it. `encoded`: `ref`, as bytes. Raises
-        Misuse (a row is named twice, or by a number that is not there), SchemaMismatch, LimitExceeded.
+        tag_bytes: the encoded size of the tags of each row. encoded: `ref` as bytes.
+
+        Raises Misuse (a row is named twice, or by the number of a missing row), SchemaMismatch, LimitExceeded.
         """
         numbers, new = self._named(rows)
         at = self._at(numbers) if not isinstance(rows, list) else np.where(numbers < 0, -1, self._find(numbers))
@@ -172,7 +173,7 @@ class Table:
         return numbers, over
 
     def _named(self, rows: Sequence[str] | Index) -> tuple[Index, list[str]]:
-        """The numbers of rows, -1 for those that are new; and the keys of these."""
+        """The numbers of rows, -1 for new ones; and the keys of the new ones."""
         if isinstance(rows, np.ndarray):
             if len(np.unique(rows)) != len(rows):
                 raise Misuse("a row is named twice; name each once")
@@ -185,7 +186,7 @@ class Table:
         return numbers, [rows[at] for at in np.flatnonzero(numbers < 0).tolist()]
 
     def _fields(self, ref: BatchRef, at: Index) -> dict[str, Field]:
-        """What the columns of `ref` are in this table, once these lines have them. Raises SchemaMismatch,
+        """The types of the columns of `ref` in this table, once these lines have them. Raises SchemaMismatch,
         LimitExceeded."""
         new = [name for name in ref.columns if name not in self.schema]
         if len(self.schema) + len(new) > MAX_COLUMNS:
@@ -238,14 +239,14 @@ class Table:
             self._lines[_TAG_BYTES][at] += np.asarray(tag_bytes, np.int64)
 
     def tag_bytes(self, rows: Sequence[str] | Index) -> Index:
-        """How large the tags of these rows are at most; 0 for a row that is not there."""
+        """An upper bound of the size of the tags of each of these rows; 0 for a row that does not exist."""
         at = self._find(rows if isinstance(rows, np.ndarray) else self._numbers(rows))
         return np.where(at >= 0, self._lines[_TAG_BYTES][at], 0) if self._lines.count else np.zeros(len(at), np.int64)
 
     # reading
 
     def have(self, at: Index, columns: Sequence[str]) -> Flags:
-        """Of each of these lines which of the columns it has."""
+        """For each of these lines which of the columns it has."""
         flags = np.zeros((len(at), len(columns)), np.bool_)
         for number, name in enumerate(columns):
             if ("from", name) in self._lines:
@@ -253,8 +254,8 @@ class Table:
         return flags
 
     def read(self, numbers: Index, columns: Sequence[str] | None = None) -> BatchRef:
-        """These rows, in this order, of these columns or of all that each of them has. Raises Misuse for a row that is
-        not there, or that lacks one of them."""
+        """A reference to these rows, in this order: to these columns, or to all that each of them has. Raises Misuse
+        for a row that does not exist or lacks one of the columns."""
         at = self._at(numbers)
         if columns is None:
             names = list(self.schema)
@@ -286,16 +287,16 @@ class Table:
         return self._lines["from", name][at], self._lines["row", name][at]
 
     def _empty(self, columns: Sequence[str]) -> BatchRef:
-        """No rows, of these columns."""
+        """A reference without rows, to these columns."""
         return BatchRef.of(bytes(8), 0, [(name, self.schema[name], 0, 0, 0) for name in columns])
 
     def described(self) -> BatchRef | None:
-        """No rows, of all columns; None where there is none."""
+        """A reference without rows, to all columns; None if there are none."""
         return self._empty(list(self.schema)) if self.schema else None
 
     def after(self, number: int, most: int, most_bytes: int) -> tuple[Index, bool]:
-        """The next rows behind this number, at most so many and with tags of so many bytes, but one if there is one;
-        whether there are more."""
+        """The next rows after this number: at most `most`, with tags of at most `most_bytes`, but at least one if
+        there is one. And whether there are more."""
         at = self._present()
         at = at[np.searchsorted(self._lines[_NUMBER][at], number, side="right") :]
         fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at[:most]]), most_bytes, side="right")
@@ -303,7 +304,7 @@ class Table:
         return self._lines[_NUMBER][taken], len(taken) < len(at)
 
     def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> Seen:
-        """What is known of these rows. Raises Misuse for one that is not there."""
+        """What is known of these rows. Raises Misuse for a row that does not exist."""
         at = self._at(numbers)
         lines = at.tolist()
         found = [self._tags[line] or {} for line in lines] if tags else []
@@ -323,14 +324,14 @@ class Table:
         return numbers
 
     def claimed(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim; None where nobody has made it."""
+        """What was given under this claim; None if nobody has made it."""
         return self._taking.given(task, claim)
 
     def take(self, task: str, numbers: Index, give: Index | None = None, claim: str = "") -> Index | None:
-        """Mark these rows as taken by the task; what was given: these rows, or `give`. None, and nothing has changed,
-        where one of them is not there or was taken. Where the claim was made before, what was given then.
+        """Mark these rows as taken by the task. Returns what was given: these rows, or `give`. None, and nothing has
+        changed, if one of them does not exist or was taken. For a claim that was made before, what was given then.
 
-        Raises Misuse where a row is named twice, LimitExceeded for too many tasks.
+        Raises Misuse for a row named twice, LimitExceeded for too many tasks.
         """
         made = self.claimed(task, claim) if claim else None
         if made is not None:
@@ -342,22 +343,22 @@ class Table:
         return given if (at >= 0).all() and self._taking.take(task, at, given, claim) else None
 
     def untake(self, task: str | None = None, numbers: Index | None = None) -> None:
-        """These rows, or all, are as if the task, or all tasks, had never taken them; claims of such are forgotten.
-        Raises Misuse for a row that is not there."""
+        """Undo that the task, or any task, has taken these rows, or all; claims on them are forgotten. Raises Misuse
+        for a row that does not exist."""
         if numbers is None:
             self._taking.forget(task)
         else:
             self._taking.give_back(task, self._at(numbers), numbers)
 
     def taken(self, task: str, numbers: Index | None = None) -> Flags:
-        """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
-        there."""
+        """Whether the task has taken each of these rows, or of all in the order of arrival. Raises Misuse for a row
+        that does not exist."""
         return self._taking.taken(task, self._present() if numbers is None else self._at(numbers))
 
     # going
 
     def clear(self, numbers: Index) -> list[Over]:
-        """These rows go, but for those that have gone; what is not needed any more."""
+        """Remove these rows; those that do not exist are ignored. Returns the cells that are no longer needed."""
         gone = np.unique(numbers)
         at = self._find(gone)
         gone, at = gone[at >= 0], at[at >= 0]
@@ -381,11 +382,11 @@ class Table:
         return self._over(before)
 
     def cleared(self, rows: Sequence[str] | Index) -> list[Over]:
-        """As `clear`, of rows by key or number."""
+        """As `clear`, for rows by key or number."""
         return self.clear(rows if isinstance(rows, np.ndarray) else self._numbers(rows))
 
     def drop(self) -> list[Over]:
-        """All rows go; all that is needed no more."""
+        """Remove all rows. Returns all cells."""
         return self.clear(self.all())
 
     def _shrink(self) -> None:
@@ -398,8 +399,7 @@ class Table:
         self._lines.keep(~gone)
 
     def _over(self, before: Iterable[tuple[str, Index, Index]]) -> list[Over]:
-        """These cells are not needed any more: by column, of which write and in which of its rows (-1: there was
-        none)."""
+        """These cells are no longer needed: for each column the writes and the rows of those (-1: none)."""
         found = []
         for names, written, row in self._alike(before):
             order = np.argsort(written, kind="stable")
@@ -418,7 +418,7 @@ class Table:
         return found
 
     def _alike(self, cells: Iterable[tuple[str, Index, Index]]) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """Columns that are in the same rows of the same writes, together."""
+        """Groups columns that are in the same rows of the same writes."""
         together: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
         for name, written, row in cells:
             key = written.tobytes(), np.where(written >= 0, row, 0).tobytes()

@@ -1,9 +1,9 @@
-"""Which tasks have taken which rows of a table, and what was given under which claim.
+"""Which tasks have taken which rows of a table, and the claims under which they did.
 
-A task is there from the moment that it first takes. A claim names what was taken at once, so that those who come later,
-or make the same call again, are given the same; the last ones of a task are remembered.
+A task exists from its first take. A claim names what was given at once, so that later ranks, or a repeated call, are
+given the same; the latest claims of a task are remembered.
 
-What always holds: a row is taken by a task once, until it is given back; rows are taken all or none.
+Invariants: a row is taken by a task once, until it is given back; rows are taken all or none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_CLAIMS = 4096
 
 
 class Claims:
-    """Those of one task, and which of them name a row that is there."""
+    """The claims of one task, and which of them name an existing row."""
 
     def __init__(self, there: Callable[[Index], Flags]) -> None:
         self._there = there
@@ -40,7 +40,7 @@ class Claims:
         self._empty: set[str] = set()  # that named no row which was there
 
     def add(self, claim: str, given: Index) -> None:
-        """Remember a claim; the first is forgotten where there are too many."""
+        """Remember a claim; if there are too many, the oldest is forgotten."""
         rows = np.unique(given)
         rows = rows[self._there(rows)]
         self.given[claim] = given
@@ -68,7 +68,7 @@ class Claims:
             self._forget(claim)
 
     def gone(self, numbers: Index) -> None:
-        """These rows have gone: forget the claims that name no other."""
+        """These rows are gone: forget the claims that name no other."""
         over = set(self._empty)
         for number in numbers.tolist() if self._naming else ():
             for claim in self._naming.pop(number, ()):
@@ -80,7 +80,7 @@ class Claims:
 
 
 class Taking:
-    """The tasks of a table whose rows are these lines. `there(numbers)`: which rows are there."""
+    """The tasks of a table with these lines. `there(numbers)`: which rows exist."""
 
     def __init__(self, lines: Lines, there: Callable[[Index], Flags]) -> None:
         self._lines = lines
@@ -89,11 +89,11 @@ class Taking:
 
     @property
     def tasks(self) -> list[str]:
-        """Those that have taken rows, or may have."""
+        """The tasks that have taken rows, or may have."""
         return list(self._claims)
 
     def given(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim; None where nobody has made it."""
+        """What was given under this claim; None if nobody has made it."""
         return self._claims[task].given.get(claim) if task in self._claims else None
 
     def taken(self, task: str | None, at: Index) -> Flags:
@@ -104,8 +104,8 @@ class Taking:
         return flags
 
     def take(self, task: str, at: Index, give: Index, claim: str) -> bool:
-        """Mark these lines, and remember what is given under the claim, if it has a name. False, and nothing has
-        changed, where one of them was taken. Raises LimitExceeded for too many tasks."""
+        """Mark these lines, and remember what is given under the claim, unless that is empty. False, and nothing has
+        changed, if one of them was taken. Raises LimitExceeded for too many tasks."""
         if self.taken(task, at).any():
             return False
         if task not in self._claims:
@@ -125,24 +125,24 @@ class Taking:
         self._lines.make(("taken", task), np.bool_, False)
 
     def forget(self, task: str | None) -> None:
-        """The task, or every task, has never been."""
+        """Forget the task, or every task."""
         for name in self.tasks if task is None else [task] if task in self._claims else []:
             del self._claims[name]
             self._lines.drop(("taken", name))
 
     def give_back(self, task: str | None, at: Index, numbers: Index) -> None:
-        """These lines, which are rows of these numbers, are as if the task, or any task, had never taken them."""
+        """Undo that the task, or any task, has taken these lines, which are the rows with these numbers."""
         for name in self.tasks if task is None else [task] if task in self._claims else []:
             self._lines["taken", name][at] = False
             self._claims[name].give_back(numbers)
 
     def gone(self, numbers: Index) -> None:
-        """Rows of these numbers have gone; claims of which all rows have are nobody's."""
+        """Rows with these numbers are gone; claims on no other row are forgotten."""
         for claims in self._claims.values():
             claims.gone(numbers)
 
     def state(self, at: Index) -> list[TaskState]:
-        """Of each task which of these lines it has taken, by their places among them, and its claims."""
+        """For each task which of these lines it has taken, by position, and its claims."""
         return [
             TaskState(
                 task,
@@ -153,7 +153,7 @@ class Taking:
         ]
 
     def restore(self, tasks: list[TaskState], lines: int) -> None:
-        """Have these tasks, of so many lines. Raises ValueError, LimitExceeded for what were none."""
+        """Restore these tasks, for so many lines. Raises ValueError, LimitExceeded."""
         for each in tasks:
             taken = unpack(each.taken)
             if len(taken) and not 0 <= taken.min() <= taken.max() < lines:

@@ -1,6 +1,6 @@
-"""What a write of a table brought, and which of its cells are not needed any more.
+"""What a write brought to a table, and which of its cells are no longer needed.
 
-A cell is a row of a column. The bytes of a write lie in shards, which may be of several nodes; a node frees its own.
+A cell is a row of a column. The bytes of a write are in shards, maybe of several nodes; each node frees its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class Written:
-    """What one write brought. `left` cells of it are in the table. `exact`: no two of its cells are stored as one, so
-    that each can be freed by itself. `encoded`: the reference, where it came so."""
+    """What one write brought. `left` of its cells are in the table. `exact`: no two cells share storage, so each can
+    be freed by itself. `encoded`: the reference as bytes, if it came so."""
 
     ref: BatchRef
     left: int
@@ -29,26 +29,26 @@ class Written:
 
     @property
     def share(self) -> int:
-        """The bytes of what is left of it, about."""
+        """The approximate bytes of the cells that are left."""
         return self.nbytes * self.left // (len(self.ref) * len(self.ref.columns))
 
     @classmethod
     def of(cls, ref: BatchRef, encoded: bytes = b"") -> Written:
-        """All of what this reference means."""
+        """All of what this reference refers to."""
         return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), encoded)
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
-        """Those that store something of it."""
+        """The nodes that store some of it."""
         return tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
     def encode(self) -> bytes:
-        """The reference."""
+        """The reference as bytes."""
         return self.encoded or self.ref.encode()
 
 
 class Over(NamedTuple):
-    """Cells that are not needed any more: these columns of these rows of what a write brought. `done`: all of it."""
+    """Cells that are no longer needed: these columns of these rows of a write. `done`: all of it."""
 
     written: Written
     columns: tuple[str, ...]
@@ -57,7 +57,7 @@ class Over(NamedTuple):
 
     @property
     def ref(self) -> BatchRef:
-        """What they are stored as."""
+        """A reference to them."""
         return self.written.ref.select(*self.columns)[self.rows]
 
 

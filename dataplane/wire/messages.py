@@ -1,10 +1,10 @@
-"""Every message between a client and its node: typed, validated as it is decoded, never unpickled.
+"""The messages between a client and its node: typed, validated as they are decoded, never unpickled.
 
-A message is one MessagePack array that begins with its tag. Requests carry an `id` that the client chose; each
-gets exactly one reply with the same `id`, also when it was cancelled. Messages without an `id` get no reply.
-A receiver ignores fields that a later minor version added at the end.
+A message is one MessagePack array that begins with its tag. A request carries an `id` chosen by the client and gets
+exactly one reply with the same `id`, also if it was cancelled. A message without an `id` gets no reply. A receiver
+ignores fields that a later minor version appended.
 
-Descriptors travel beside a message: one for each `Grant` in it, in order.
+File descriptors travel beside a message: one for each `Grant` in it, in order.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ from dataplane.stream.settings import Settings
 from dataplane.table import requests as t
 
 MAJOR, MINOR = 3, 0
-"""The protocol's version. Another major is refused; the lower of two minors is spoken."""
+"""Version of the protocol. Another major version is refused; of two minor versions the lower is spoken."""
 
 MAX_FRAME = 4 << 20
-"""Bytes of the largest message that is read."""
+"""Bytes of the largest message."""
 
 MAX_INLINE = 64 << 10
-"""Bytes of the largest payload that travels in a message; what is larger is written into the arena."""
+"""Bytes of the largest payload inside a message. Larger payloads are written into the arena."""
 
 MAX_CARRIED = 16 << 10
-"""Bytes of the shards that the answer to a `Pin` brings. To hold them, and to be told that they are held no more, takes
-longer than to copy them."""
+"""Bytes of shards that the answer to a `Pin` may contain instead of pinning them: copying so few is faster than a
+pin and its release."""
 
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
 
 MAX_HANDLE = 4096
-"""Bytes of the longest handle of memory that a client keeps."""
+"""Bytes of the longest handle of memory that a client keeps for itself."""
 
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
 
 MAX_ROWS = 1 << 16
-"""Rows that one append brings or one delivery takes."""
+"""Rows of one append or one delivery."""
 
 STAGED = "\0"
-"""What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
+"""Prefix of the scopes in which clients stage columns. What is left in such a scope is freed when its client goes."""
 
 MAX_SHARDS = 1 << 16
-"""Shards that one request may name or ask for."""
+"""Shards of one request."""
 
 MAX_RETAINED = 4096
-"""Shards to which one request may make links."""
+"""Links that one request may create."""
 
 MAX_LIVE = 1 << 23
-"""Rows of one `LiveRows`: their bits are a quarter of a frame."""
+"""Rows of one `LiveRows`: their bits fill a quarter of a frame."""
 
 MAX_WAITING = 1024
-"""Requests of one client that may wait in a node at a time."""
+"""Requests of one client that may wait in a node at the same time."""
 
 MAX_WAITING_BYTES = 32 << 20
-"""Bytes, about, of the requests of one client that wait."""
+"""Approximate bytes of the waiting requests of one client."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """The root of all messages."""
+    """Base class of all messages."""
 
 
 # What a client says
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message. `label` is how the client is named to people, in `Backpressure` for one; `writes` whether it
-    may come to need memory, and so is worth warming some for. Answered by `Welcome`."""
+    """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
+    whether the client may write, so that warming memory for it is worth while. Answered by `Welcome`."""
 
     id: int
     major: int
@@ -83,7 +83,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Reserve(Message, frozen=True, tag="reserve"):
-    """Room for shards of these sizes, in bytes. Answered by `Reserved`."""
+    """Reserve memory for shards of these sizes, in bytes. Answered by `Reserved`."""
 
     id: int
     sizes: list[int]
@@ -91,7 +91,7 @@ class Reserve(Message, frozen=True, tag="reserve"):
 
 
 class Seal(Message, frozen=True, tag="seal"):
-    """Make reservations visible: (shard, encoded layout), and pin them if `hold`. Answered by `Done`."""
+    """Make reservations readable: (shard, encoded layout). With `hold` they are pinned too. Answered by `Done`."""
 
     id: int
     shards: list[tuple[int, bytes]]
@@ -100,8 +100,8 @@ class Seal(Message, frozen=True, tag="seal"):
 
 
 class Keep(Message, frozen=True, tag="keep"):
-    """Shards whose bytes this client keeps in memory of its own: (size, encoded layout, handle by which other processes
-    of the host map it). Answered by `Kept`."""
+    """Register shards whose bytes stay in memory of this client: (size, encoded layout, handle by which other
+    processes of the host map the memory). Answered by `Kept`."""
 
     id: int
     shards: list[tuple[int, bytes, bytes]]
@@ -109,7 +109,7 @@ class Keep(Message, frozen=True, tag="keep"):
 
 
 class Landed(Message, frozen=True, tag="landed"):
-    """The bytes of a kept shard are in this reservation. Answered by `Done`."""
+    """The bytes of a kept shard were copied into this reservation. Answered by `Done`."""
 
     id: int
     shard: int
@@ -117,7 +117,7 @@ class Landed(Message, frozen=True, tag="landed"):
 
 
 class Stays(Message, frozen=True, tag="stays"):
-    """A kept shard can not be brought to the arena, by an error as `errors.describe` gives it. Not answered."""
+    """A kept shard cannot be copied into the arena; the error is as `errors.describe` returns it. Not answered."""
 
     shard: int
     name: str
@@ -126,8 +126,8 @@ class Stays(Message, frozen=True, tag="stays"):
 
 
 class OfferKept(Message, frozen=True, tag="offer-kept"):
-    """Have those of these shards of `owner` that its clients keep in memory of this kind ("cuda", "cpu") offered for
-    one read each, from process to process. Answered by `KeptOffers`; so between nodes too."""
+    """Ask the clients of node `owner` to offer shards that they keep in memory of this kind ("cuda", "cpu"), for one
+    read each, from process to process. Answered by `KeptOffers`. Also sent between nodes."""
 
     id: int
     owner: bytes
@@ -137,8 +137,7 @@ class OfferKept(Message, frozen=True, tag="offer-kept"):
 
 
 class Offering(Message, frozen=True, tag="offering"):
-    """A kept shard is offered to the reader of this number, at that address; with an empty one it can not be. Not
-    answered."""
+    """A kept shard is offered to this reader at this address; an empty address says that it cannot be. Not answered."""
 
     shard: int
     reader: int
@@ -147,13 +146,13 @@ class Offering(Message, frozen=True, tag="offering"):
 
 
 class Abort(Message, frozen=True, tag="abort"):
-    """Give reservations back."""
+    """Cancel reservations."""
 
     shards: list[int]
 
 
 class Put(Message, frozen=True, tag="put"):
-    """A small shard, with its bytes. Answered by `Stored`."""
+    """Store a small shard whose bytes are in the message. Answered by `Stored`."""
 
     id: int
     payload: bytes
@@ -163,28 +162,30 @@ class Put(Message, frozen=True, tag="put"):
 
 
 Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]
-"""A shard of another node, by node and number there, and which rows of which columns are to be read, as in `Free`."""
+"""A shard of another node (node, number there), and the columns and rows to read, as in `Free`."""
 
 
 EncodedCut: TypeAlias = list[tuple[int, int, list[int | bytes], int]]
 RowParts: TypeAlias = list[tuple[list[int], tuple[int, int, bytes], EncodedCut]]
-"""What of the rows of a shard is wanted: columns by ordinal, rows, ascending, and slices of them (`batch.cuts`)."""
+"""The part of a shard that is read: columns by ordinal, ascending rows, and slices of the rows (`batch.cuts`)."""
 
 Step: TypeAlias = tuple[bytes, int, bytes, int]
-"""A shard, by node and number there, and the delta by which another is made of it."""
+"""A shard (node, number there) and the delta that turns the shard before it into this one."""
 
 ChunkPart: TypeAlias = tuple[bytes, list[Step]]
-"""Of a chunk of weights, which bytes of the values of its only column are wanted and no more, as (start, stop), int64,
-little-endian, ascending and apart, or none for all; and the steps by which it can be made, the last first."""
+"""The part of a chunk of weights that is read: byte ranges (start, stop) of its only column, as ascending, disjoint
+little-endian int64 pairs, empty for all bytes; and the deltas from which the chunk can be computed, the last first."""
 
 
 class Pin(Message, frozen=True, tag="pin"):
-    """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those. `apart`:
-    the live bits of large shards are not told in the answer, but asked for by `LiveRows`. `devices`: shards of this
-    node that a client keeps are not brought to the arena, but told with their handles. `carry`: where all of them
-    together have no more than `MAX_CARRIED` bytes, the answer brings those, and nothing is held. `parts`: of each of
-    the others what of its rows is wanted, where that is less than the whole rows; who does not know it brings those.
-    `chunks`: of each of the others that it is a chunk of weights, and what of it is wanted; there are no `parts`."""
+    """Pin shards of this node and of others. Answered by `Held`, in the order `shards`, `others`.
+
+    apart: the live bits of large shards are left out of the answer and read by `LiveRows`.
+    devices: shards that a client keeps are not copied into the arena; the answer has their handles.
+    carry: if all shards together have at most `MAX_CARRIED` bytes, the answer contains the bytes and nothing is pinned.
+    parts: for each of `others`, the part of its rows that is read, if that is less than whole rows.
+    chunks: for each of `others`, the part that is read, if they are chunks of weights; `parts` is empty then.
+    """
 
     id: int
     shards: list[int]
@@ -198,8 +199,8 @@ class Pin(Message, frozen=True, tag="pin"):
 
 
 class LiveRows(Message, frozen=True, tag="live-rows"):
-    """Which rows of a column of a held shard still count: `count` of them, at most `MAX_LIVE`, from `first` on.
-    Answered by `LiveBits`."""
+    """Ask which rows of a column of a pinned shard were not freed: `count` rows (at most `MAX_LIVE`) from `first`
+    on. Answered by `LiveBits`."""
 
     id: int
     shard: int
@@ -209,7 +210,7 @@ class LiveRows(Message, frozen=True, tag="live-rows"):
 
 
 class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
-    """Free parts of another node's shards, as in `Free`. Answered by `Done`."""
+    """Free parts of shards of another node, as in `Free`. Answered by `Done`."""
 
     id: int
     node: bytes
@@ -217,12 +218,12 @@ class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
 
 
 Selection: TypeAlias = list[tuple[list[int], tuple[int, int, bytes]]]
-"""Rows of columns of a shard: ordinals, and rows as `Rows.encode`."""
+"""Rows of columns of a shard: column ordinals, and the rows as `Rows.encode`."""
 
 
 class Retain(Message, frozen=True, tag="retain"):
-    """Make a link to these rows of columns of each of these shards of the node `node`, so that they stay until it is
-    freed too. Answered by `Retained`."""
+    """Create links to rows of columns of shards of the node `node`. The rows stay until each link to them is freed
+    too. Answered by `Retained`."""
 
     id: int
     node: bytes
@@ -230,8 +231,8 @@ class Retain(Message, frozen=True, tag="retain"):
 
 
 class Prefetch(Message, frozen=True, tag="prefetch"):
-    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others; `parts` as
-    in `Pin`. Answered by `Done`, when they were there."""
+    """Load shards into memory: those of this node from disk, those of others over the network; `parts` as in `Pin`.
+    Answered by `Done` once all are loaded."""
 
     id: int
     own: list[int]
@@ -241,7 +242,7 @@ class Prefetch(Message, frozen=True, tag="prefetch"):
 
 
 class Replicate(Message, frozen=True, tag="replicate"):
-    """Have these shards of this node on so many nodes in all. Answered by `Replicated`, when they are there."""
+    """Copy shards of this node until each is on `replicas` nodes. Answered by `Replicated` once they are."""
 
     id: int
     shards: list[int]
@@ -250,26 +251,27 @@ class Replicate(Message, frozen=True, tag="replicate"):
 
 
 class Members(Message, frozen=True, tag="members"):
-    """Who is in the cluster. Answered by `Figures`."""
+    """Ask for the members of the cluster. Answered by `Figures`."""
 
     id: int
 
 
 class Unpin(Message, frozen=True, tag="unpin"):
-    """Drop one hold on each shard."""
+    """Release one pin on each shard."""
 
     shards: list[int]
 
 
 class InheritPins(Message, frozen=True, tag="inherit-pins"):
-    """Hold all that the client of this token holds: from a process that forks, for the child. Answered by `Done`."""
+    """Pin everything that the client with this token has pinned: a forked child sends it. Answered by `Done`."""
 
     id: int
     token: bytes
 
 
 class Free(Message, frozen=True, tag="free"):
-    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and a scope. Answered by `Done`."""
+    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and all shards of a scope.
+    Answered by `Done`."""
 
     id: int
     shards: list[int]
@@ -278,27 +280,27 @@ class Free(Message, frozen=True, tag="free"):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Ask for the figures of the node, or of the member `node` of its cluster. Answered by `Figures`."""
+    """Ask for the statistics of this node, or of the member `node`. Answered by `Figures`."""
 
     id: int
     node: bytes = b""
 
 
 class Observe(Message, frozen=True, tag="observe"):
-    """Ask for the node's figures for monitoring. Answered by `Figures`."""
+    """Ask for the metrics of the node. Answered by `Figures`."""
 
     id: int
 
 
 class ReadClock(Message, frozen=True, tag="read-clock"):
-    """Ask for the monotonic clock of a node, empty for the one that is asked. Answered by `ClockRead`."""
+    """Ask for the monotonic clock of a node; empty: of this one. Answered by `ClockRead`."""
 
     id: int
     node: bytes = b""
 
 
 class ListRings(Message, frozen=True, tag="list-rings"):
-    """Ask which processes of a node have rings of events. Answered by `RingList`."""
+    """Ask which processes of a node record events. Answered by `RingList`."""
 
     id: int
     node: bytes = b""
@@ -314,32 +316,32 @@ class ReadRing(Message, frozen=True, tag="read-ring"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """The client no longer waits for the request `request`."""
+    """The client no longer waits for the answer to `request`."""
 
     request: int
 
 
 class Leave(Message, frozen=True, tag="leave"):
-    """The client goes; all that stays of it are its pins, until the connection ends."""
+    """The client disconnects. Only its pins remain, until the connection ends."""
 
 
 class Alive(Message, frozen=True, tag="alive"):
-    """A sign of life, sent while the client holds reservations."""
+    """A heartbeat, sent while the client holds reservations."""
 
 
 MAX_REPORT = 128 << 10
-"""Bytes of the largest performance graph of a client that a node keeps."""
+"""Bytes of the largest performance graph of a client."""
 
 
 class Report(Message, frozen=True, tag="report"):
-    """The client's performance graph so far (`diagnosis.recorder`), in place of the one before. Not answered. Sent to
-    nodes whose `Welcome` asks for it."""
+    """The performance graph of the client so far (`diagnosis.recorder`); it replaces the one before. Sent if
+    `Welcome` asks for it. Not answered."""
 
     graph: bytes
 
 
 class Graphs(Message, frozen=True, tag="graphs"):
-    """The performance graphs of the node's clients, and what those waited for. Answered by `Figures`."""
+    """Ask for the performance graphs of the clients of all nodes, and what those waited for. Answered by `Figures`."""
 
     id: int
 
@@ -348,7 +350,7 @@ class Graphs(Message, frozen=True, tag="graphs"):
 
 
 class Open(Message, frozen=True, tag="open"):
-    """A stream by its name, made if it is not there and `settings` are given. Answered by `Opened`."""
+    """Open a stream by name. If there is none and `settings` are given, it is created. Answered by `Opened`."""
 
     id: int
     name: str
@@ -356,9 +358,10 @@ class Open(Message, frozen=True, tag="open"):
 
 
 class Admit(Message, frozen=True, tag="admit"):
-    """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
-    the `digest` of the append. `handing`: shards that the client put and appends by reference, which go with it if it
-    goes before the `Append`, or a `Cancel` of this. Answered by `Admitted`."""
+    """Ask for a permit to append so many rows and bytes of this policy version. `key` is the key of the first row
+    (empty: none), `digest` that of the append. `handing`: shards that the client put before and appends by
+    reference; they are freed if the client goes before its `Append` or the `Cancel` of this request. Answered by
+    `Admitted`."""
 
     id: int
     stream: bytes
@@ -372,17 +375,17 @@ class Admit(Message, frozen=True, tag="admit"):
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
-    """What was admitted does not come."""
+    """Return a permit that is not used."""
 
     stream: bytes
     ticket: int
 
 
 class Append(Message, frozen=True, tag="append"):
-    """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
-    `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have the columns too.
-    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. `timeout_s`: for how long to ask
-    the leader, or somewhat longer. `begin`: of one row that is in progress, the token of who brings it, its lease in
+    """Append rows that were admitted. `staged`: the scope in which their columns were staged, if any. `groups` and
+    `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
+    columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to ask
+    the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
     seconds, and the column whose tokens are counted. Answered by `Appended`."""
 
     id: int
@@ -403,8 +406,8 @@ class Append(Message, frozen=True, tag="append"):
 
 
 class Inline(msgspec.Struct, frozen=True, array_like=True):
-    """Columns that travel in a message, to become one small shard: their bytes, their encoded layout, and of each the
-    bytes of its values."""
+    """Columns inside a message, which become one small shard: their bytes, the encoded layout, and the bytes of the
+    values of each column."""
 
     payload: bytes
     layout: bytes
@@ -412,7 +415,7 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppendInline(Message, frozen=True, tag="append-inline"):
-    """`Admit`, `Put` and `Append` in one. `stream`, `keys` and what follows as in `Append`. Answered by `Appended`."""
+    """`Admit`, `Put` and `Append` in one message; fields as there. Answered by `Appended`."""
 
     id: int
     stream: bytes
@@ -428,8 +431,8 @@ class AppendInline(Message, frozen=True, tag="append-inline"):
 
 
 class Extend(Message, frozen=True, tag="extend"):
-    """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
-    `piece`: they are the next piece of a row in progress. Answered by `Done`."""
+    """Add columns to rows, named by number or by key. `holds`: for rows named by number, the delivery number of
+    each. `piece`: the columns are the next piece of a row in progress. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -445,7 +448,7 @@ class Extend(Message, frozen=True, tag="extend"):
 
 
 class ExtendInline(Message, frozen=True, tag="extend-inline"):
-    """`Put` and `Extend` in one: fields as there. Answered by `Done`."""
+    """`Put` and `Extend` in one message; fields as there. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -460,8 +463,9 @@ class ExtendInline(Message, frozen=True, tag="extend-inline"):
 
 
 class TendRow(Message, frozen=True, tag="tend-row"):
-    """About a row in progress, by who has this token: "take" it up, "hear" that its lease begins again, "release" it
-    for others to take up, or "give-up": it is dropped. Answered by `UnfinishedRows` to "take", else by `Done`."""
+    """About a row in progress, by the producer with this token: "take" takes it over, "hear" renews its lease,
+    "release" lets another producer take it over, "give-up" drops it. "take" is answered by a `StreamAnswer` with
+    `UnfinishedRows`, the others by `Done`."""
 
     id: int
     stream: bytes
@@ -472,15 +476,15 @@ class TendRow(Message, frozen=True, tag="tend-row"):
 
 
 class DropStream(Message, frozen=True, tag="drop-stream"):
-    """Free a stream, delivered or not. Answered by `Done`."""
+    """Free a stream with all its rows, delivered or not. Answered by `Done`."""
 
     id: int
     stream: bytes
 
 
 class AskStream(Message, frozen=True, tag="ask-stream"):
-    """A request that the stream's partition decides as it is, for at most so many seconds. Answered by `StreamAnswer`.
-    The node sets who asks, and of a replica what it received last."""
+    """A request for the partition of a stream, which may wait up to `timeout_s` seconds. Answered by `StreamAnswer`.
+    The node fills in the client's name and, for a replica, the last grant that it received."""
 
     id: int
     stream: bytes
@@ -489,15 +493,15 @@ class AskStream(Message, frozen=True, tag="ask-stream"):
 
 
 class TakeLost(Message, frozen=True, tag="take-lost"):
-    """The rows that were lost with the nodes that held them, each told once. Answered by `LostRows`."""
+    """Ask for rows that were lost with the nodes that stored them. Each is reported once. Answered by `LostRows`."""
 
     id: int
     stream: bytes
 
 
 class Streams(Message, frozen=True, tag="streams"):
-    """The figures of streams by name: of some whose names come after `after`, all of them after None. Answered by
-    `Figures`, which are empty when there are no more. `node`: what that member of the cluster leads of them."""
+    """Ask for the statistics of streams whose names come after `after` (None: all), a page at a time. Answered by
+    `Figures`, empty after the last. `node`: only of the streams that this member leads."""
 
     id: int
     after: str | None
@@ -505,8 +509,8 @@ class Streams(Message, frozen=True, tag="streams"):
 
 
 class Restore(Message, frozen=True, tag="restore"):
-    """A stream of this name and head, to be filled by `PutBack` and `Extend`. Answered by `Opened`. Nobody else sees it
-    before `Restored`; it goes if this client goes before."""
+    """Create a stream from the head of a checkpoint, to be filled by `PutBack` and `PutColumns`. No other client
+    sees it before `Restored`; it is dropped if this client goes before. Answered by `Opened`."""
 
     id: int
     name: str
@@ -522,8 +526,8 @@ class PutBack(Message, frozen=True, tag="put-back"):
 
 
 class PutColumns(Message, frozen=True, tag="put-columns"):
-    """Columns of such rows, by number. `task`: for which they were held by who brought them, -1 for none. Answered by
-    `Done`."""
+    """Columns of such rows, named by number. `task`: the task for which their producer held the rows, -1 for none.
+    Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -535,7 +539,7 @@ class PutColumns(Message, frozen=True, tag="put-columns"):
 
 
 class Restored(Message, frozen=True, tag="restored"):
-    """All of a stream that is being restored is there. Answered by `Done`."""
+    """Publish a stream that is being restored: it is complete. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -545,10 +549,10 @@ class Restored(Message, frozen=True, tag="restored"):
 
 
 class AskTable(Message, frozen=True, tag="ask-table"):
-    """A request that the table's partition decides as it is, for at most so many seconds. `table`: its name. `home`:
-    what the last answer about it had, by which the node knows whether the client's table was lost; empty at first.
-    `staged`, of a write: as in `Append`. `durable`: a table that this makes is durable, and one that is not is refused.
-    Answered by `TableAnswer`. The node sets who asks."""
+    """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
+    from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
+    `staged`, of a write: as in `Append`. `durable`: if the request creates the table, it is durable; a table that is
+    not is refused. Answered by `TableAnswer`. The node fills in the client's name."""
 
     id: int
     table: str
@@ -560,7 +564,8 @@ class AskTable(Message, frozen=True, tag="ask-table"):
 
 
 class WriteInline(Message, frozen=True, tag="write-inline"):
-    """`Put` and a write in one: the columns that it brings, with those of the write's own `ref`. Answered as that."""
+    """`Put` and a write in one message. The columns inside are written together with those of the write's own `ref`.
+    Answered by `TableAnswer`."""
 
     id: int
     columns: Inline
@@ -569,7 +574,7 @@ class WriteInline(Message, frozen=True, tag="write-inline"):
 
 
 class Tables(Message, frozen=True, tag="tables"):
-    """The figures of tables by name, as in `Streams`. Answered by `Figures`."""
+    """Ask for the statistics of tables, as `Streams`. Answered by `Figures`."""
 
     id: int
     after: str | None
@@ -687,7 +692,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Reserved(Message, frozen=True, tag="reserved"):
-    """(shard, segment, offset, size) for each size asked for. `gone`: segments granted before that are no more."""
+    """(shard, segment, offset, size) of each reservation. `gone`: segments granted before that no longer exist."""
 
     id: int
     extents: list[tuple[int, int, int, int]]
@@ -696,14 +701,14 @@ class Reserved(Message, frozen=True, tag="reserved"):
 
 
 class Stored(Message, frozen=True, tag="stored"):
-    """The number of the shard that was put."""
+    """The number of the stored shard."""
 
     id: int
     shard: int
 
 
 class Retained(Message, frozen=True, tag="retained"):
-    """The links that were made to shards of the node `node`, in the order of the request."""
+    """The links to shards of the node `node`, in the order of the request."""
 
     id: int
     node: bytes
@@ -711,19 +716,19 @@ class Retained(Message, frozen=True, tag="retained"):
 
 
 class Kept(Message, frozen=True, tag="kept"):
-    """The numbers of the shards that are kept."""
+    """The numbers of the registered shards."""
 
     id: int
     shards: list[int]
 
 
 OfferTo: TypeAlias = tuple[int, str, str, str, float]
-"""(number of a reader, the kind of its memory, where to listen for it, where it finds that if not there, seconds)."""
+"""(number of the reader, kind of its memory, address to listen on, alternative address, seconds)."""
 
 
 class Keeping(Message, frozen=True, tag="keeping"):
-    """Of the shards that a client keeps: one to be brought to the arena, or to be offered, or whose memory may be used
-    otherwise. Answers no request: `id` is 0."""
+    """To the client that keeps a shard: copy it into the arena (`land`), offer it to a reader (`offer`), or, with
+    neither, reuse its memory. Answers no request: `id` is 0."""
 
     id: int
     shard: int
@@ -736,20 +741,20 @@ KeptOffer: TypeAlias = tuple[int, int, bytes, bytes, str, bytes]
 
 
 class KeptOffers(Message, frozen=True, tag="kept-offers"):
-    """Of the shards asked for those that are offered."""
+    """Those of the shards that are offered."""
 
     id: int
     offers: list[KeptOffer]
 
 
 KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
-"""(shard, number under which its handle is held, size, encoded layout, live bits, handle)."""
+"""(shard, number of the pin on its handle, size, encoded layout, live bits, handle)."""
 
 
 class Held(Message, frozen=True, tag="held"):
-    """Where each shard asked for is (`wire.places`), their layouts, each once, and the live bits of those of which some
-    rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to
-    be asked for; `kept`: see `Pin`; `carried`: the bytes of shards that are not held."""
+    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live bits of shards of
+    which rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`. `apart`: shards whose live bits are read by
+    `LiveRows`. `kept`: shards that a client keeps. `carried`: the bytes of shards that were not pinned."""
 
     id: int
     places: bytes
@@ -763,7 +768,7 @@ class Held(Message, frozen=True, tag="held"):
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
-    """One bit a row that was asked for, 1 for one that counts; empty where all do."""
+    """A bit for each row: 1 if it was not freed. Empty if none was."""
 
     id: int
     bits: bytes
@@ -777,7 +782,7 @@ class Replicated(Message, frozen=True, tag="replicated"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes."""
+    """The token of the stream (8 bytes), its settings, and the prefix of the keys that it generates."""
 
     id: int
     stream: bytes
@@ -786,7 +791,7 @@ class Opened(Message, frozen=True, tag="opened"):
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
-    """The append may come, with this ticket; 0: it was made before."""
+    """The permit. 0: the same append was made before."""
 
     id: int
     stream: bytes
@@ -794,8 +799,7 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 
 class Appended(Message, frozen=True, tag="appended"):
-    """The number of the first row, of rows without keys, and whether the rows are new: else they were there by an
-    earlier call."""
+    """The number of the first row. `new`: False if the same append was made before."""
 
     id: int
     first: int
@@ -803,7 +807,7 @@ class Appended(Message, frozen=True, tag="appended"):
 
 
 class StreamAnswer(Message, frozen=True, tag="stream-answer"):
-    """What the partition of a stream answered."""
+    """The answer of the partition of a stream."""
 
     id: int
     stream: bytes
@@ -811,7 +815,7 @@ class StreamAnswer(Message, frozen=True, tag="stream-answer"):
 
 
 class TableAnswer(Message, frozen=True, tag="table-answer"):
-    """What the partition of a table answered; `home` is for the next `AskTable`."""
+    """The answer of the partition of a table. `home` goes into the next `AskTable`."""
 
     id: int
     home: bytes
@@ -819,8 +823,8 @@ class TableAnswer(Message, frozen=True, tag="table-answer"):
 
 
 class LostRows(Message, frozen=True, tag="lost-rows"):
-    """The key, group and policy version of each, and which tasks had acked it: bit t for task t. `unnamed`: how many
-    rows went with partitions of which every replica has died, by the node of their producers, in hex."""
+    """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
+    rows of partitions that lost every replica: their count by the node of their producers, in hex."""
 
     id: int
     rows: list[tuple[str, str | int | None, int, int]]
@@ -828,21 +832,21 @@ class LostRows(Message, frozen=True, tag="lost-rows"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """It was done."""
+    """Success."""
 
     id: int
 
 
 class Figures(Message, frozen=True, tag="figures"):
-    """The node's statistics, as plain values by name."""
+    """Statistics, as plain values by name."""
 
     id: int
     values: dict[str, Any]
 
 
 class ClockRead(Message, frozen=True, tag="clock-read"):
-    """Nanoseconds of the node's monotonic clock; of another node's, as the asked one's would say them at that moment:
-    `ahead` is how far that clock is ahead of the asked node's, to within `error` nanoseconds."""
+    """Nanoseconds of the node's monotonic clock. For another node: its clock in terms of the asked node's, which it
+    is ahead of by `ahead` nanoseconds, give or take `error`."""
 
     id: int
     now: int
@@ -851,21 +855,22 @@ class ClockRead(Message, frozen=True, tag="clock-read"):
 
 
 class RingList(Message, frozen=True, tag="ring-list"):
-    """Of each ring its number, the process, its name, whether it lives, and of each thread its place, number, name."""
+    """For each ring its number, the process id, its name, whether it lives, and the place, number and name of each
+    thread."""
 
     id: int
     rings: list[tuple[int, int, str, bool, list[tuple[int, int, str]]]]
 
 
 class RingEvents(Message, frozen=True, tag="ring-events"):
-    """Events as `observe.ring` has them, the oldest first."""
+    """Events in the format of `observe.ring`, the oldest first."""
 
     id: int
     events: bytes
 
 
 class Failure(Message, frozen=True, tag="failure"):
-    """The request failed: an error as `errors.describe` gives it. `id` 0: the connection is about to close."""
+    """The request failed with this error (`errors.describe`). `id` 0: the node is about to close the connection."""
 
     id: int
     name: str
@@ -899,9 +904,9 @@ Reply = (
 )
 
 CANCELLED = "Cancelled"
-"""The `Failure.name` that answers a request which its client cancelled."""
+"""`Failure.name` of the answer to a request that its client cancelled."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Decodes messages of these kinds, with the arrays and references in them."""
+    """A decoder of these messages, and of the arrays and references in them."""
     return msgspec.msgpack.Decoder(kind, dec_hook=unhook)

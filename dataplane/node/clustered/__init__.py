@@ -1,7 +1,8 @@
-"""Streams and tables over hosts as clients use them: what they ask goes to the leader of the partition.
+"""Streams and tables of a cluster as the clients of one node use them: each request goes to the leader of the
+partition.
 
-From below: `streams` (the streams that are open on this node), `session` (one client's requests to partitions),
-`retained` and `holders` (the columns here, and on other nodes, that partitions need), `acks`, `snapshots`, `restores`,
-`client` (one client's messages, each answered by one of these), `service` (the streams as a whole); `table_directory`
-(which tables there are), `tables` (what clients ask of them); `durable`, `alone` (what is on disk, also of one node).
+Bottom up: `streams` (the open streams), `session` (the requests of one client to partitions), `acks` and `together`
+(repeated acks, merged appends), `retained` and `holders` (columns that partitions need, here and on other nodes),
+`service` (streams), `table_directory` and `tables` (tables), `durable` and `alone` (what is on disk, also of a node
+outside a cluster).
 """

@@ -1,7 +1,7 @@
-"""Acks of one client, which may be made again while the first is under way, or its outcome unknown.
+"""Acks of one client, which may be repeated while the first is under way or its outcome is unknown.
 
-The session asks on under the sequence of the first, and what comes of that is the answer to the second. Under a
-sequence of its own the second could be refused though the first counts: another leader knows no grant of the one
+The session repeats the request under the sequence of the first, and its outcome is the answer to the second. Under a
+sequence of its own, the second could be refused although the first counts: a new leader knows no grant of the one
 before.
 """
 
@@ -31,7 +31,7 @@ class Acks:
         self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
 
     async def ack(self, partition: Partition, grant: int, replica: int | None = None) -> None:
-        """The rows of a grant are done. Raises LeaseExpired, Lost; OutcomeUnknown: it may be repeated."""
+        """Acknowledge the rows of a grant. Raises LeaseExpired, Lost, OutcomeUnknown (it may be repeated)."""
         key = partition.key, grant, replica
         if key in self._unknown:
             await self._again(key)

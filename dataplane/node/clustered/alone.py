@@ -1,7 +1,7 @@
-"""Durable streams and tables of a node that is of no cluster, beside its others.
+"""Durable streams and tables of a node outside a cluster, beside those that end with the process.
 
-What always holds: before the first client is heard, what the directory has is led, and retained; what nobody needs is
-freed.
+Invariants: before the first client is served, the partitions of the data directory are led and their columns
+retained; columns that nobody needs are freed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Durable:
     """See the module. `life`: how often the directory was opened."""
 
     def __init__(self, node: bytes, store: Store, needed: NeededShards, life: int) -> None:
-        """Raises Corrupt where what was kept is not as it was written."""
+        """Raises Corrupt if the data directory was changed."""
         self._me = node.hex()
         keeping, retained = Keeping(store), Retained(needed)
         self._columns = DurableColumns(keeping, store, needed, retained)
@@ -52,7 +52,7 @@ class Durable:
         self._table_names = TableNames(self.tables)
 
     async def recover(self) -> None:
-        """Have again what the directory has. To be called once, before anybody is heard. Raises Corrupt."""
+        """Recover the data directory. Called once, before any client is served. Raises Corrupt."""
         await self.partitions.recover()
         await self.tables.directory.read_all(self.partitions.coordinator.values())
         await self._columns.recover()
@@ -76,15 +76,15 @@ class Durable:
         return EitherStreams(self, StreamClient(self.service, staged, room), here, local)
 
     def table_client(self, staged: Staged, local: Tables, here: Tabling) -> EitherTables:
-        """The tables of a client, given the tables that are not durable."""
+        """The tables of a client, given those that are not durable."""
         return EitherTables(self._table_names, self.tables.client(staged), local, here)
 
     def find(self, name: str) -> bool:
-        """Whether there is a durable stream of this name."""
+        """Whether there is a durable stream with this name."""
         return self.partitions.directory.find(name) is not None
 
     async def aclose(self) -> None:
-        """End. Idempotent."""
+        """Stop. Idempotent."""
         await self._columns.aclose()
         await self.tables.aclose()
         await self.service.aclose()
@@ -96,7 +96,7 @@ def _unasked(request: object) -> Message:
 
 
 class EitherStreams:
-    """The streams of one client: durable ones, and those that are `here` for as long as the process."""
+    """The streams of one client: durable ones, and those `here`, which end with the process."""
 
     def __init__(self, durable: Durable, clustered: StreamClient, here: StreamClient, local: LocalStreams) -> None:
         self._durable = durable
@@ -105,12 +105,12 @@ class EitherStreams:
         self._local = local
 
     def of(self, token: bytes) -> StreamClient:
-        """Those that the stream of this token is of."""
+        """The kind that the stream with this token is of."""
         return self.here if self._local.has(token) or self.here.restoring(token) else self.clustered
 
     @property
     def expected(self) -> bool:
-        """Whether something was admitted that has not come."""
+        """Whether the client has unused permits."""
         return self.clustered.expected or self.here.expected
 
     def revoke(self) -> None:
@@ -152,6 +152,6 @@ class EitherStreams:
         return self.here.answer(request, deadline)
 
     def _figures(self, request: m.Streams) -> m.Figures:
-        """Of the first streams by name, of both kinds."""
+        """Statistics of streams of both kinds, the first by name."""
         found = self._local.figures(request.after, _STREAMS) | self._durable.service.figures(request.after, _STREAMS)
         return m.Figures(request.id, {name: found[name] for name in sorted(found)[:_STREAMS]})

@@ -1,4 +1,4 @@
-"""Several requests at a time, until all have ended, or the first; and the coordinator, until it answers."""
+"""Waits for several requests at once, and repeats requests to the coordinator until it answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataplane.errors import OutcomeUnknown, PeerUnavailable
 T = TypeVar("T")
 
 PATIENCE_S = 12.0
-"""For which the coordinator is asked again while it does not answer."""
+"""How long requests to a silent coordinator are repeated."""
 
 _PAUSE_S = 0.2
 
 
 async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The answers to all; the first error, once all have ended."""
+    """All answers; the first error, once all have ended."""
     if len(asked) == 1:
         return [await asked[0]]
     found = await asyncio.gather(*asked, return_exceptions=True)
@@ -30,7 +30,7 @@ async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, timeout_s: float | None = None) -> None:
-    """Wait until all have ended or, with `first`, one has; then no other is under way any more. Raises what one did."""
+    """Wait until all have ended or, with `first`, one has; the others are cancelled then. Raises the error of one."""
     tasks = [asyncio.ensure_future(each) for each in asked]
     try:
         how = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
@@ -44,7 +44,8 @@ async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, time
 
 
 async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do what asks the coordinator, and may be done again, until it answers. Raises PeerUnavailable if it does not."""
+    """Do `work`, which asks the coordinator and may be repeated, until it answers. Raises PeerUnavailable if it does
+    not."""
     deadline = Deadline.after(PATIENCE_S)
     while True:
         try:

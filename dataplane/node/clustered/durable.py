@@ -1,11 +1,11 @@
 """Columns of durable partitions: on disk before the command that names them, and retained again after a restart.
 
-What a partition needs of this node is not kept beside it, but for the partition's name: its leader knows, and says so
-when this node has been started again. Until then nothing that was here before is freed, and the partition gets nothing
-new from here; what nobody needs by then is freed.
+Which columns a partition needs here is not noted, only the name of the partition: its leader knows, and is asked after
+a restart. Until it has answered, nothing from before is freed and the partition gets no new columns from here; what it
+does not need is freed then.
 
-What always holds: a command that was answered names columns that are on disk. Where the partition is led here they go
-into the transaction of the command itself, or one before it; elsewhere they are there before the leader is asked.
+Invariant: a command that was answered names columns that are on disk. If the partition is led here, they are written
+in the transaction of the command or an earlier one; else before the leader is asked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AGAIN_S = 0.5
 
 
 def copy_name(key: ShardKey) -> str:
-    """What a copy of another node's shard, or of a link to it, is noted by."""
+    """The name under which a copy of a shard of another node, or of a link to it, is noted."""
     return f"{key[0].hex()}/{shard_of(key[1])}"
 
 
@@ -52,12 +52,12 @@ _decode = msgspec.msgpack.Decoder(int).decode
 
 
 class DurableColumns:
-    """Those of one node. `partitions` are set by who makes them."""
+    """The columns of one node. Its creator sets `partitions`."""
 
     partitions: Partitions
 
     def __init__(self, keeping: Keeping, store: Store, needed: NeededShards, retained: Retained) -> None:
-        """Raises Corrupt where what was kept is not as it was written."""
+        """Raises Corrupt if the data directory was changed."""
         self._me = bytes.fromhex(keeping.me)
         self._store = store
         self._needed = needed
@@ -74,9 +74,9 @@ class DurableColumns:
     # New ones
 
     async def keep(self, partition: str, shards: Sequence[ShardKey], until: Deadline) -> None:
-        """Have the columns in these shards, which are here, or copies of them, on disk before the partition's next
-        command is answered. Raises Backpressure where the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable;
-        PeerUnavailable where the partition does not say in time what it needed before."""
+        """Write the columns in these shards, or copies of them, to disk before the next command of the partition is
+        answered. Raises Backpressure if the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable; PeerUnavailable
+        if the partition does not say in time what it needed before."""
         pending = self._pending.get(partition)
         if pending is not None:
             await self._said(partition, pending, until)
@@ -99,7 +99,7 @@ class DurableColumns:
         return number
 
     def freed(self, key: ShardKey) -> None:
-        """A copy of another node's shard is not here any more."""
+        """A copy of a shard of another node was freed here."""
         self._copies.write({copy_name(key): None}, lazily=True)
 
     async def _said(self, partition: str, pending: asyncio.Event, until: Deadline) -> None:
@@ -119,8 +119,8 @@ class DurableColumns:
     # Those of before
 
     async def recover(self, ready: asyncio.Event | None = None) -> None:
-        """Take over what is on disk, and begin to ask, once it is `ready`, for what of it is needed. To be called once,
-        when the partitions can be asked. Raises Corrupt."""
+        """Load what is on disk, and begin to ask, once `ready` is set, what of it is needed. Called once, when
+        partitions can be asked. Raises Corrupt."""
         shards = {number: (self._me, number) for number in await self._store.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
@@ -134,7 +134,7 @@ class DurableColumns:
         self._asking = self._background.spawn(self._ask_all(shards, ready))
 
     async def recovered(self) -> None:
-        """When this returns, all of them have said what they need."""
+        """Wait until all partitions have said what they need."""
         await self._asking
 
     async def _ask_all(self, shards: Mapping[int, ShardKey], ready: asyncio.Event | None) -> None:
@@ -169,8 +169,8 @@ class DurableColumns:
         pending.set()
 
     async def _held(self, partition: str) -> tuple[list[bytes], int]:
-        """What is needed by now, or was when the first answer was given, and the last entry that there was by then:
-        those after it say what is not needed any more."""
+        """What the partition needs or needed when the first answer was given, and the number of the last entry of
+        the outbox at that time: later entries say what is no longer needed."""
         refs: list[bytes] = []
         last, after = None, -1
         while True:
@@ -184,5 +184,5 @@ class DurableColumns:
             after = found.next
 
     async def aclose(self) -> None:
-        """Ask no more. Idempotent."""
+        """Stop. Idempotent."""
         await self._background.aclose()

@@ -1,7 +1,8 @@
-"""The tables of one client on a node of no cluster: durable ones, which are partitions, and those of the process.
+"""The tables of one client on a node outside a cluster: durable ones, which are partitions, and those that end with the
+process.
 
-What always holds: a name is one table's. A durable one has it from the first request that asks for one, until its
-partition is over; a table of the process until it is dropped.
+Invariant: a name belongs to one table. To a durable one from the first request for one until its partition is over;
+to another until it is dropped.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dataplane.wire import messages as m
 
 
 class TableNames:
-    """Which names of tables are durable on one node."""
+    """The names of durable tables on one node."""
 
     def __init__(self, durable: ClusteredTables) -> None:
         self.durable = durable
         self._asked: Counter[str] = Counter()  # requests under way that ask for a durable table
 
     def has(self, name: str) -> bool:
-        """Whether there is a durable table of this name, or one is being made."""
+        """Whether there is a durable table with this name, or one is being created."""
         record = self.durable.directory.find(name)
         return self._asked[name] > 0 or (record is not None and record.key is not None)
 
     async def made(self, name: str, answer: Waiting) -> m.Reply:
-        """The reply, while the name is a durable table's."""
+        """The reply; meanwhile the name belongs to a durable table."""
         self._asked[name] += 1
         try:
             return await answer()
@@ -43,7 +44,7 @@ class TableNames:
 
 
 class EitherTables:
-    """See the module. `names` are the node's, `local` the tables of its process."""
+    """See the module. `names` are those of the node, `local` the tables of its process."""
 
     def __init__(self, names: TableNames, durable: TableClient, local: Tables, here: Tabling) -> None:
         self._names = names
@@ -52,7 +53,7 @@ class EitherTables:
         self._here = here
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
-        """As `Tabling.answer`. Raises Misuse where a table is to be durable that is not."""
+        """As `Tabling.answer`. Raises Misuse if a table has to be durable and is not."""
         if isinstance(request, m.Tables):
             return self._figures(request)
         if not self._is_durable(request):
@@ -82,7 +83,7 @@ class EitherTables:
         return partial(self._names.made, request.table, answer) if request.durable else answer
 
     def _figures(self, request: m.Tables) -> m.Figures:
-        """Of the first tables by name, of both kinds."""
+        """Statistics of tables of both kinds, the first by name."""
         after = request.after
         found = self._local.figures(after, TABLES) | self._names.durable.figures(after, TABLES)
         return m.Figures(request.id, {name: found[name] for name in sorted(found)[:TABLES]})

@@ -1,8 +1,7 @@
-"""Columns are retained where they are: here, and on other nodes that store some of them or have copies.
+"""Retains columns where they are: here, and on the other nodes that store some of them or have copies.
 
-What always holds: who claims columns for a partition and is told that the partition has not taken them lets go of all
-of them, wherever they are. Where the claimer's node ends in between, other nodes keep what it claimed for a partition
-until that says otherwise or is gone.
+Invariant: a claim that its partition did not take is released everywhere. If the node of the claimer ends in
+between, other nodes keep the columns until the partition says otherwise or is gone.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _AGAIN_S = (0.25, 5.0)  # between tries of what another node has to be told: at 
 _REF_BYTES = 1 << 20  # of encoded references, about, in one message
 
 MAX_CLAIMS = 1 << 16
-"""Claims of other nodes that nothing was said of yet."""
+"""Claims of other nodes whose outcome is open."""
 
 
 class Claim:
-    """Columns that are retained for a holder, until it is `released`, or `taken` by the holder."""
+    """Columns that are retained for a holder until they are `released`, or `taken` by it."""
 
     def __init__(self, holders: Holders, needs: list[Need], nodes: Sequence[bytes], number: int) -> None:
         self._holders = holders
@@ -46,7 +45,7 @@ class Claim:
         self._number = number
 
     def taken(self) -> None:
-        """The holder has them now, and says itself when it does not need them any more."""
+        """The holder has them now, and says itself when it needs them no more."""
         self._holders.tell(self._nodes, self._number, taken=True)
         self._nodes = ()
         self._needs = []
@@ -61,7 +60,8 @@ class Claim:
 
 
 class Holders:
-    """The claims of one node, and those of others here. `me`: the node. `keep`: see `durable.DurableColumns.keep`."""
+    """The claims of one node, and those of other nodes here. `me`: the node. `keep`: see
+    `durable.DurableColumns.keep`."""
 
     def __init__(
         self, me: bytes, retained: Retained, members: Membership, peers: Peers, keep: Keep | None = None
@@ -86,10 +86,10 @@ class Holders:
         *,
         rows: int = 0,
     ) -> Claim:
-        """Have these references retained for a holder by all that store them, and by the nodes that have `copies`.
-        `rows`: how many rows they bring that are new. `until`: for how long a holder is waited for that does not say
-        yet what it needs here. Raises Freed, Corrupt, LimitExceeded; OwnerDied, PeerUnavailable: then nothing is
-        retained."""
+        """Have the columns of these references retained for a holder by all nodes that store them and by those that
+        have `copies`. `rows`: how many new rows they are of. `until`: how long to wait for a holder that has not
+        said yet what it needs here. Raises Freed, Corrupt, LimitExceeded; OwnerDied, PeerUnavailable: then nothing
+        is retained."""
         needs: list[Need] = []
         others = self._others(refs, copies)
         claim = Claim(self, needs, list(others), next(self._numbers))
@@ -113,7 +113,7 @@ class Holders:
         await self._keep(holder, [key for need in needs for key in need.shards], until or Deadline.after(_KEEP_S))
 
     def _others(self, refs: Sequence[BatchRef], copies: Iterable[bytes]) -> dict[bytes, list[list[bytes]]]:
-        """By node, the references that it has something of, as messages have them."""
+        """For each other node the references that it has something of, encoded."""
         found: dict[bytes, list[list[bytes]]] = {}
         copies = tuple(copies)
         for ref in refs:
@@ -135,12 +135,12 @@ class Holders:
         return address
 
     def tell(self, nodes: Iterable[bytes], number: int, *, taken: bool) -> None:
-        """Say to other nodes what has become of a claim."""
+        """Tell other nodes the outcome of a claim."""
         for node in nodes:
             self._background.spawn(self._tell(node, number, taken))
 
     async def _tell(self, node: bytes, number: int, taken: bool) -> None:
-        """Until it is answered, or the node is gone with all that it kept."""
+        """Repeat until it is answered, or the node is gone."""
         pause_s = _AGAIN_S[0]
         while not self._members.gone(node.hex()):
             address = self._members.address(node.hex())
@@ -155,9 +155,8 @@ class Holders:
     # of others
 
     async def retain(self, request: pm.RetainColumns) -> None:
-        """Another node claims columns. Raises Freed, Corrupt, LimitExceeded; for a durable
-        partition Backpressure, Misuse; PeerUnavailable for who is no member here,
-        yet: that it has ended would not be heard."""
+        """Another node claims columns. Raises Freed, Corrupt, LimitExceeded; for a durable partition Backpressure,
+        Misuse; PeerUnavailable for a node that is not a member yet: its end would not be noticed."""
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:
@@ -173,13 +172,13 @@ class Holders:
             await self._persist(request.holder, needs)
 
     def release(self, request: pm.ReleaseColumns) -> None:
-        """Another node says what has become of its claim."""
+        """Another node tells the outcome of its claim."""
         for need in self._claimed.pop((request.node, request.number), ()):
             if not request.taken:
                 self.retained.release(need)
 
     def gone(self, node: bytes) -> None:
-        """This node has ended: nobody says what has become of its claims."""
+        """The node has ended: nobody will tell the outcome of its claims."""
         for key in [key for key in self._claimed if key[0] == node]:
             del self._claimed[key]
 

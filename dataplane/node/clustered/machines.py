@@ -1,4 +1,4 @@
-"""The state machine of a partition, by its key: a node that is asked to have a replica knows no more."""
+"""The state machine of a partition, by its key, which is all that a node knows when it is asked for a replica."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from dataplane.replication.machine import StateMachine
 
 
 def machine(partition: str) -> StateMachine:
-    """Its machine, before its first command."""
+    """The state machine, before its first command."""
     return table_directory.machine(partition) if kind_of(partition) == TABLES else streams.machine(partition)

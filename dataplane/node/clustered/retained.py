@@ -1,10 +1,10 @@
 """The shards of this node that partitions need, wherever these are led.
 
-An append or extend names columns; before a partition is asked to take them, the nodes that store them, or have copies,
-retain them for it. The partition says by its outbox (`partitions.columns`) when no row needs them any more.
+Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
+partition says by its outbox (`partitions.columns`) when no row needs them any more.
 
-What always holds: what a partition has taken is retained here until the partition says otherwise, or is gone; an entry
-that is told again changes nothing.
+Invariants: columns that a partition has taken are retained until it says otherwise or is gone; a repeated entry
+changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
-    """What a holder needs of a reference: the shards of it that are here. `rows`: how many rows it brought."""
+    """The shards of a reference that are here and that a holder needs. `rows`: how many rows were appended with it."""
 
     holder: str
     ref: BatchRef
@@ -32,7 +32,7 @@ class Need:
 
 
 class Retained:
-    """All of one node. A holder is a partition, by its key, or anybody else who lets go by itself."""
+    """The retained shards of one node. A holder is the key of a partition, or anybody who releases by himself."""
 
     def __init__(self, needed: NeededShards) -> None:
         self._needed = needed
@@ -40,21 +40,21 @@ class Retained:
         self._told: dict[str, int] = {}  # by partition, the last entry
 
     def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
-        """Keep what is here of `ref`, which brings so many rows, for this holder. Raises Freed, Corrupt,
-        LimitExceeded."""
+        """Retain what is here of `ref`, with which so many rows are appended, for this holder. Raises Freed,
+        Corrupt, LimitExceeded."""
         need = Need(holder, ref, self._needed.need(ref), rows)
         if need.shards:
             self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
         return need
 
     def release(self, need: Need) -> None:
-        """The holder does not need it, after all; who else has columns there has them still. Idempotent."""
+        """The holder does not need it. Other holders keep theirs. Idempotent."""
         if self._take(need):
             self._needed.unneed(need.shards)
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """A leader tells that no row of its partition needs these references any more, or cells of them
-        (`table.freeing`); `last` is the number of the last entry. Raises ProtocolMismatch for what is none."""
+        """A leader says that no row of its partition needs these references, or cells of them (`table.freeing`).
+        `last`: the number of the last entry. Raises ProtocolMismatch."""
         known = self._told.get(partition, 0)
         if last <= known:
             return
@@ -72,8 +72,8 @@ class Retained:
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
-        """After a restart: what the partition's rows need here, as of the entry `last`. What is not there any more is
-        missed by who reads it."""
+        """After a restart: what the rows of the partition need here, as of the entry `last`. Missing shards are
+        noticed by whoever reads them."""
         for encoded in refs:
             try:
                 ref = BatchRef.decode(encoded)
@@ -84,7 +84,7 @@ class Retained:
         self._told[partition] = last
 
     def drop(self, holder: str) -> None:
-        """The partition is gone, with all its rows. Idempotent."""
+        """The partition is gone. Idempotent."""
         self._told.pop(holder, None)
         for needs in self._needs.pop(holder, {}).values():
             for need in needs:
@@ -92,16 +92,15 @@ class Retained:
 
     @property
     def holders(self) -> list[str]:
-        """Those that need anything here."""
+        """The holders that need anything here."""
         return list(self._needs)
 
     def rows(self, holder: str) -> int:
-        """How many rows producers here have brought to this holder whose columns are kept for it."""
+        """How many rows producers here appended for this holder whose columns are retained."""
         return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)
 
     def _find(self, partition: str, ref: BatchRef) -> list[Need]:
-        """What was retained of a reference that appends have brought: by one, or shard by shard by several that came
-        together."""
+        """What was retained for a reference: by one append, or shard by shard for merged appends."""
         by_shards, shards = self._needs.get(partition, {}), ref.shards()
         found = by_shards.get(frozenset(shards), ())
         if len(found) == 1:
@@ -117,7 +116,7 @@ class Retained:
         return several
 
     def _take(self, need: Need) -> bool:
-        """Remember it no more; whether it was remembered."""
+        """Forget the need. Returns whether it was known."""
         needs = self._needs.get(need.holder)
         key = frozenset(need.ref.shards())
         several = () if needs is None else needs.get(key, ())

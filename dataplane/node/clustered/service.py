@@ -1,7 +1,7 @@
-"""The streams of the cluster for one node: what its clients ask, and what other nodes ask of it.
+"""The streams of the cluster on one node: requests of its clients and of other nodes.
 
-What always holds: each client has one session, and it ends with the client; what partitions need here is let go of when
-they are gone, also with a stream that another node dropped.
+Invariants: each client has one session, which ends with it; columns that partitions need here are released when the
+partitions are gone, also when another node dropped the stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PAUSE_S = 0.02  # until the record of a stream says what has become of its part
 
 
 class Restoring:
-    """A stream that is being restored, and has no name yet."""
+    """A stream that is being restored and has no name yet."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -55,8 +55,8 @@ class Restoring:
 
 
 class ClusteredStreams:
-    """See the module. `partitions` are the node's, started and ended by their owner, and tell `retained` what rows do
-    not need any more."""
+    """See the module. `partitions` are started and stopped by their owner, and tell `retained` what rows no longer
+    need."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class ClusteredStreams:
         self._retained.drop(restored.partition.key)
 
     async def on(self, stream: Stream, work: Callable[[Partition], Awaitable[T]]) -> T:
-        """Do this with the stream's partition. Where every replica of that has died, with the next, which is made.
-        Raises Closed once the stream was dropped, PeerUnavailable, and what `work` raises."""
+        """Do `work` with the partition of the stream; if every replica of that has died, with its successor, which
+        is created. Raises Closed once the stream is dropped, PeerUnavailable, and what `work` raises."""
         directory, until = self.partitions.directory, Deadline.after(ASK_S)
         while True:
             partition = stream.partition
@@ -162,7 +162,7 @@ class ClusteredStreams:
             await asyncio.sleep(_PAUSE_S)
 
     async def drop(self, stream: Stream) -> None:
-        """There is no such stream any more, on any node that answers. Raises Closed, PeerUnavailable."""
+        """Drop the stream on every node that answers. Raises Closed, PeerUnavailable."""
         record = stream.record
         await patiently(lambda: self.partitions.directory.drop(stream.name, record.generation))
         self._dropped(record)
@@ -181,13 +181,13 @@ class ClusteredStreams:
         self.streams.forget(record)
 
     def _over(self, partition: str) -> None:
-        """There is no such partition any more: what it needed is free."""
+        """The partition no longer exists: release what it needed."""
         self._retained.drop(partition)
         self.partitions.columns.forget(partition)
 
     async def take_lost(self, request: m.TakeLost, stream: Stream, session: Session) -> m.LostRows:
-        """Rows that are lost, each told once; of a partition of which every replica has died, how many there were by
-        the node of their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
+        """Lost rows, each reported once; for a partition of which every replica has died, their count by the node of
+        their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
         found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
         rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
         unnamed: dict[str, int] = {}
@@ -200,8 +200,7 @@ class ClusteredStreams:
     # figures
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
-        """By stream, the figures of the partitions that this node leads: of the first streams by name, or of those
-        after this one."""
+        """Statistics of the streams whose partitions are led here and whose names come after this one."""
         led = {
             hosted.machine.name: hosted
             for hosted in self.partitions.replicas
@@ -215,8 +214,8 @@ class ClusteredStreams:
         return {name: values for name, values in measured.items() if values is not None}
 
     def led(self, now: float) -> list[tuple[str, str, Home, Waiting, bool, float]]:
-        """Of each partition that this node leads its key, the stream's name, its home, who waits, whether no other node
-        led it before, and `now`, which is of this node's clock, by the home's."""
+        """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no
+        other node led it before, and `now` in the partition's time."""
         found = []
         for hosted in self.partitions.replicas:
             machine = hosted.machine
@@ -233,7 +232,7 @@ class ClusteredStreams:
     # other nodes
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
-        """What another node is answered; None for what is not about streams. Raises as `Retained.retain`."""
+        """The answer to another node; None if the request is not about streams. Raises as `Retained.retain`."""
         match request:
             case pm.RetainColumns():
                 return self._retain(request)
@@ -256,19 +255,19 @@ class ClusteredStreams:
                 self.holders.gone(bytes.fromhex(node))
 
     async def dropped(self, stream: Stream) -> bool:
-        """Whether there is no such stream any more, by what the coordinator says."""
+        """Whether the stream was dropped, according to the coordinator."""
         with suppress(Unavailable, OutcomeUnknown):
             await self.partitions.directory.read(stream.name)
         return stream.dropped
 
     async def aclose(self) -> None:
-        """Ask nothing more. Idempotent."""
+        """Stop. Idempotent."""
         await self.holders.aclose()
         await self._background.aclose()
 
 
 def _measured(hosted: Hosted) -> dict[str, Any] | None:
-    """The figures of a partition that is led here; None where it has no leader now."""
+    """The statistics of a partition led here; None if it has no leader now."""
     answers: list[bytes | DataplaneError] = []
     hosted.request(r.encode_request(r.Measure()), answers.append)
     result = r.decode_result(answers[0]) if answers and isinstance(answers[0], bytes) else None

@@ -55,8 +55,8 @@ _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How partitions of one kind are asked. `numbered`: the requests that change rows. `leave`: what is said for a
-    client that has gone, which may have `ended`; None for nothing."""
+    """How partitions of one kind are asked. `numbered`: the requests that change rows. `leave`: the request for a
+    client that has gone and may have `ended`; None for no request."""
 
     numbered: frozenset[type]
     decode: Callable[[bytes], Any]
@@ -84,7 +84,7 @@ class _Sequences:
         self._changed = asyncio.Event()
 
     async def take(self) -> int:
-        """The next one, once it is in the window."""
+        """The next sequence, once it is within the window."""
         while self._open and self._next - next(iter(self._open)) >= WINDOW:
             await self._wait()
         number, self._next = self._next, self._next + 1
@@ -92,12 +92,12 @@ class _Sequences:
         return number
 
     def over(self, number: int) -> None:
-        """This one is settled, or 0: none was taken."""
+        """The sequence is settled; 0: none was taken."""
         self._open.pop(number, None)
         self._changed.set()
 
     async def settled(self) -> None:
-        """Wait until all are."""
+        """Wait until all sequences are settled."""
         while self._open:
             await self._wait()
 
@@ -106,12 +106,12 @@ class _Sequences:
         await self._changed.wait()
 
     def __bool__(self) -> bool:
-        """Whether any is not settled."""
+        """Whether any sequence is open."""
         return bool(self._open)
 
 
 class Session:
-    """One client, by its name: NODE/LIFE/NUMBER."""
+    """One client, named NODE/LIFE/NUMBER."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Session:
         calls: Calls = STREAMS,
         together: Together | None = None,
     ) -> None:
-        """`together`: what appends go through that may go with those of other clients of this node."""
+        """`together`: merges appends with those of other clients of this node."""
         self.client = client
         self._together = together
         self._calls = calls
@@ -165,7 +165,7 @@ class Session:
         await self._acks.ack(partition, grant, replica)
 
     async def _once(self, call: _Call) -> Outcome:
-        """Of a request that changes rows."""
+        """Send a request that changes rows."""
         sequences = self._sequences(call.partition)
         number = 0
         try:
@@ -194,7 +194,7 @@ class Session:
         return outcome
 
     async def _plainly(self, call: _Call, kind: type[R], late: Callable[[R], None] | None) -> Outcome:
-        """Of one that may be repeated. Who is late or cancelled may be given something all the same."""
+        """Send a request that may be repeated. A late answer may still grant something."""
         self._sequences(call.partition)
         body = r.encode_request(msgspec.structs.replace(call.request, client=self.client))
         if late is None:
@@ -226,7 +226,7 @@ class Session:
         return await router.ask(key, body, until, queue=queue, wait_s=wait_s, late=late)
 
     async def _settle(self, call: _Call, body: bytes, sequences: _Sequences, number: int) -> None:
-        """Ask on, under the same sequence, until the outcome is known, or the partition is gone."""
+        """Repeat the request under its sequence until the outcome is known or the partition is gone."""
         try:
             call.settle(await self._settled(call.partition.key, body))
         finally:
@@ -246,24 +246,24 @@ class Session:
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 
     def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
-        """Ask without waiting for the answer, which does not matter; until there is one."""
+        """Send a request without waiting for its answer; it is repeated until there is one."""
         if type(request) in self._calls.numbered:
             return self.run_soon(lambda: self.ask(partition, request, r.Result))  # is asked on by itself
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
         return self._background.spawn(self._settled(partition.key, body))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
-        """Do this without waiting for it; an error of it does not matter."""
+        """Run `work` in the background. Its errors are ignored."""
         return self._background.spawn(_quietly(work))
 
     def give_back_soon(self, partition: Partition, grant: int) -> None:
-        """Give back rows that nobody has seen. A grant is given back once, so this needs no sequence, which a client
-        that has gone has not."""
+        """Give back rows that nobody has seen. A grant is given back once, so this needs no sequence; a client that
+        has gone has none."""
         request = r.Nack(client=self.client, grant=grant, seen=False)
         self._background.spawn(self._settled(partition.key, r.encode_request(request)))
 
     def leave(self) -> None:
-        """The client has gone: what it holds goes to others."""
+        """The client has gone: others are given what it holds."""
         self._acks.leave()
         for key, sequences in self._asked.items():  # which stay: what is known late is under the next
             self._background.spawn(self._leave(key, sequences))
@@ -300,7 +300,7 @@ class _Call:
 
 
 def _outcome(result: bytes, request: r.Request | None, decode: Callable[[bytes], Any]) -> Outcome:
-    """What a partition has answered, or refused with."""
+    """The answer of a partition, or the error with which it refused."""
     if result == NOTHING:
         full = request is None or isinstance(request, _ADMITS)
         return Backpressure("the stream is full") if full else NotReady("no rows became ready")

@@ -1,10 +1,10 @@
 """The streams of the cluster that are open on this node, by name and by token.
 
-A stream's token is of its name and generation, so it is the same on every node, and a row's name never changes. A
-stream has one partition. Where every replica of that has died, the next who needs the stream has another made, which
-numbers rows and grants far above those of the one before.
+The token of a stream is derived from its name and generation, so it is the same on every node, and keys of rows never
+change. A stream has one partition. If every replica of that has died, the next node that needs the stream creates
+another, which numbers rows and grants far above those before.
 
-What always holds: a stream that was dropped is `Closed` for who opened it, also when there is another of its name.
+Invariant: a dropped stream is `Closed` for those who had it open, also if there is another with its name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _settings = msgspec.msgpack.Decoder(Settings)
 
 
 def decode_settings(settings: bytes) -> Settings:
-    """Raises Corrupt for what no node wrote."""
+    """Raises Corrupt for anything but encoded settings."""
     try:
         return _settings.decode(settings)
     except msgspec.MsgspecError as error:
@@ -42,20 +42,20 @@ def decode_settings(settings: bytes) -> Settings:
 
 
 def opening(record: Record) -> bytes:
-    """The first request to a stream's partition."""
+    """The first request to the partition of a stream."""
     settings = decode_settings(record.settings)
     first = max(0, record.number) * _ROWS
     return r.encode_request(r.Open(settings=settings, mark=record.generation, first=first))
 
 
 def machine(partition: str) -> StreamMachine:
-    """The state machine of the partition of this key, before its first command: a follower is asked to have a replica
+    """The state machine of the partition with this key, before its first command: a follower is asked for a replica
     of a key, and knows no settings."""
     return StreamMachine(name_of(partition))
 
 
 def token_of(name: str) -> bytes:
-    """The token of a partition's key, or of NAME/GENERATION of a stream."""
+    """The token of the key of a partition, or of NAME/GENERATION of a stream."""
     return hashlib.blake2b(name.encode(), digest_size=TOKEN_BYTES).digest()
 
 
@@ -86,13 +86,13 @@ class Stream:
 
     @property
     def dropped(self) -> bool:
-        """Whether there is no such stream any more, as far as is known here."""
+        """Whether the stream was dropped, as far as is known here."""
         record = self._directory.find(self.name)
         return record is None or record.generation != self.generation
 
     @property
     def record(self) -> Record:
-        """Its record as it is now. Raises Closed once it was dropped."""
+        """Its record as it is now. Raises Closed if it was dropped."""
         record = self._directory.find(self.name)
         if record is None or record.generation != self.generation:
             raise Closed("the stream was dropped")
@@ -100,7 +100,7 @@ class Stream:
 
     @property
     def partition(self) -> Partition | None:
-        """Its partition; None where that was lost, and no other was made yet. Raises Closed."""
+        """Its partition; None if that was lost and no other was created yet. Raises Closed."""
         record = self.record
         if record.key is None:
             return None
@@ -110,7 +110,7 @@ class Stream:
 
 
 class Streams:
-    """All of one node."""
+    """The open streams of one node."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -121,8 +121,8 @@ class Streams:
         return iter([*self._by_name.values()])
 
     async def open(self, name: str, settings: Settings | None) -> Stream:
-        """The stream of this name, made if there is none and settings are given. Raises Misuse where there is none, or
-        one with other settings; LimitExceeded, Unavailable, OutcomeUnknown."""
+        """The stream with this name; created if there is none and settings are given. Raises Misuse if there is
+        none, or one with other settings; LimitExceeded, Unavailable, OutcomeUnknown."""
         stream = self._by_name.get(name)
         if stream is None or stream.dropped:
             if len(self._by_name) >= MAX_STREAMS:
@@ -163,14 +163,14 @@ class Streams:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
 
     def find(self, token: bytes) -> Stream:
-        """The stream of this token. Raises Closed where none that is open has it."""
+        """The open stream with this token. Raises Closed."""
         stream = self._by_token.get(token)
         if stream is None:
             raise Closed("the stream was dropped")
         return stream
 
     def named(self, token: bytes) -> Stream | None:
-        """The stream of this token, if it is open here and was not dropped."""
+        """The open stream with this token that was not dropped, or None."""
         stream = self._by_token.get(token)
         return None if stream is None or stream.dropped else stream
 

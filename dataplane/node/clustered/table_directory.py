@@ -1,11 +1,11 @@
-"""Which tables there are, and where: a table is one partition with a follower, and the coordinator has a record of it.
+"""The tables of the cluster and their partitions: a table is one partition with a follower, and has a record at the
+coordinator.
 
 A record without a partition is kept for a while. It has what a new partition of the name needs: the number of the next
-row, so that no number ever means another row, and the tokens of partitions that were lost, so that who knew one of them
-is told.
+row, so that no number is reused, and the tokens of lost partitions, so that clients that knew one of them are told.
 
-What always holds: a table has one partition; it goes once there is no table in it, and nobody has to be told anything,
-for `IDLE_S`, or when every replica has died.
+Invariant: a table has one partition. It ends when it has had no table and an empty outbox for `IDLE_S`, or when
+every replica has died.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dataplane.table.machine import TableMachine
 log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""For which a partition without a table stays."""
+"""How long a partition without a table is kept."""
 REMEMBER_S = 3600.0
-"""For which the number of the next row of a table that went is remembered."""
+"""How long the number of the next row of a dropped table is remembered."""
 
 _LOST = 16  # tokens of lost partitions that a record keeps
 _ASK_S = 5.0
@@ -43,7 +43,7 @@ _CHANGES = 48  # bits of the number that changes go on from
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
-    """What a record keeps of earlier partitions: the number of the next row, and the tokens of those that were lost."""
+    """What a record keeps of earlier partitions: the number of the next row, and the tokens of lost ones."""
 
     next: int = 0
     lost: tuple[bytes, ...] = ()
@@ -54,7 +54,7 @@ _decoder = msgspec.msgpack.Decoder(Past)
 
 
 def past(record: Record | None) -> Past:
-    """What a record says of earlier partitions. Raises Corrupt."""
+    """What a record keeps of earlier partitions. Raises Corrupt."""
     try:
         return Past() if record is None else _decoder.decode(record.settings)
     except msgspec.MsgspecError as error:
@@ -62,17 +62,17 @@ def past(record: Record | None) -> Past:
 
 
 def machine(partition: str) -> TableMachine:
-    """The state machine of the partition of this key."""
+    """The state machine of the partition with this key."""
     return TableMachine(name_of(partition))
 
 
 def opening(record: Record) -> bytes:
-    """The first request to a table's partition."""
+    """The first request to the partition of a table."""
     return r.encode_request(r.Open(first=past(record).next, changes=secrets.randbits(_CHANGES)))
 
 
 class TableDirectory(Directory):
-    """See the module. `run` takes care of records until it is cancelled."""
+    """See the module. `run` works until cancelled."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class TableDirectory(Directory):
     # Making
 
     async def record(self, name: str) -> Record | None:
-        """The record of a table: one with a partition as last seen here, else as it is now. Raises Unavailable,
+        """The record of a table: as last seen here if that has a partition, else as it is now. Raises Unavailable,
         Corrupt."""
         record = self.find(name)
         return record if record is not None and record.key is not None else await self.read(name)
 
     async def made(self, name: str, *, durable: bool = False) -> Record:
-        """The record of a table, whose partition is made if there is none, to be durable or not. Raises LimitExceeded,
-        Unavailable, OutcomeUnknown, PeerUnavailable; Misuse where this node keeps nothing, or the table is there and is
-        not durable."""
+        """The record of a table with a partition, which is created if there is none. Raises LimitExceeded,
+        Unavailable, OutcomeUnknown, PeerUnavailable; Misuse if this node has no data directory, or the table exists
+        and is not durable."""
         record = await self.record(name)
         if durable and record is not None and record.key is not None and not record.durable:
             record = await self._emptied(record)
@@ -116,8 +116,7 @@ class TableDirectory(Directory):
         return record
 
     async def _emptied(self, record: Record) -> Record | None:
-        """The record without its partition, which is not durable, if there is no table in it. Raises Misuse where there
-        is one."""
+        """The record without its partition, which is not durable, if it has no table. Raises Misuse if it has one."""
         if not await self.retire(record.key or ""):
             raise Misuse(f"the table {record.name!r} was made not to be durable: drop it first, or open it so")
         return await self.read(record.name)
@@ -125,7 +124,7 @@ class TableDirectory(Directory):
     # Going
 
     async def is_lost(self, name: str, key: str) -> bool:
-        """The partition of this key is not found: whether every replica has died, which is said then. Raises
+        """The partition with this key is not found: whether every replica has died, which is then recorded. Raises
         Unavailable, OutcomeUnknown, Corrupt."""
         await self.lost(name, key)
         return token_of(key) in past(self.find(name)).lost
@@ -135,8 +134,8 @@ class TableDirectory(Directory):
         return record.without(_encode(Past(0, lost)))
 
     async def retire(self, key: str) -> bool:
-        """End a partition that has no table, unless it is in use again; whether that was done. Raises as `Router.ask`;
-        Unavailable, OutcomeUnknown."""
+        """End a partition that has no table, unless it is in use again. Returns whether it ended. Raises as
+        `Router.ask`; Unavailable, OutcomeUnknown."""
         name = name_of(key)
         answer = r.decode_result(await self._router.ask(key, r.encode_request(r.Retire()), Deadline.after(_ASK_S)))
         if not isinstance(answer, r.Retired) or not answer.gone:
@@ -149,8 +148,8 @@ class TableDirectory(Directory):
         return True
 
     async def named(self, key: str) -> bool | None:
-        """Whether a record names this partition, by what the coordinator has now; None where it has no record, as when
-        it was wiped. Raises Unavailable, Corrupt."""
+        """Whether a record names this partition, according to the coordinator; None if it has no record, as after a
+        wipe. Raises Unavailable, Corrupt."""
         value = await self._coordinator.read(self.records.key(name_of(key)))
         if value is None:
             return None
@@ -164,7 +163,7 @@ class TableDirectory(Directory):
         await self._forget_old()
 
     async def _end_idle(self) -> None:
-        """End partitions that are led here and have had no table for a while."""
+        """End partitions led here that have had no table for a while."""
         now = monotonic()
         idle = [hosted.partition for hosted in self._replicas if _is_idle(hosted, now)]
         self._idle = {key: self._idle.get(key, now) for key in idle}
@@ -176,7 +175,7 @@ class TableDirectory(Directory):
                 await self.retire(key)
 
     async def _forget_old(self) -> None:
-        """Take records away that have had no partition for long."""
+        """Delete records that have had no partition for long."""
         now = monotonic()
         over = {record.name: record for record in self.records if record.key is None}
         known, self._over = self._over, {}

@@ -1,12 +1,12 @@
-"""Tables of the cluster, as the clients of one node use them: each call is a request to the leader of the table's
-partition.
+"""Tables of the cluster as the clients of one node use them: each call is a request to the leader of the partition of
+the table.
 
-A table is made by the first write, or by who waits for its rows. A client knows it by the token of its partition: where
-that was lost, with every node that had a replica, the client is told `OwnerDied`, so that nobody takes a new table of
-the name for the old.
+A table is created by the first write, or by a client that waits for its rows. A client knows it by the token of its
+partition: if that was lost with every replica, the client gets `OwnerDied`, so that nobody takes a new table of the
+name for the old.
 
-What always holds: the columns of a write are retained where they are stored before the partition is asked, and let go
-of where it has not taken them; a call that is asked again is done once.
+Invariants: the columns of a write are retained before the partition is asked, and released if it did not take them;
+a repeated call is executed once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CALLS = Calls(
 
 
 class ClusteredTables:
-    """The tables of the cluster, for one node. `life`: of its process."""
+    """The tables of the cluster, for one node. `life`: the incarnation of its process."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ClusteredTables:
         sweep_s: float = SWEEP_S,
         **options: float,
     ) -> None:
-        """`sweep_s`: between looks at what is over. `options`: as for `TableDirectory`."""
+        """`sweep_s`: interval of the search for what is over. `options`: as for `TableDirectory`."""
         self._sweep_s = sweep_s
         self.partitions = partitions
         self.holders = holders
@@ -91,23 +91,23 @@ class ClusteredTables:
         return TableClient(self, Session(name, self.partitions, self._background, CALLS), staged)
 
     def start(self) -> None:
-        """Take care of tables."""
+        """Start."""
         self._background.spawn(self.directory.run())
         self._background.spawn(self._sweep())
 
     async def aclose(self) -> None:
-        """Ask nothing more. Idempotent."""
+        """Stop. Idempotent."""
         await self._background.aclose()
         await self.directory.aclose()
 
     # Which there are
 
     def __len__(self) -> int:
-        """How many are led here."""
+        """How many tables are led here."""
         return len(self.figures())
 
     def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
-        """The figures of the first tables by name that are led here, of those after this name; at most so many."""
+        """Statistics of the tables led here whose names come after this one, at most so many."""
         now = monotonic()
         led = {
             hosted.machine.name: hosted.machine.table
@@ -118,11 +118,11 @@ class ClusteredTables:
         return {name: figures_of(led[name]) for name in names}
 
     def answer(self, request: pm.LedTables) -> m.Figures:
-        """What another node is told of the tables that are led here."""
+        """The answer to another node that asks for the tables led here."""
         return m.Figures(request.id, self.figures(request.after, TABLES))
 
     async def listed(self, request: m.Tables) -> m.Reply:
-        """The figures of the first tables of all nodes that answer."""
+        """Statistics of the first tables by name of all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
         addresses = [members.address(node) for node in members.current if node != members.me]
@@ -147,7 +147,7 @@ class ClusteredTables:
                 log.info("what tables need here is looked after later: %s", error)
 
     async def sweep(self) -> None:
-        """Drop what partitions need here that are gone. Raises Unavailable, Corrupt."""
+        """Release what partitions that are gone needed here. Raises Unavailable, Corrupt."""
         unknown, self._unknown = self._unknown, {}
         for key in self.holders.retained.holders:
             if kinds.kind_of(key) != kinds.TABLES or self.directory.names(key):
@@ -172,13 +172,13 @@ class TableClient:
         self._staged = staged
 
     def answer(self, request: TableRequest, deadline: Deadline) -> Waiting:
-        """What has to be called and awaited for the reply."""
+        """A function to call and await for the reply."""
         if isinstance(request, m.Tables):
             return partial(self._tables.listed, request)
         return partial(self._answer, request, checked(request), deadline)
 
     def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> Waiting:
-        """As `answer`, of a write with these columns, whatever its `ref` is."""
+        """As `answer`, for a write with these columns in place of its own `ref`."""
         what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
         return partial(self._answer, request, what, deadline)
 
@@ -204,8 +204,8 @@ class TableClient:
             await asyncio.sleep(_PAUSE_S)
 
     async def _table(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
-        """The record of the table; None where there is none and this makes none. Raises OwnerDied where the client's
-        was lost, Misuse where it is to be durable and is not."""
+        """The record of the table; None if there is none and this request creates none. Raises OwnerDied if the
+        client's table was lost, Misuse if it has to be durable and is not."""
         durable = request.durable
         makes = isinstance(what, r.Write) and bool(what.keys)
         makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
@@ -219,8 +219,7 @@ class TableClient:
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
     async def _missing(self, request: m.AskTable, there: Partition) -> None:
-        """The partition is not found, or over: see what has become of it. Raises OwnerDied where the client's was
-        lost."""
+        """The partition is not found, or over. Raises OwnerDied if the client's table was lost."""
         lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
         if lost and request.home == there.token:
             raise _died(request.table, kinds.maker_of(there.key))
@@ -246,7 +245,7 @@ class TableClient:
 
 
 def _of_none(name: str, what: r.FromClient) -> Any:
-    """The answer where there is no table."""
+    """The answer if there is no table."""
     match what:
         case r.Write():
             answers.there(name, None)
@@ -258,7 +257,7 @@ def _of_none(name: str, what: r.FromClient) -> Any:
 
 
 def _queue(what: r.Ready) -> str:
-    """Who asks the same waits in one queue."""
+    """The queue of a waiting request: equal requests share one."""
     return hashlib.blake2b(r.encode_request(what), digest_size=8).hexdigest()
 
 

@@ -1,10 +1,10 @@
-"""Appends of this node's clients to one partition that come together: one request, one command, one block of rows.
+"""Merges appends of the clients of this node to one partition: one request, one command, one block of rows.
 
-A leader spends its time on requests, not on rows. What the clients of a node append in one turn of its loop, or while
-the request before it is under way, goes together (group commit), as Kafka's producers batch records.
+The leader spends its time on requests, not on rows. Appends of one turn of the event loop, or that arrive while the
+request before is under way, go together (group commit), as Kafka's producers batch records.
 
-What always holds: each append has the sequence of its client, so it is done once, with others or by itself. Where the
-partition does not take them together each is asked for by itself, and is told its own error.
+Invariant: each append has the sequence of its client, so it is executed once, merged or alone. If the partition
+refuses the merged appends, each is sent alone and gets its own error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASK_S = 10.0
 
 
 class _Waiting(NamedTuple):
-    """An append that waits. `future`: the number of its first row, or None where it has to be asked for by itself."""
+    """A waiting append. `future`: the number of its first row; None if it has to be sent alone."""
 
     client: str
     sequence: int
@@ -51,7 +51,7 @@ class _Queue:
 
 
 class Together:
-    """Those of one node. `me`: the node."""
+    """The merged appends of one node. `me`: the node."""
 
     def __init__(self, me: bytes, router: Router, background: Background) -> None:
         self._me = me
@@ -60,14 +60,14 @@ class Together:
         self._queues: dict[str, _Queue] = {}
 
     def takes(self, asked: r.Request) -> bool:
-        """Whether this may go with others: a few rows without keys, stored in one shard of this node."""
+        """Whether this append may be merged: a few rows without keys, stored in one shard of this node."""
         if type(asked) is not r.Append or asked.keys or asked.begin is not None or asked.ticket or asked.nodes:
             return False
         shards = asked.ref.shards()
         return len(shards) == 1 and shards[0][0] == self._me and len(asked.ref) <= _ROWS
 
     async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.Appended | None:
-        """Append with others that come now; None where this has to be asked for by itself. Raises PeerUnavailable,
+        """Append together with others. Returns None if the append has to be sent alone. Raises PeerUnavailable,
         OutcomeUnknown."""
         queue = self._queues.setdefault(partition, _Queue())
         waiting = _Waiting(client, sequence, asked, asyncio.get_running_loop().create_future())
@@ -82,7 +82,7 @@ class Together:
             asyncio.get_running_loop().call_soon(self._flush, partition, queue)
 
     def _flush(self, partition: str, queue: _Queue) -> None:
-        """Ask for the first appends of one kind that wait."""
+        """Send the first waiting appends that are of one kind."""
         waiting = [each for each in queue.waiting if not each.future.done()]  # others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
         some: dict[tuple[ShardKey, ...], _Waiting] = {}
@@ -119,7 +119,7 @@ class Together:
         self._flush(partition, queue)
 
     async def _first(self, partition: str, some: Sequence[_Waiting]) -> int | None:
-        """The number of the first row; None where the partition does not take them together."""
+        """The number of the first row; None if the partition refuses them together."""
         try:
             body = r.encode_request(_joined(some))
             found = r.decode_result(await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False))
@@ -134,7 +134,7 @@ class Together:
 
 
 def _kind(asked: r.Append) -> Any:
-    """Appends of one kind can go together."""
+    """Appends of equal kind can be merged."""
     return tuple(asked.ref.schema.items()), asked.groups is None, tuple(asked.tags), tuple(asked.lengths)
 
 

@@ -1,6 +1,6 @@
-"""Durable partitions of a node that is of no cluster: on the same path as others, without followers.
+"""Durable partitions of a node outside a cluster. They use the same code as others, without followers.
 
-The coordinator is in the node's own process, and keeps its values in the data directory; nobody else is ever asked.
+The coordinator runs in the process of the node and keeps its values in the data directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AlonePartitions(Partitions):
         opening: Callable[[Record], bytes],
         settled: Settled,
     ) -> None:
-        """`peers` reach nobody. Raises Corrupt where what was kept is not as it was written."""
+        """`peers` connects to nobody. Raises Corrupt if the data directory was changed."""
         notes = keeping.notes("coordinator")
         values = notes.load()
         self._notes, self._deleted = notes, [key for key, value in values.items() if value == DELETED]
@@ -55,7 +55,7 @@ class AlonePartitions(Partitions):
         )
 
     async def recover(self) -> None:
-        """Lead what the directory has. Raises Corrupt."""
+        """Lead the partitions of the data directory. Raises Corrupt."""
         self.start()
         self._notes.write(dict.fromkeys(self._deleted), lazily=True)
         for partition in self._keeping.partitions():

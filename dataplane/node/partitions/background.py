@@ -1,4 +1,4 @@
-"""Tasks that nobody waits for: owned, told of where they fail, and ended with their owner."""
+"""Background tasks that have an owner: their failures are logged, and they end with the owner."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """The tasks of one owner."""
+    """The background tasks of one owner."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        """Run this. The boundary: what it raises is logged, and ends nothing else."""
+        """Run this. The boundary: its errors are logged and end nothing else."""
         task = asyncio.get_running_loop().create_task(_run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -27,7 +27,7 @@ class Background:
         return task
 
     async def aclose(self) -> None:
-        """End them all. Idempotent."""
+        """Cancel all tasks. Idempotent."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -1,10 +1,9 @@
-"""Frames between this node and the others: what gathers for one of them in a turn of the loop goes out together.
+"""Frames between this node and others. Messages to one node that arise in one turn of the event loop are sent together.
+Also requests with a deadline.
 
-Also questions with a deadline.
-
-What always holds: a question ends by its deadline, or when who was asked has ended; nothing here waits for a peer. An
-answer that nobody waits for any more goes to the `late` of the question, if it has one, whenever it comes: also between
-a cancellation and its being noticed. One that was lost on the way is told to who gave it (`deliveries`).
+Invariants: a request ends at its deadline, or when the other process has ended; nothing here waits for a peer. An
+answer that nobody waits for any more is passed to the `late` callback of the request, whenever it arrives, also
+between a cancellation and its being noticed. If an answer is lost on the way, its sender is told (`deliveries`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 Heard = Callable[[str, m.Item], None]
 
 Late = Callable[[bytes], None]
-"""Called with the result of a question whose asker waits no more."""
+"""Called with the answer to a request whose caller waits no more."""
 
 _NOT_LEADER = NotLeader.__name__
 _MAX_ABANDONED = 1 << 16  # questions whose answers may still come
@@ -37,7 +36,7 @@ _MAX_ABANDONED = 1 << 16  # questions whose answers may still come
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """A question that was not answered yet. `late`: who takes an answer that nobody waits for."""
+    """A request without an answer yet. `late`: receives an answer that nobody waits for."""
 
     node: str
     future: asyncio.Future[Any]
@@ -45,7 +44,7 @@ class _Question:
 
 
 class Channel:
-    """One node's end. `heard(node, item)` is called for what is no answer."""
+    """One node's end. `heard(node, item)` is called for every message that is not an answer."""
 
     def __init__(self, peers: Peers, members: Membership, life: int) -> None:
         self.heard: Heard = lambda node, item: None
@@ -67,7 +66,7 @@ class Channel:
     # Saying
 
     def say(self, node: str, item: m.Item) -> None:
-        """Send something to another node with what else there is for it in this turn; it may be lost."""
+        """Send a message to another node, with whatever else is sent to it in this turn. It may be lost."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.setdefault(node, []).append(m.encode_item(item))
@@ -84,7 +83,7 @@ class Channel:
                 log.debug("nothing reaches node %s: %s", node, error)
 
     def _post(self, node: str, address: str, items: list[bytes]) -> None:
-        """In as few frames as are not too large."""
+        """Send in as few frames as their size permits."""
         size, first = 0, 0
         for at, item in enumerate(items):
             if size + len(item) > m.FRAME_BYTES and at > first:
@@ -100,9 +99,9 @@ class Channel:
         timeout_s: float,
         late: Late | None = None,
     ) -> Any:
-        """Ask another node; `make(number)` is the question. What it answers: the result, or a replica's incarnation.
-        Raises what it refuses with, and PeerUnavailable: then it may have done what was asked. `late` is called with a
-        result that came too late to be returned, as it may after a timeout or a cancellation."""
+        """Send a request, `make(number)`, to another node. Returns its answer: a result, or the incarnation of a
+        replica. Raises the error it answers, and PeerUnavailable: then the request may have been executed. `late` is
+        called with a result that came too late, after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
@@ -125,7 +124,7 @@ class Channel:
                 self._abandon(number, question)
 
     def _abandon(self, number: int, question: _Question) -> None:
-        """The asker waits no more, though the answer may come, or is there."""
+        """The caller waits no more. The answer may still come, or be there already."""
         future, late = question.future, question.late
         if number in self._questions and late is None:
             del self._questions[number]
@@ -138,13 +137,13 @@ class Channel:
 
     @staticmethod
     def check(result: bytes) -> None:
-        """Raises LimitExceeded for a result that fits no frame."""
+        """Raises LimitExceeded for a result that fits into no frame."""
         if len(result) > m.FRAME_BYTES:
             what = f"an answer of {len(result)} bytes; ask for fewer rows at once"
             raise LimitExceeded(what, what="answer", asked=len(result), limit=m.FRAME_BYTES)
 
     def answer(self, node: str, number: int, outcome: bytes | DataplaneError) -> None:
-        """Answer a question of another node."""
+        """Answer a request of another node."""
         if isinstance(outcome, bytes):
             self.say(node, m.Answered(number, outcome))
         else:
@@ -154,7 +153,7 @@ class Channel:
     # Hearing
 
     def receive(self, frame: m.Frame) -> None:
-        """A frame has come."""
+        """A frame has arrived."""
         if frame.to != self._me:
             return  # who listened here before was another
         node = frame.node
@@ -193,7 +192,8 @@ class Channel:
         return self._questions.pop(number)
 
     def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
-        """The other node has answered these questions; answers come in order, so those that have not come were lost."""
+        """The other node says that it has answered these requests. Answers arrive in order, so those that have not
+        arrived are lost."""
         missing = tuple(number for number in numbers if number in self._questions)
         for number in missing:
             question = self._forget(number)
@@ -204,13 +204,13 @@ class Channel:
     # Who has ended
 
     def _over(self, node: str, before_s: float) -> None:
-        """The process has ended: no answer of it comes."""
+        """The process of the node has ended: no answers of it will come."""
         self._fail(node)
         for number in [number for number, question in self._questions.items() if question.node == node]:
             self._forget(number)
 
     def _fail(self, node: str) -> None:
-        """Who waits for an answer of this node need not, though it may come still."""
+        """Requests to this node fail now; their answers may still come."""
         self._ended.add(node)
         for question in self._questions.values():
             if question.node == node and not question.future.done():
@@ -227,5 +227,5 @@ class Channel:
         self._ended -= self._known.keys()
 
     async def aclose(self) -> None:
-        """Say nothing more. The sockets are others' to close."""
+        """Send nothing more. The sockets belong to others."""
         self._flush()

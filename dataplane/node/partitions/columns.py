@@ -1,10 +1,10 @@
-"""Columns of rows lie in the stores of nodes; the leaders of the rows' partitions say what becomes of them.
+"""The columns of rows are in the stores of nodes; the leader of the partition of the rows decides what becomes of them.
 
-When a node has gone, the leader of each partition that names it decides a command by which the rows whose bytes it
-alone held are lost: so `lost()` outlives the node, and the leader. When the node is a member again, another command
-lets rows have columns there again. And nodes are told which rows no longer need their columns: a partition's outbox is
-part of its state, so that a new leader tells again what may not have been told. A node's entries are numbered, so it
-knows what it was told before. The leader's own node is told at once, others soon.
+When a node is gone, the leader of each partition that needs it commits a command that marks the rows whose columns
+it alone had as lost; so `lost()` survives the node and the leader. When the node is a member again, another command
+allows columns there again. Nodes are told which columns no row needs any more: the outbox for each node is part of
+the state of the partition, so a new leader repeats what may not have arrived. Entries are numbered, so a node
+recognises repeated ones. The node of the leader is told at once, others soon.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ class HasColumns(Protocol):
         """The nodes that hold columns of its rows."""
 
     def losing(self, node: str) -> bytes:
-        """The request by which what this node alone held is lost. May be repeated."""
+        """The request by which everything that this node alone had is lost. May be repeated."""
 
     @property
     def lost_nodes(self) -> LostNodes:
-        """Those that were lost."""
+        """The lost nodes."""
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request by which a lost node is there again, with the shards that it stores from this one on."""
+        """The request by which a lost node is back, with the shards that it stores from this one on."""
 
     def waiting(self) -> Iterable[str]:
-        """The nodes that there is something to tell."""
+        """The nodes whose outboxes are not empty."""
 
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        """What to tell a node, oldest first, and a number that goes up with each entry, of the last of them."""
+        """The oldest entries of the outbox of a node, and the number of the last of them."""
 
     def telling(self, node: str, told: int) -> bytes:
-        """The request by which the entries up to this number leave the node's outbox. May be repeated."""
+        """The request that removes the entries up to this number from the outbox of a node. May be repeated."""
 
 
 _kinds: dict[type, bool] = {}
-"""Which kinds of state machines have columns: to look takes as long as to decide a command."""
+"""Whether a type of state machine has columns. Cached: the check takes as long as deciding a command."""
 
 
 def _columns_of(hosted: Hosted) -> HasColumns | None:
@@ -75,8 +75,8 @@ Settled = Callable[[str, int, tuple[bytes, ...]], None]
 
 
 class Columns:
-    """The columns of this node, and of the partitions that it leads. `settled(partition, last, entries)` is called with
-    what a leader tells this node; `last` is the number of the last entry, and entries may come again."""
+    """The columns of this node and of the partitions that it leads. `settled(partition, last, entries)` is called
+    with what a leader tells this node; `last` is the number of the last entry, and entries may be repeated."""
 
     def __init__(self, members: Membership, replicas: Replicas, channel: Channel, settled: Settled) -> None:
         self._me = members.me
@@ -94,7 +94,7 @@ class Columns:
         members.watch(self.look)
 
     async def run(self) -> None:
-        """Tell nodes, and lose what is lost, until cancelled."""
+        """Tell nodes and mark columns as lost, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()
@@ -107,7 +107,7 @@ class Columns:
             self.forget(partition)
 
     def forget(self, partition: str) -> None:
-        """The partition is gone, or not here any more."""
+        """The partition is gone, or no longer here."""
         self._told.pop(partition, None)
         self._seen.pop(partition, None)
 
@@ -130,7 +130,7 @@ class Columns:
                 self._background.spawn(self._tell(hosted, machine, node))
 
     def _performed(self, hosted: Hosted) -> None:
-        """A partition has applied something: tell this node, if its leader is here, and look at what is new there."""
+        """A partition has applied a command: if it is led here, tell this node, and check for something new."""
         machine = _columns_of(hosted)
         if machine is None or not hosted.replica.serves(monotonic()):
             return
@@ -160,7 +160,7 @@ class Columns:
         hosted.request(request, done)
 
     async def _tell(self, hosted: Hosted, machine: HasColumns, node: str) -> None:
-        """Tell a node all there is, one message at a time."""
+        """Send a node its whole outbox, one message at a time."""
         try:
             while not hosted.closed and hosted.replica.leads:
                 entries, last = machine.outbox(node, _ENTRIES)

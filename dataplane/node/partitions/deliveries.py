@@ -1,11 +1,11 @@
-"""What leaders here have given to askers on other nodes, until those are known to have it.
+"""What leaders here have granted to requesters on other nodes, until it is known that the answers arrived.
 
-An answer may be lost with its connection, and then nobody knows of the rows that it gave: they would stay leased until
-their lease ends. So the asker's node is asked now and then which answers have come, all of a second in one message;
-what has not come is given back. A node that is cut off is asked when it is heard again.
+An answer may be lost with its connection; the rows that it grants would stay leased until the lease ends. So the node
+of the requester is asked which answers have arrived, those of a second in one message, and the others are given back. A
+node behind a cut link is asked once it is heard again.
 
-What always holds: what an answer gave is known to its asker, is given back, or waits here to be one of both, as long
-as this node leads. Of a node whose process has ended nothing waits: its leases end with it.
+Invariant: a grant is known to its requester, given back, or still listed here, as long as this node leads. Grants to
+a process that has ended are not listed: its leases end with it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataplane.node.partitions.hosted import Hosted
 from dataplane.wire import partition_messages as m
 
 CONFIRM_S = 1.0
-"""After which a node is asked what has come."""
+"""The delay after which a node is asked which answers have arrived."""
 
 _AT_ONCE = 1024  # answers that one message asks for
 
 
 class _Delivery(NamedTuple):
-    """An answer under way: who gave it, and the request that gives it back; none where the asker asks for it again."""
+    """An answer under way: its replica, and the request that gives it back; none if the requester asks for it again."""
 
     hosted: Hosted
     undoing: bytes
@@ -39,11 +39,11 @@ class Deliveries:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        """How many answers are not known to have come."""
+        """How many answers are not known to have arrived."""
         return sum(map(len, self._given.values()))
 
     def gave(self, node: str, number: int, hosted: Hosted, undoing: bytes) -> None:
-        """The node's question of this number is answered now."""
+        """The node's request with this number is answered now."""
         self._given.setdefault(node, {})[number] = _Delivery(hosted, undoing)
         if node not in self._timers:
             self._schedule(node)
@@ -62,7 +62,7 @@ class Deliveries:
         self._schedule(node)  # the question may be lost too
 
     def received(self, node: str, said: m.Received) -> None:
-        """What the node says of what it was asked."""
+        """The reply of the node."""
         given = self._given.get(node, {})
         for number in said.numbers:
             given.pop(number, None)
@@ -72,7 +72,7 @@ class Deliveries:
                 lost.hosted.request(lost.undoing, lambda outcome: None)
 
     def gone(self, node: str) -> None:
-        """The process has ended, or nothing that it was given is open."""
+        """The process has ended, or it has no open grants."""
         self._given.pop(node, None)
         timer = self._timers.pop(node, None)
         if timer is not None:

@@ -1,8 +1,8 @@
-"""Clients of processes that have ended leave the partitions that are led here: what they hold goes to others at once,
-and not when their leases are over.
+"""Clients whose processes have ended leave the partitions that are led here, so that others are given what they held at
+once, and not when their leases end.
 
-A client is called NODE/LIFE/NUMBER, after its node, that process of it, and its number there. A process has ended when
-its node is gone, or was seen with another life since.
+A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. A process has ended
+when its node is gone, or was seen with another incarnation since.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _ASK_S = 5.0
 _REMEMBERED = 4096  # lives that are over
 
 REPLACED_S = 60.0
-"""For which another process of a node is a member before one that was never seen here is taken for over: that of a
-durable partition may have ended when all nodes were down. A membership that was seen so lately is not one of before."""
+"""How long a node has to be a member before an incarnation of it that was never seen here counts as ended. It may be
+that of a durable partition that was led before all nodes went down; a membership that was seen so lately is not an
+earlier one."""
 
 
 @runtime_checkable
@@ -35,14 +36,14 @@ class HasClients(Protocol):
     """A state machine that clients hold something of."""
 
     def clients(self) -> Iterable[str]:
-        """NODE/LIFE of those that it knows, each once."""
+        """The NODE/LIFE prefixes of its clients, without duplicates."""
 
     def leaving(self, process: str) -> bytes:
         """The request by which all clients of a NODE/LIFE leave. May be repeated."""
 
 
 class Departed:
-    """See the module. `run` looks until it is cancelled."""
+    """See the module. `run` works until cancelled."""
 
     def __init__(self, members: Membership, replicas: Replicas, *, replaced_s: float = REPLACED_S) -> None:
         self._members = members
@@ -65,7 +66,7 @@ class Departed:
                 self._over(node, before)
 
     def _process_ended(self, node: str, before_s: float) -> None:
-        """Also of a node that keeps what it has, and comes back: its clients do not."""
+        """Also for a durable node that comes back: its clients do not."""
         life = self._lives.get(node)
         if life is not None:
             self._over(node, life)
@@ -88,7 +89,7 @@ class Departed:
         return monotonic() - self._replaced.setdefault(process, monotonic()) >= self._replaced_s
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Work until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()
@@ -114,5 +115,5 @@ class Departed:
             self._leaving.discard((hosted.partition, process))
 
     async def aclose(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop. Idempotent."""
         await self._background.aclose()

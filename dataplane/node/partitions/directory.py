@@ -1,9 +1,9 @@
-"""The streams (or tables) of a cluster: made, opened and dropped, from one node. Each has one partition.
+"""The streams (or tables) of a cluster, as one node creates, opens and drops them. Each has one partition.
 
-The partition is made at the node of the highest rendezvous hash of the name; then the record names it, so a partition
-that is named can be asked. When every replica of it has died, whoever finds that says so in the record, and the next
-who needs the stream makes another. Who leads a partition that no record names deletes it after a while. How records
-change: `records`.
+The partition is created on the node with the highest rendezvous hash of the name; then the record names it, so a
+partition that is named can be asked. When every replica of it has died, whoever notices writes that into the record,
+and the next node that needs the stream creates another. The leader of a partition that no record names deletes it
+after a while. `records` says how records change.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MAX_RECORDS = 4096
 """Streams, and tables, that have a partition."""
 
 CARE_S = 2.0
-"""Between looks at what is lost, or has no name."""
+"""Interval of the checks for lost and nameless partitions."""
 
 _OPEN_S = 10.0  # for a new partition to be opened
 _FORGOTTEN_S, _NOWHERE_S = 60.0, 5.0
-"""For which a coordinator that has forgotten a partition may not be told of it by a replica, before none is left; and
-the same where no node has one that ever will."""
+"""How long a coordinator that has forgotten a partition may be without word of any replica before the partition
+counts as lost; and the same if no node has a replica that could send word."""
 
 
 class Directory:
-    """See the module. `run` takes care of records until it is cancelled. `opening(record)` is the first request to a
-    new partition; `kind`: that of its partitions, of which there is one directory on a node."""
+    """See the module. `run` works until cancelled. `opening(record)` is the first request to a new partition; `kind`
+    is that of its partitions. A node has one directory of each kind."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Directory:
         return self.records.find(name)
 
     async def read(self, name: str) -> Record | None:
-        """The record as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
+        """The record as it is now, watched from here on. Raises Unavailable, Corrupt."""
         return await self.records.read(name)
 
     async def read_all(self, keys: Iterable[str]) -> None:
-        """Have all records among these keys of the coordinator. Raises Unavailable, Corrupt."""
+        """Read all records among these keys of the coordinator. Raises Unavailable, Corrupt."""
         for key in keys:
             if key.startswith(self.records.prefix):
                 await self.read(key.removeprefix(self.records.prefix))
@@ -105,7 +105,7 @@ class Directory:
         self.records.forget(name, generation)
 
     def names(self, partition: str) -> bool:
-        """Whether a record that is known here names a partition, or will."""
+        """Whether a record known here names the partition, or will."""
         if kind_of(partition) != self._kind:
             return self._named(partition)
         record = self.records.find(name_of(partition))
@@ -114,9 +114,9 @@ class Directory:
     # Making
 
     async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream; with settings it is made if there is none. Raises Misuse where there is none, or one
-        with other settings, or where it is to be durable and this node keeps nothing; LimitExceeded, Unavailable,
-        OutcomeUnknown."""
+        """The record of a stream; with settings it is created if there is none. Raises Misuse if there is none, if
+        it has other settings, or if it has to be durable and this node has no data directory; LimitExceeded,
+        Unavailable, OutcomeUnknown."""
         record = await self.read(name)
         if record is None:
             if settings is None:
@@ -143,8 +143,8 @@ class Directory:
         return [node for node in self._members.current if not durable or self._members.keeps(node)]
 
     async def placed(self, record: Record, before: Record | None) -> Record:
-        """The record with a partition, which is made where there is none. `before`: the record that the coordinator
-        has. Raises Unavailable, OutcomeUnknown, PeerUnavailable; Misuse once the stream was dropped."""
+        """The record with a partition, which is created if there is none. `before`: the record at the coordinator.
+        Raises Unavailable, OutcomeUnknown, PeerUnavailable; Misuse once the stream is dropped."""
         while record.key is None:
             wanted = record.made_by(self._me)
             await self._make(wanted)
@@ -157,7 +157,7 @@ class Directory:
         return record
 
     async def _make(self, record: Record) -> None:
-        """Make the partition of a record. Raises PeerUnavailable, Unavailable, OutcomeUnknown."""
+        """Create the partition of a record. Raises PeerUnavailable, Unavailable, OutcomeUnknown."""
         there = [node.encode() for node in self._fit(record.durable)] or [self._me.encode()]
         first = Placement(there).winner(self._what, record.name).decode()
         key = record.key or ""
@@ -176,8 +176,8 @@ class Directory:
             await self._router.ask(key, opening, Deadline.after(_OPEN_S))
 
     async def prepare(self, name: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream with a partition, which nobody else knows before it is published. Raises Misuse where
-        there is a stream of this name; LimitExceeded, Unavailable, OutcomeUnknown, PeerUnavailable."""
+        """The record of a stream with a partition, unknown to others until it is published. Raises Misuse if there
+        is a stream with this name; LimitExceeded, Unavailable, OutcomeUnknown, PeerUnavailable."""
         if await self.read(name) is not None:
             raise Misuse(f"there is a {self._what} {name!r} already")
         record = self._new(name, settings, followers, durable=durable).made_by(self._me)
@@ -191,22 +191,22 @@ class Directory:
         return record
 
     async def publish(self, record: Record) -> None:
-        """Have a prepared stream. Raises Misuse where there is another of its name by now, Unavailable,
-        OutcomeUnknown: it may be repeated."""
+        """Publish a prepared stream. May be repeated. Raises Misuse if its name was taken meanwhile, Unavailable,
+        OutcomeUnknown."""
         found = await self.records.swap(None, record)
         if found is None or found.generation != record.generation:
             raise Misuse(f"there is a {self._what} {record.name!r} already")
         self._prepared.discard(record.key or "")
 
     async def discard(self, record: Record) -> None:
-        """Have a prepared stream no more. Raises Unavailable, OutcomeUnknown."""
+        """Give up a prepared stream. Raises Unavailable, OutcomeUnknown."""
         self._prepared.discard(record.key or "")
         await self._delete(record)
 
     # Going
 
     async def drop(self, name: str, generation: str = "") -> None:
-        """Have a stream no more, or that of this generation. Raises Unavailable, OutcomeUnknown."""
+        """Drop a stream, or that of this generation. Raises Unavailable, OutcomeUnknown."""
         while (record := await self.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
             if await self._take_away(record):
@@ -214,7 +214,7 @@ class Directory:
                 await self._delete(record)
 
     async def _take_away(self, record: Record) -> bool:
-        """Have a record no more, if it is this one still."""
+        """Delete a record if it has not changed."""
         key = self.records.key(record.name)
         if await self._coordinator.swap(key, records.encode(record), DELETED) != DELETED:
             return False
@@ -227,8 +227,8 @@ class Directory:
             await self._replicas.delete(record.key)
 
     async def lost(self, name: str, key: str) -> bool:
-        """See whether every replica of the partition of this key has died, or a coordinator that has forgotten it is
-        told by nobody, and say so in the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """If every replica of the partition with this key has died, or a coordinator that has forgotten it hears of
+        it from nobody, write that into the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
         record = await self.read(name)
         if record is None or record.key != key or not await self._died(key):
             return False
@@ -262,8 +262,8 @@ class Directory:
         return all(self._members.gone(node, durable=durable) for node, _ in replicas)
 
     async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
-        """The partitions of a stream of which every replica has died; each is told once, or again where it was not
-        known whether it was told. Raises as `open`."""
+        """The partitions of a stream of which every replica has died. Each is reported once, or again if it is
+        unknown whether it was. Raises as `open`."""
         record = await self.open(name, None)
         key = name, record.generation
         untold = self._untold.pop(key, ())
@@ -292,12 +292,12 @@ class Directory:
                 log.info("records of %ss are looked after later: %s", self._what, error)
 
     async def care(self) -> None:
-        """What there is to do about records now. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Do what is due about records. Raises Unavailable, OutcomeUnknown, Corrupt."""
         await self._look_for_lost()
         await self._sweep()
 
     async def _look_for_lost(self) -> None:
-        """Say which partitions are lost with nodes that are gone. Who is gone was looked at before costs nothing."""
+        """Mark partitions lost whose nodes are gone. Nodes that were checked before cost nothing."""
         gone = {
             (node, durable)
             for node in self._nodes
@@ -313,8 +313,8 @@ class Directory:
             del self._forgotten[partition]
 
     async def _sweep(self) -> None:
-        """Delete partitions led here that no record has named for as long as it takes to be lost: who made them ended
-        before it could name them."""
+        """Delete partitions led here that no record has named for as long as it takes to lose one: their creator
+        ended before it could name them."""
         now = monotonic()
         unnamed = {hosted.partition for hosted in self._replicas if hosted.replica.serves(now) and self._orphan(hosted)}
         self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}
@@ -325,7 +325,7 @@ class Directory:
                 await self._replicas.delete(key)
 
     def _orphan(self, hosted: Hosted) -> bool:
-        """Whether no record that is known here names a partition, and no member that may name it still."""
+        """Whether no record known here names the partition, and no member may still name it."""
         key = hosted.partition
         if kind_of(key) != self._kind or self.names(key):
             return False
@@ -333,7 +333,7 @@ class Directory:
         return maker == self._me or self._members.away(maker)
 
     async def _is_named(self, key: str) -> bool:
-        """Whether the coordinator's record names a partition, or is one that it has forgotten, perhaps."""
+        """Whether the record at the coordinator names the partition, or may have been forgotten."""
         value = await self._coordinator.read(self.records.key(name_of(key)))
         if not value:
             return value is None and (self.records.find(name_of(key)) is not None or is_durable(key))
@@ -352,5 +352,5 @@ class Directory:
         return 1 if record is None else record.followers
 
     async def aclose(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop watching. Idempotent."""
         await self._background.aclose()

@@ -1,9 +1,9 @@
-"""The era of a coordinator: a random value of its own, which each data directory notes.
+"""The era of a coordinator: a random value that each data directory notes.
 
-A coordinator that lost its values knows no partition, and a node that believed it would free all that its directory
-holds. So whoever finds no era makes one, and every node with a directory notes it. Nodes that live when the values are
-lost tell the coordinator again what they lead, and note the new era. A node that is started on a directory of another
-era refuses to run, and its directory stays as it is.
+A coordinator that lost its values knows no partition; a node that believed it would free everything in its
+directory. So whoever finds no era creates one, and every node with a directory notes it. Nodes that are running when
+the values are lost write what they lead to the coordinator again, and note the new era. A node that is started on a
+directory of another era refuses to run, and leaves the directory unchanged.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataplane.store.durable.notes import Notes
 log = logging.getLogger(__name__)
 
 KEY = "era"
-"""The coordinator's key of it."""
+"""Its key at the coordinator."""
 
 _AGAIN_S = 0.5
 
 
 class Era:
-    """What one data directory notes. `run` it until it is cancelled."""
+    """The era that one data directory notes. `run` works until cancelled."""
 
     def __init__(self, coordinator: Coordinator, notes: Notes, path: str) -> None:
-        """`path`: the directory, for errors. Raises Corrupt where what was noted is not as it was written."""
+        """`path`: the directory, for errors. Raises Corrupt if the note was changed."""
         self._coordinator = coordinator
         self._notes = notes
         self._path = path
@@ -37,8 +37,8 @@ class Era:
         """Set once the coordinator is known to be that of the directory."""
 
     async def run(self) -> None:
-        """Compare the coordinator's era with the directory's, then keep both alike until cancelled. Raises
-        DirectoryUnusable where they differ at the start."""
+        """Compare the era of the coordinator with that of the directory, then keep both equal until cancelled.
+        Raises DirectoryUnusable if they differ at the start."""
         await self._note(await self._first())
         self.known.set()
         while True:

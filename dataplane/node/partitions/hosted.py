@@ -1,8 +1,8 @@
-"""One replica on this node: its events in, its effects carried out in order.
+"""One replica on this node: feeds it events and carries out its effects in order.
 
-Operations of a durable log are saved one batch at a time: what comes meanwhile is the next (group commit). While the
-disk is full requests are refused. A compare-and-set is tried once; the replica asks again when that is due. A read goes
-before: a host that can send and hears nothing would else make itself the only replica, and answer nobody.
+Operations of a durable log are saved in batches: what arises during one save is the next batch (group commit). While
+the disk is full, requests are refused. A compare-and-set is tried once, after a read; the replica asks again when
+that is due. Without the read, a host that can send but not receive would make itself the only replica.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.01  # between ticks of a state machine that has always something to do
 EARLY_S = 0.1
-"""By which a tick may come before it is due, to fall together with others."""
+"""How much earlier than due a replica may be ticked, to be ticked together with others."""
 
 
 @runtime_checkable
@@ -44,22 +44,23 @@ class DurableLog(Protocol):
 
     @property
     def refusal(self) -> Backpressure | None:
-        """Why nothing is saved now, if the disk is full."""
+        """Why nothing can be saved now, if the disk is full."""
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
-        """Write operations after those before; done once they are on disk."""
+        """Write operations after those before. Returns once they are on disk."""
 
     def remove(self) -> None:
-        """Have no log of this partition here any more."""
+        """Delete the log."""
 
 
 class Hosted:
-    """See the module. Its owner ticks it at `deadline`, and so is told of what the state machine has to do by then."""
+    """See the module. Its owner ticks it at `deadline`."""
 
     def __init__(
         self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine, new: ReplicaId
     ) -> None:
-        """The log is of the replica `new` if it was made for it just now. Raises Corrupt for one that can't be read."""
+        """`new`: the replica for which the log was created just now, if it was. Raises Corrupt for a log that cannot
+        be read."""
         self.me, stored = storage.load()
         self.partition = partition
         self.machine = machine
@@ -86,7 +87,7 @@ class Hosted:
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due; never before it has read the configuration."""
+        """When `tick` is due; not before the configuration was read."""
         if not self.replica.configuration.epoch:
             return math.inf
         return min(self.replica.deadline, self._machine_due_s)
@@ -106,7 +107,7 @@ class Hosted:
         self._perform(self.replica.configured(configuration, monotonic()))
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """A message of another replica. A log that is not of this partition ends the replica."""
+        """A message of another replica has arrived. A log that cannot belong to this partition ends the replica."""
         now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
@@ -119,7 +120,7 @@ class Hosted:
         self._perform(effects)
 
     def request(self, request: bytes, done: Done) -> None:
-        """Decide a request; `done` is called with its result or error, now or later, once."""
+        """Decide a request. `done` is called once with its result or error, now or later."""
         if self._disk is not None and self._disk.refusal is not None and self.replica.leads:
             done(Backpressure(str(self._disk.refusal), **self._disk.refusal.fields))
             return
@@ -128,8 +129,8 @@ class Hosted:
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: Waiting, *, first: bool = False) -> None:
-        """Decide a request; where there is nothing for it, let it wait in its queue. What may not wait and is refused
-        by Backpressure is told so: that says which limit is in the way."""
+        """Decide a request; if there is nothing for it, it waits in its queue. A request that may not wait gets the
+        Backpressure error, which names the limit."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
             now, refused = monotonic(), outcome
@@ -152,7 +153,7 @@ class Hosted:
         self._tick_machine()
 
     def _tick_machine(self) -> None:
-        """Have the state machine do what is due; where it can not, again soon."""
+        """Let the state machine do what is due; if it cannot now, try again soon."""
         self._ticking = False
         now = monotonic()
         if self.closed or not self.replica.serves(now):
@@ -165,7 +166,7 @@ class Hosted:
         self._owner.due(self.deadline)
 
     def gone(self, node: str, before_s: float) -> None:
-        """The process that the node was by then has ended."""
+        """The process that the node was at that time has ended."""
         self.waiters.gone(node)
         self._perform(self.replica.gone(node, before_s, monotonic()))
 
@@ -268,7 +269,7 @@ class Hosted:
     # Who waits
 
     def serve(self) -> None:
-        """Decide requests that wait for something that there is now."""
+        """Decide waiting requests for which there is something now."""
         self._serving = False
         if not self.waiters or self.closed:
             return
@@ -280,7 +281,7 @@ class Hosted:
             self.wait(waiting, first=True)
 
     def close(self) -> None:
-        """Do nothing more; who waits is told so."""
+        """Stop. Waiting requests are refused."""
         self.closed = True
         gone = OutcomeUnknown("the replica has ended; ask the leader under the same sequence")
         for waiting in self.waiters.drain():
@@ -290,6 +291,6 @@ class Hosted:
             done(gone)
 
     def remove(self) -> None:
-        """Have no log of it here any more, once it is closed."""
+        """Delete its log, after `close`."""
         if self._disk is not None:
             self._disk.remove()

@@ -1,4 +1,4 @@
-"""What a node's partitions keep in its data directory: their logs, and what else they have to know after a restart."""
+"""What the partitions of a node keep in its data directory: their logs, and notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataplane.store.store import Store
 
 
 class Keeping:
-    """The directory of one store, if it has one. `me`: the node."""
+    """The data directory of one store, if it has one. `me`: the node."""
 
     def __init__(self, store: Store) -> None:
         assert store.persistence is not None
@@ -22,15 +22,15 @@ class Keeping:
         self.path = str(durable.directory.path)
 
     def log(self, partition: str, new: ReplicaId) -> Storage:
-        """`replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
+        """See `replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
         if not is_durable(partition):
             return MemoryStorage(new)
         return JournaledLog(self._database, self._journal, partition, new)
 
     def notes(self, kind: str) -> Notes:
-        """Values of this kind."""
+        """The notes of this kind."""
         return Notes(self._database, self._journal, kind)
 
     def partitions(self) -> list[str]:
-        """The names of the partitions whose logs are there."""
+        """The partitions that have a log there."""
         return [name for name, _ in names(self._database)]

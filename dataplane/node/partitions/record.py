@@ -1,7 +1,7 @@
-"""What the coordinator keeps of a stream or a table: its settings, and which partition has its rows.
+"""The record of a stream or a table at the coordinator: its settings, and its partition.
 
-A stream has one partition, and a table has one. Its number goes up when another takes its place, after every replica of
-the one before has died: so the key of a partition is never used again.
+A stream has one partition, and so has a table. When every replica has died, another partition takes its place with a
+higher number, so the key of a partition is never reused.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import msgspec
 from dataplane.errors import Corrupt
 
 STREAMS, TABLES = "s", "t"
-"""What a partition is of: the first letter of its generation."""
+"""The kind of a partition: the first letter of its generation."""
 
 EPOCHS = 1 << 18
-"""Of one partition: the next partition of a stream begins above them, so that its grants are no other's."""
+"""Epochs of one partition. The next partition of a stream begins above them, so that grants stay unique."""
 
 DURABLE = ".durable"
-"""What the keys of durable partitions end with: a node that is asked to have a replica knows no more of it."""
+"""Suffix of the keys of durable partitions: a node that is asked for a replica knows nothing else of it."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of which every replica has died. `rows`: by producers' node, in hex, how many it retained."""
+    """A partition of which every replica has died. `rows`: for each node of producers (hex), how many rows it
+    retained."""
 
     key: str
     rows: tuple[tuple[str, int], ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """The record of one stream or table. `generation` tells it from others that have had its name."""
+    """The record of one stream or table. `generation` distinguishes it from others of the same name."""
 
     version: int
     name: str
@@ -51,18 +52,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str | None:
-        """The key of the partition; None where there is none now."""
+        """The key of the partition; None if there is none now."""
         if self.number < 0:
             return None
         suffix = DURABLE if self.durable else ""
         return f"{self.name}/{self.generation}/{self.number}-{self.maker}{suffix}"
 
     def made_by(self, node: str) -> Record:
-        """With a new partition, which this node makes."""
+        """With a new partition, which this node creates."""
         return msgspec.structs.replace(self, version=self.version + 1, number=self.next, maker=node, next=self.next + 1)
 
     def without(self, settings: bytes | None = None) -> Record:
-        """Without its partition; with other settings, if some are given."""
+        """Without its partition; with other settings, if given."""
         settings = self.settings if settings is None else settings
         return msgspec.structs.replace(self, version=self.version + 1, number=-1, maker="", settings=settings)
 
@@ -72,7 +73,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self.without(), lost=lost)
 
     def told(self, lost: Sequence[LostPartition], teller: str) -> Record:
-        """This teller, which no other is called, tells of these."""
+        """With the note that this node, and no other, reports these partitions as lost."""
         left = tuple(each for each in self.lost if each not in lost)
         if left == self.lost:
             return self
@@ -80,23 +81,23 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_durable(partition: str) -> bool:
-    """Whether the partition of this key outlives the processes of its nodes."""
+    """Whether the partition outlives the processes of its nodes."""
     return partition.endswith(DURABLE)
 
 
 def kind_of(partition: str) -> str:
-    """Of which kind a partition of this key is; empty for what is no key."""
+    """The kind of the partition with this key; empty for an invalid key."""
     parts = partition.rsplit("/", 2)
     return parts[1][:1] if len(parts) == 3 else ""
 
 
 def name_of(partition: str) -> str:
-    """The name of the stream or table that a partition of this key is of."""
+    """The name of the stream or table of the partition."""
     return partition.rsplit("/", 2)[0]
 
 
 def maker_of(partition: str) -> str:
-    """The node that made the partition of this key."""
+    """The node that created the partition."""
     return partition.rsplit("/", 1)[-1].removesuffix(DURABLE).partition("-")[2]
 
 
@@ -105,7 +106,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def decode(value: bytes) -> Record:
-    """Raises Corrupt for a value that no node wrote."""
+    """Raises Corrupt for anything but an encoded record."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:

@@ -1,8 +1,8 @@
 """The records of streams (or of tables) as one node knows them, and how it changes them.
 
-What always holds: a record changes by compare-and-set alone, and who loses makes the change again from the newer one;
-of two records of one stream the newer one stays, and one that was dropped is never seen again. A record is watched as
-long as it is there.
+Invariants: a record changes by compare-and-set only, and the loser repeats its change on the newer record; of two
+records of one stream the newer one is kept, and a dropped one is never seen again. A record is watched while it
+exists.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataplane.node.partitions.record import Record, decode, encode
 log = logging.getLogger(__name__)
 
 MAX_DROPPED = 4096
-"""Generations of streams that were dropped, by which late answers are told."""
+"""Generations of dropped streams that are remembered, to recognise late answers."""
 
 _SHORT_S, _LONG_S = 0.005, 0.1  # between tries to change a record, at most
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
 
 
 class Records:
-    """See the module. `forget_key(partition)` is called with partitions that there are no more."""
+    """See the module. `forget_key(partition)` is called with partitions that no longer exist."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Records:
         return iter([*self._records.values()])
 
     def key(self, name: str) -> str:
-        """Of the record, at the coordinator."""
+        """The key of the record at the coordinator."""
         return self.prefix + name
 
     def find(self, name: str) -> Record | None:
@@ -61,7 +61,7 @@ class Records:
         return self._records.get(name)
 
     async def read(self, name: str) -> Record | None:
-        """The record as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
+        """The record as it is now, watched from here on. Raises Unavailable, Corrupt."""
         known = self._records.get(name)
         value = await self._coordinator.read(self.key(name))
         if value is None and name in self._records:
@@ -73,7 +73,7 @@ class Records:
         return self._saw(decode(value))
 
     async def _restore(self, name: str) -> Record | None:
-        """The coordinator has forgotten a record that is known here."""
+        """The coordinator has forgotten a record that is known here: write it again."""
         log.warning("the coordinator has forgotten %r; this node says what it knows", name)
         return await self.swap(None, self._records[name])
 
@@ -90,12 +90,12 @@ class Records:
             self.dropped(record)
 
     def gone(self, name: str, record: Record | None) -> None:
-        """The coordinator has none of this name; `record` is what was known when it was asked."""
+        """The coordinator has no record of this name; `record` is what was known when it was asked."""
         if record is not None:
             self.forget(record.name, record.generation)
 
     async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
-        """Compare-and-set a record; the one that there is afterwards. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Compare-and-set a record. Returns the record afterwards. Raises Unavailable, OutcomeUnknown, Corrupt."""
         before = None if expected is None else encode(expected)
         key = self.key(wanted.name)
         value = await self._coordinator.swap(key, before, encode(wanted))
@@ -107,7 +107,7 @@ class Records:
         return self._saw(decode(value))
 
     def _saw(self, record: Record) -> Record | None:
-        """A record was read; the newest that is known. None for one that was dropped since."""
+        """A record was read. Returns the newest known one; None if it was dropped since."""
         if record.generation in self._dropped:
             return self._records.get(record.name)
         before = self._records.get(record.name)
@@ -119,7 +119,7 @@ class Records:
         return self._records[record.name]
 
     async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
-        """Change a record, from whatever it is by then. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Change a record, whatever it is by then. Raises Unavailable, OutcomeUnknown, Corrupt."""
         pause_s = _SHORT_S
         while (wanted := make(record)) is not record:
             found = await self.swap(record, wanted)
@@ -132,7 +132,7 @@ class Records:
         return record
 
     def watch(self, name: str) -> None:
-        """See from here on how the record changes, until there is none."""
+        """Watch the record until it is deleted."""
         if name not in self._watched:
             self._watched.add(name)
             self._background.spawn(self._watching(name))
@@ -156,7 +156,7 @@ class Records:
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
 
     async def _see(self, name: str, value: bytes) -> bool:
-        """A value was seen, which may not be the last by now; whether there is a record."""
+        """A value was seen, which may be outdated. Returns whether there is a record."""
         known = self._records.get(name)
         if value == DELETED:
             value = await self._coordinator.read(self.key(name)) or DELETED

@@ -1,5 +1,5 @@
-"""Leaders recruit followers for their partitions, as many as are wanted, on other hosts first; and replicas that no
-configuration names any more are dropped."""
+"""Leaders recruit followers for their partitions, preferably on other hosts; replicas that no configuration names
+any more are deleted."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Recruiting:
                 self._replicas.end(hosted, forget=True)
 
     def _unneeded(self, hosted: Hosted) -> bool:
-        """Whether no configuration names it; of a durable one, that was seen."""
+        """Whether no configuration names the replica; of a durable one, only if that was seen."""
         configuration = hosted.configuration
         return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
     def _candidates(self, hosted: Hosted, now: float) -> list[str]:
-        """The nodes to ask: of other hosts first, and none again that was asked just now."""
+        """The nodes to ask: other hosts first, and none that was asked just now."""
         configuration, members = hosted.configuration, self._members.current
         wanted = self.wanted(hosted.partition)
         if len(configuration.followers) >= wanted:
@@ -73,7 +73,7 @@ class Recruiting:
         return [name for name, _ in chosen if name not in hosted.recruited]
 
     def others(self, partition: str, leader: str, wanted: int) -> list[str]:
-        """The nodes that are to follow in a new partition: of other hosts first."""
+        """The followers of a new partition: nodes of other hosts first."""
         members = self._members.current
         host = members[leader].host if leader in members else ""
         free = [name for name in members if name != leader and not self._members.away(name)]
@@ -84,12 +84,13 @@ class Recruiting:
         return [name for name, _ in chosen]
 
     async def ask(self, node: str, partition: str) -> int:
-        """Have another node make a replica, if it has none; its incarnation. Raises PeerUnavailable, Corrupt."""
+        """Make another node create a replica, if it has none. Returns its incarnation. Raises PeerUnavailable,
+        Corrupt."""
         incarnation: int = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
-        """Whether no node has a replica of a partition that may tell of it, as all say that may live."""
+        """Whether all nodes that may be alive say that they have no replica which could report the partition."""
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]

@@ -1,8 +1,7 @@
-"""All replicas of this node: their messages, timers, disks, and what they ask of the coordinator.
+"""All replicas of this node: their messages, timers, disks, and requests to the coordinator.
 
-No replica has a timer of its own: one timer of the node ticks all that are due, and those that are nearly due with
-them, so their beats fall into one turn of the loop and into one frame to each peer. Each replica has one task, which
-watches its configuration.
+One timer of the node ticks all replicas that are due or nearly due, so that their heartbeats are sent in one turn of
+the event loop and in one frame to each peer. Each replica has one task, which watches its configuration.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from dataplane.wire import partition_messages as m
 log = logging.getLogger(__name__)
 
 SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
-"""A leader that falls silent is followed by another within 5 s: `grace_s`, a beat, and the coordinator's answer. A node
-that gets a ninth of a core is heard every second at the latest; one whose process has ended is not waited for."""
+"""A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. A node with a
+ninth of a core still sends a heartbeat every second. Nobody waits for a process that is known to have ended."""
 
 _LEAST_S = 0.02  # between ticks
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
@@ -50,15 +49,15 @@ Logs = Callable[[str, ReplicaId], Storage]
 
 
 def in_memory(partition: str, replica: ReplicaId) -> Storage:
-    """A log for as long as the process lives. Raises Misuse for one that is to outlive it."""
+    """A log that lives as long as the process. Raises Misuse for a durable partition."""
     if is_durable(partition):
         raise Misuse(f"no log of {partition} can be kept here: start the node with --data-dir DIR")
     return MemoryStorage(replica)
 
 
 class Replicas:
-    """See the module. `machines(partition)` makes a state machine. `logs(partition, replica)`: the log of a partition
-    on this node, or a new one, which is of that replica then. `alone`: no other node ever has a replica."""
+    """See the module. `machines(partition)` creates a state machine. `logs(partition, replica)` returns the log of a
+    partition on this node, or a new one that belongs to this replica. `alone`: no other node ever has a replica."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Replicas:
         members.watch_ended(self.gone)
 
     def key(self, partition: str) -> str:
-        """Of the partition's configuration, at the coordinator."""
+        """The key of the configuration of the partition at the coordinator."""
         return self._prefix + partition
 
     def __iter__(self) -> Iterator[Hosted]:
@@ -114,12 +113,12 @@ class Replicas:
     # Which there are
 
     def incarnation(self, partition: str) -> int:
-        """That of the replica here; 0 for none, and for one in memory that can not say who leads."""
+        """The incarnation of the replica here; 0 for none, and for one in memory that cannot say who leads."""
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
 
     def host(self, partition: str) -> Hosted:
-        """The replica of a partition here; a new one, empty, if there is none. Raises Corrupt."""
+        """The replica of a partition here; created empty if there is none. Raises Corrupt."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             new = (self.me, secrets.randbits(_INCARNATIONS))
@@ -130,8 +129,8 @@ class Replicas:
         return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
-        """Have a partition, led by this node at first, and followed by so many others from its first command on, as far
-        as they answer; if there is one, as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown,
+        """Create a partition, led by this node and followed by `followers` others from its first command on, as far
+        as they answer; an existing one is left as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown,
         PeerUnavailable."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
@@ -154,15 +153,15 @@ class Replicas:
             return None
 
     async def delete(self, partition: str) -> None:
-        """Have it no more, whoever leads it. Raises Unavailable, OutcomeUnknown."""
+        """Delete the partition, whoever leads it. Raises Unavailable, OutcomeUnknown."""
         key = self.key(partition)
         while (value := await self.coordinator.read(key)) not in (None, DELETED):
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
     def end(self, hosted: Hosted, *, forget: bool = False) -> None:
-        """Have this replica no more. If the partition still needs one here, it will be another; of a durable one the
-        same, unless its log is to be forgotten."""
+        """End this replica. If the partition still needs one here, it will be another; for a durable one the same,
+        unless its log is forgotten."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
@@ -171,7 +170,7 @@ class Replicas:
                 hosted.remove()
 
     async def _watch(self, hosted: Hosted) -> None:
-        """What the coordinator has. The first value is read after the replica was made."""
+        """Watch the configuration. It is first read after the replica was created."""
         missing, pause_s = True, _AGAIN_S  # it is created soon
         while not hosted.closed:
             try:
@@ -190,7 +189,7 @@ class Replicas:
     # Requests
 
     def ask(self, partition: str, request: bytes, done: Done, waiting: Waiting | None = None) -> Hosted | None:
-        """A request to the leader, if that is here."""
+        """Send a request to the leader, if that is here."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             done(NotLeader(f"node {self.me} has no replica of {partition}"))
@@ -209,7 +208,7 @@ class Replicas:
         wait_s: float = 0.0,
         late: Late | None = None,
     ) -> bytes:
-        """As `Channel.ask`, of this node."""
+        """As `Channel.ask`, for a leader on this node."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         returned = False
 
@@ -293,7 +292,7 @@ class Replicas:
             self._deliveries.gave(node, asked.number, hosted, undoing)
 
     def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
-        """The result, or the refusal of one that fits no frame: then what it gives is taken back."""
+        """The result; if it fits into no frame, the error, and what it grants is given back."""
         try:
             self._channel.check(result)
         except LimitExceeded as error:
@@ -308,7 +307,8 @@ class Replicas:
         self._channel.say(node, item)
 
     async def retained_rows(self, partition: str) -> list[tuple[str, int]]:
-        """By node that answers, how many rows of a partition its producers appended whose columns it retains."""
+        """For each node that answers, how many rows its producers appended to a partition of which it retains
+        columns."""
 
         async def one(node: str) -> tuple[str, int]:
             if node == self.me:
@@ -323,7 +323,7 @@ class Replicas:
         return [(node, rows) for node, rows in found if rows]
 
     def gone(self, node: str, before_s: float) -> None:
-        """The process that a node was by then has ended."""
+        """The process that a node was at that time has ended."""
         log.info("node %s has ended", node)
         self._deliveries.gone(node)
         for hosted in self:
@@ -332,7 +332,7 @@ class Replicas:
     # Time
 
     def due(self, deadline_s: float) -> None:
-        """A replica is to be ticked by then."""
+        """A replica has to be ticked by then."""
         if deadline_s < self._due_s - 1e-3:
             self._set(deadline_s)
 
@@ -356,7 +356,7 @@ class Replicas:
             self.recruiting.look(now)
 
     async def aclose(self) -> None:
-        """End all replicas, without a word. Idempotent."""
+        """End all replicas without a message. Idempotent."""
         self._deliveries.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -366,7 +366,7 @@ class Replicas:
 
 
 async def forget(coordinator: Coordinator, key: str) -> None:
-    """Take a deleted key away, once all who watch it have seen that it was deleted."""
+    """Remove a deleted key once all watchers have seen that it is deleted."""
     await asyncio.sleep(_DELETED_S)
     with suppress(Unavailable, OutcomeUnknown):
         await coordinator.swap(key, DELETED, None)

@@ -1,8 +1,8 @@
-"""A request finds the leader of its partition, and is asked again until its answer is there.
+"""Sends requests to the leader of a partition, and again until there is an answer.
 
-What always holds: a request may be asked several times, and of several leaders, so it is one that may be: numbered by
-its producer (`replication.sessions`), or without an effect that lasts. Until its deadline passes it ends in the
-partition's own answer or refusal. After that, in `OutcomeUnknown` where it may have been done, else in what kept it.
+Invariants: a request may be sent several times and to several leaders, so it has a producer sequence
+(`replication.sessions`) or no lasting effect. By its deadline it ends with the answer or the error of the partition;
+else with `OutcomeUnknown` if it may have been executed, or with the reason why it was not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 
 TRY_S = 1.0
-"""For which one leader is waited for, beyond what a request may wait there."""
+"""How long to wait for one leader, beyond the time that a request may wait there."""
 
 _SHORT_S, _LONG_S = 0.01, 0.5  # between tries
 
@@ -53,10 +53,10 @@ class Router:
         late: Late | None = None,
         patient: bool = True,
     ) -> bytes:
-        """The answer of the partition's leader, whoever that is by then. `queue`, `wait_s`: see `waiters`; the request
-        waits again at the next leader. `late` is called with each result that came too late to be returned. `patient`:
-        also where a limit of the partition is in the way, ask until that is gone. Raises what the partition refuses
-        with, Lost where no replica is left for certain; PeerUnavailable, OutcomeUnknown."""
+        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover the request
+        waits again at the next leader. `late` is called with each answer that came too late. `patient`: repeat the
+        request while a limit of the partition refuses it. Raises what the partition refuses with, Lost if certainly
+        no replica is left; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
         pause_s = _SHORT_S
@@ -111,8 +111,8 @@ class Router:
         return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
-        """The node to ask: who leads as far as is known here or, if it was silent just now, who may know better or
-        lead by then. Raises Unavailable, Lost."""
+        """The node to ask: the known leader or, if it did not answer just now, a node that may know better or lead
+        by then. Raises Unavailable, Lost."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.replica.leads:
             return self._replicas.me
@@ -132,7 +132,7 @@ class Router:
         return leader
 
     async def _read(self, partition: str) -> Configuration:
-        """The configuration; while the coordinator is away, as it was. Raises Unavailable, Lost."""
+        """The configuration; the last known one while the coordinator is away. Raises Unavailable, Lost."""
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:
@@ -150,7 +150,7 @@ class Router:
         return configuration
 
     def _last(self, partition: str) -> Configuration:
-        """As it was when it was seen last. Raises Unavailable."""
+        """The last known configuration. Raises Unavailable."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.configuration.epoch:
             return hosted.configuration
@@ -162,6 +162,6 @@ class Router:
         return node in self._members.current
 
     def forget(self, partition: str) -> None:
-        """There is no such partition any more."""
+        """The partition no longer exists."""
         self._leaders.pop(partition, None)
         self.configurations.pop(partition, None)

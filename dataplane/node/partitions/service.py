@@ -1,4 +1,4 @@
-"""All of it for one node: made, started, left and ended together."""
+"""All parts of `node.partitions` for one node, started and stopped together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dataplane.wire.peer import Peers
 
 
 class Partitions:
-    """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. `opening(record)`:
-    the first request to a stream's partition. The membership, the coordinator and the sockets are their maker's.
-    `alone`: there is no other node."""
+    """The partitions of one node. `peers`: its control channel, which passes frames to `receive`. `opening(record)`:
+    the first request to a new partition of a stream. The membership, the coordinator and the sockets belong to the
+    caller. `alone`: there is no other node."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class Partitions:
         self._background = Background()
 
     def receive(self, frame: Frame) -> None:
-        """A frame of another node has come."""
+        """A frame of another node has arrived."""
         self.channel.receive(frame)
 
     def start(self) -> None:
-        """Take care of partitions. The membership is its maker's to run."""
+        """Start. The membership is run by the caller."""
         for work in (self.directory.run, self.columns.run, self.departed.run):
             self._background.spawn(work())
 
     def configurations(self) -> dict[str, Configuration]:
-        """Who leads and follows in which partition, as last seen here."""
+        """The leader and the followers of each partition, as last seen here."""
         hosted = {hosted.partition: hosted.configuration for hosted in self.replicas}
         return {**self.router.configurations, **hosted}
 
     async def aclose(self) -> None:
-        """End, without a word to others. Idempotent."""
+        """Stop without a message to others. Idempotent."""
         await self._background.aclose()
         await self.columns.aclose()
         await self.departed.aclose()

@@ -1,9 +1,9 @@
-"""Requests that wait for something that there is not yet: at the leader of a partition, or at a stream of one node.
+"""Requests that wait: at the leader of a partition, or at a stream of one node.
 
-Each waits in a queue (of a task, and of what it asks for), first come first served. The first of each is decided again
-when there may be something for it, and the next as long as there is something: so a commit costs as many decisions as
-there are requests that it serves, and wakes nobody else. Of several queues the one goes first whose first request came
-first.
+Each waits in a queue (for a task, and what it asks for), first come first served. When there may be something for
+the first request of a queue it is decided again, and the next one as long as there is something; so a commit costs
+as many decisions as it serves requests, and wakes no others. Among queues, the one whose first request came first is
+served first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NOTHING = b""
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request of a node, that waits until `until_s` at most. `done(outcome)` is called once. `withdrawn`: nobody
-    waits. `in_vain`: at which change there was nothing for it, where that is noted."""
+    """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: nobody
+    waits any more. `in_vain`: the value of `changes` when there was last nothing for it."""
 
     queue: str
     request: Any
@@ -45,7 +45,7 @@ class Waiting:
 
 
 class Waiters:
-    """Those of one leader. `serves(waiting)`: whether there may be something for this request."""
+    """The waiting requests of one leader. `serves(waiting)`: whether there may be something for the request."""
 
     def __init__(self, serves: Callable[[Waiting], bool]) -> None:
         self._serves = serves
@@ -54,28 +54,28 @@ class Waiters:
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
         return self._count
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Those that wait."""
+        """The waiting requests."""
         return (waiting for queue in self._queues.values() for waiting in queue)
 
     def requests(self) -> list[Any]:
-        """Those that wait."""
+        """The waiting requests."""
         return [waiting.request for waiting in self]
 
     def heads(self) -> Iterator[Waiting]:
-        """The first of each queue."""
+        """The first request of each queue."""
         return (queue[0] for queue in self._queues.values())
 
     def has(self, queue: str) -> bool:
-        """Whether any waits in this queue."""
+        """Whether any request waits in this queue."""
         return queue in self._queues
 
     def add(self, waiting: Waiting, now: float, *, first: bool = False) -> None:
-        """Wait; in the end it is answered by nothing. `first`: again, as it came. Raises Backpressure where too many
-        wait."""
+        """Let a request wait; at the end it is answered with nothing. `first`: again, at the head of its queue.
+        Raises Backpressure if too many wait."""
         if self._count >= MAX_WAITING:
             raise Backpressure("too many requests wait at this partition's leader")
         queue = self._queues.setdefault(waiting.queue, deque())
@@ -89,7 +89,7 @@ class Waiters:
             waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Wait no more: it is answered by nothing, unless it is decided already."""
+        """Answer the request with nothing, unless it is decided already."""
         waiting.withdrawn = True
         queue = self._queues.get(waiting.queue)
         if queue is not None and waiting in queue:
@@ -105,9 +105,8 @@ class Waiters:
             del self._queues[waiting.queue]
 
     def served(self) -> Iterator[Waiting]:
-        """The requests that there is something for, one after the other: each has to be decided before the next is
-        asked for. They do not wait any more; where one waits again after all, nobody after it in its queue is
-        served."""
+        """The requests for which there is something, one after another: each has to be decided before the next is
+        taken. They no longer wait; if one waits again after all, no later one of its queue is served."""
         heads = [(queue[0].number, name) for name, queue in self._queues.items()]
         heapq.heapify(heads)
         while heads:
@@ -128,7 +127,7 @@ class Waiters:
             self.withdraw(waiting)
 
     def drain(self) -> list[Waiting]:
-        """All that wait, who do not any more: another leads."""
+        """Remove and return all waiting requests: another node leads."""
         found = [*self]
         self._queues.clear()
         for waiting in found:

@@ -1,1 +1,1 @@
-"""Streams as one node has them: their homes, what its clients ask of them, and what homes ask and tell other nodes."""
+"""Streams as the clients of one node use them: of this node alone, or of the cluster."""

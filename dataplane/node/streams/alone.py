@@ -1,7 +1,7 @@
-"""A stream of one node: the state machine of a partition (`machine`) with no log and no followers.
+"""A stream of one node: the state machine of a partition (`machine`) without a log and followers.
 
-A request is decided and applied in one step, and nothing is encoded. One for which there is nothing now may wait, as at
-the leader of a partition.
+A request is decided and applied in one step, and nothing is encoded. A request for which there is nothing yet may
+wait, as at the leader of a partition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Alone:
     """See the module. Its owner calls `settle` at `due_s`."""
 
     def __init__(self, name: str, settings: Settings, mark: str, columns: Columns, now: float) -> None:
-        """`mark`: what keys begin with that it makes. `now`: by the clock that all times are of."""
+        """`mark`: the prefix of generated keys. `now`: the time of the clock that all methods use."""
         self.machine = StreamMachine(name, settings, mark)
         self.machine.alone(now, columns)
         self.waiters = Waiters(self._serves)
@@ -40,7 +40,7 @@ class Alone:
         return self.machine.home
 
     def run(self, asked: r.AnyRequest, now: float) -> Any:
-        """The result of a request that does not wait. Raises what refuses it: NotReady, or Backpressure, where there is
+        """The result of a request that does not wait. Raises what refuses it; NotReady or Backpressure if there is
         nothing for it now."""
         home = self.machine.home
         while True:
@@ -57,18 +57,18 @@ class Alone:
                 self.settle(now)
 
     def queue_of(self, version: int) -> str:
-        """The queue of who asks leave to append rows of a policy version: older ones may pass those that `max_lag`
-        holds."""
+        """The queue in which requests to append rows of a policy version wait: rows of older versions may pass those
+        that `max_lag` holds back."""
         return f"append {version}" if self.home.settings.max_lag >= 0 else "append"
 
     def wait(self, waiting: Waiting, now: float) -> None:
-        """As `run`, of a request that waits until there is something for it; `waiting.done` is called with the result,
-        the error, or nothing. Raises Backpressure where too many wait."""
+        """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or nothing.
+        Raises Backpressure if too many wait."""
         self.waiters.add(waiting, now)
         self.settle(now)
 
     def settle(self, now: float) -> None:
-        """Do what is due, and serve those who wait."""
+        """Do what is due, and serve waiting requests."""
         machine = self.machine
         while True:
             while (due := machine.deadline(now)) <= now:
@@ -93,11 +93,11 @@ class Alone:
         return not full and not self._no_room
 
     def fits(self, entry: Entry) -> bool:
-        """Whether what comes in the same moment is within the limits, and passes nobody by."""
+        """Whether an append at this moment is within the limits and passes no waiting request."""
         return not self.home.admission.full(entry) and not (self.waiters and self._passes_others())
 
     def _passes_others(self) -> bool:
-        """Whether who is admitted now would pass one that waits for room."""
+        """Whether an append now would pass a request that waits for room."""
         waiting = [each.request for each in self.waiters.heads() if isinstance(each.request, r.Admit)]
         return any(self.home.admission.full(self.machine.entry_of(each)) != LAG for each in waiting)
 
@@ -114,11 +114,11 @@ class Alone:
 
     @property
     def watches_age(self) -> bool:
-        """Whether somebody waits whose sampler judges rows by their age."""
+        """Whether a waiting request has a sampler that judges rows by age."""
         return any(getattr(getattr(asked, "sampler", None), "judges_age", False) for asked in self.waiters.requests())
 
     def end(self, now: float) -> None:
-        """Everything goes; who waits is told so."""
+        """Drop the stream. Waiting requests are refused."""
         for waiting in self.waiters.drain():
             waiting.done(Closed("the stream was dropped"))
         self.machine.run(r.Clear(), now)
@@ -129,5 +129,5 @@ class Alone:
 
 
 def _nobody(_: Waiting) -> bool:
-    """Nobody waits."""
+    """Serves nobody."""
     return False

@@ -1,4 +1,4 @@
-"""Columns that came in a request: the reference to the shard that they were stored as."""
+"""The reference to a shard whose columns arrived in a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dataplane.wire import messages as m
 
 
 def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
-    """All of a shard of this node's. Raises ProtocolMismatch where what was said with its columns is false."""
+    """A reference to all of a shard of this node. Raises ProtocolMismatch if the columns are not as the request
+    says."""
     laid = one(columns.layout, rounded(len(columns.payload)))
     named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
@@ -24,5 +25,5 @@ def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
 
 @lru_cache(maxsize=256)
 def _named(outline: Outline) -> dict[str, Place]:
-    """Where each column of a shard of this outline is in a reference to all of it."""
+    """The columns of a shard with this outline, for a reference to all of it."""
     return {name: Place(form.field.declared, 0, slot) for slot, (name, form) in enumerate(outline.columns)}

@@ -1,10 +1,10 @@
-"""What one client asks of streams, each message as a request to the stream's partition: of this node alone, or of the
+"""The streams as one client uses them: turns its messages into requests to partitions, of this node alone or of the
 cluster.
 
-What always holds: columns are retained before the partition is asked to take them, and until it is known that it has
-not; an append whose outcome is not known is asked on under its sequence, and raises OutcomeUnknown meanwhile. What a
-client staged and did not append, what it was admitted to bring, and what it holds goes with it. What it was granted and
-can not be told is given back, and its lease begins when the client can take it.
+Invariants: columns are retained before the partition is asked to take them, until it is known that it did not. An
+append with unknown outcome is repeated under its sequence until it is known, and raises OutcomeUnknown meanwhile.
+When a client goes, its staged columns, permits and leases go too. Rows that were granted but cannot be sent to the
+client are given back; their lease begins when the client can receive them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dataplane.wire import messages as m
 T = TypeVar("T")
 
 Room = Callable[[], Awaitable[bool]]
-"""Waits until a client can take a large reply; whether that took time."""
+"""Waits until the client can receive a large reply. Returns whether it had to wait."""
 
 _STREAMS = 50  # whose figures one message has
 _WAIT_S = 30.0  # for which rows that were let in wait to be let in again, where another leads now
@@ -74,12 +74,12 @@ StreamRequest = (
 
 
 async def no_wait() -> bool:
-    """There is room for whatever is said."""
+    """Always room."""
     return False
 
 
 class _Ticket(NamedTuple):
-    """Leave to append, by the partition that gave it; none, where no limit holds rows back."""
+    """A permit to append and the partition that gave it; no partition if no limit applies."""
 
     stream: Stream
     partition: Any = None
@@ -87,12 +87,12 @@ class _Ticket(NamedTuple):
 
 
 _Member = tuple[bytes, str, str, int | None]
-"""A replica of a member: its stream, task, member and number."""
+"""A replica of a member: stream, task, member, number of the replica."""
 
 
 @dataclass(slots=True)
 class _Received:
-    """The last grant that a replica has received, one request at a time: so an answer that is lost is given again."""
+    """The last grant that a replica received. Its requests run one at a time, so a lost answer is repeated."""
 
     last: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -102,7 +102,7 @@ class StreamClient:
     """The streams of one service as one client uses them."""
 
     def __init__(self, service: Service, staged: Staged, room: Room = no_wait, *, owner: object = "") -> None:
-        """`owner` names the client to people. `room()` is awaited before a large reply is made that was waited for; see
+        """`owner` names the client in messages. `room()` is awaited before a large reply that had to wait; see
         `wire.local.Channel.room`."""
         self._service = service
         self._local = service if isinstance(service, LocalStreams) else None
@@ -116,16 +116,16 @@ class StreamClient:
 
     @property
     def alone(self) -> bool:
-        """Whether these streams are of this node, and answer at once what does not wait."""
+        """Whether the streams are of this node, so that requests that do not wait are answered at once."""
         return self._local is not None
 
     @property
     def expected(self) -> bool:
-        """Whether something was admitted that has not come."""
+        """Whether the client has unused permits."""
         return bool(self._tickets)
 
     def revoke(self) -> None:
-        """The client gives no sign of life: what it was admitted to bring is given up."""
+        """The client is silent: its permits are void."""
         for number in list(self._tickets):
             self._give_back(number)
 
@@ -137,11 +137,11 @@ class StreamClient:
         self._service.forget(self._session.client)
 
     def restoring(self, token: bytes) -> bool:
-        """Whether the client restores a stream of this token."""
+        """Whether the client is restoring a stream with this token."""
         return token in self._restores
 
     def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
-        """The reply can not be told: what it gave is given back."""
+        """The reply cannot be sent: give back what it grants."""
         if isinstance(reply, m.StreamAnswer) and isinstance(reply.result, r.Delivered):
             stream, given = self._service.named(reply.stream), reply.result
             if given.replica is not None:
@@ -155,7 +155,7 @@ class StreamClient:
     # requests
 
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """The reply, or what has to be called and awaited for it; None where there is none."""
+        """The reply, or a function to call and await for it; None for a message without a reply."""
         match request:
             case m.Open():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
@@ -182,7 +182,7 @@ class StreamClient:
         return self._soon(partial(self._answer, request, stream, deadline))
 
     def _forward(self, request: m.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
-        """As `answer`, of a request that is the partition's own."""
+        """As `answer`, for a request that the partition decides."""
         match request.asked:
             case r.Consume() as asked:
                 return partial(self._consume, request, asked, stream, deadline)
@@ -209,7 +209,7 @@ class StreamClient:
         return m.StreamAnswer(identifier, stream.token, result)
 
     def _soon(self, answer: Waiting) -> m.Reply | Waiting:
-        """The reply of what is asked of streams of this node, where nothing is waited for."""
+        """For streams of this node, the reply; else `answer` itself."""
         return at_once(answer()) if self._local is not None else answer
 
     async def _open(self, request: m.Open) -> m.Reply:
@@ -235,14 +235,14 @@ class StreamClient:
         return m.Done(request.id)
 
     def _on(self, stream: Stream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
-        """Do this with the stream's partition or, where that is lost, with the next. Raises Closed."""
+        """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed."""
         return work(stream) if self._local is not None else self._service.on(stream, work)
 
     async def _ask(self, stream: Stream, asked: r.Request, kind: type[T], deadline: Deadline | None = None) -> T:
         return await self._on(stream, lambda at: self._session.ask(at, asked, kind, deadline))  # type: ignore[type-var]
 
     async def _restored(self, request: Any) -> m.Reply:
-        """About a stream that the client restores, and nobody else sees."""
+        """Answer a request about a stream that the client restores."""
         match request:
             case m.PutBack():
                 return await self._restores.put_back(request)
@@ -259,8 +259,8 @@ class StreamClient:
     # being let in
 
     def fits(self, request: m.AppendInline, versions: packed.Index) -> bool:
-        """Whether the rows of this request come to a stream of this node, have no keys, and need no ticket if they come
-        in the same moment. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        """Whether these rows go to a stream of this node, have no keys, and fit within the limits now, so that no
+        permit is needed. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
             return False
         stream, rows, nbytes = self._local.find(request.stream), len(versions), sum(request.columns.nbytes)
@@ -268,8 +268,8 @@ class StreamClient:
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
     def ticket_now(self, request: m.AppendInline, versions: packed.Index) -> int | None:
-        """Leave to append the rows of this request to a stream; 0 where they came before by the very same call, None
-        where that has to be waited for. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        """A permit to append these rows; 0 if the same append was made before, None if it has to wait. Raises
+        Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
         rows, nbytes, timeout_s = len(versions), sum(request.columns.nbytes), request.timeout_s
         wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
@@ -292,8 +292,8 @@ class StreamClient:
         return None
 
     async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> int:
-        """A ticket for an append, 0 for one that was made before by the very same call. Raises Backpressure, Closed,
-        LimitExceeded, OutcomeUnknown."""
+        """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
+        OutcomeUnknown."""
         if request.key:
             found = await self._ask(stream, r.Find(keys=[request.key], digest=request.digest), r.Found)
             if (found.rows >= 0).all():
@@ -336,7 +336,7 @@ class StreamClient:
         return number
 
     def _give_back(self, number: int) -> None:
-        """What was admitted does not come. Idempotent."""
+        """Return a permit that is not used. Idempotent."""
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
             self._returned(ticket)
@@ -344,7 +344,7 @@ class StreamClient:
     # bringing rows and columns
 
     async def _append(self, request: m.Append, stream: Stream, deadline: Deadline) -> m.Appended:
-        """Bring rows that were admitted. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
+        """Append admitted rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         ticket = self._used(request.ticket, stream)
         try:
@@ -362,8 +362,8 @@ class StreamClient:
     def append_stored(
         self, request: m.AppendInline, versions: packed.Index, ref: BatchRef, shard: int, number: int
     ) -> m.Appended:
-        """Bring the rows of a request to a stream of this node; `ref` means all of this shard, stored just now. Where
-        they do not come, or are not new, no row needs that. `number`: their ticket, 0 where they fit without. Raises as
+        """Append rows to a stream of this node; their columns are this whole shard, stored just now. If they are
+        refused or not new, the shard is not needed. `number`: their permit, 0 if they fit without. Raises as
         `_append`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
@@ -377,7 +377,8 @@ class StreamClient:
         return m.Appended(request.id, reply.first, reply.new)
 
     def extend_stored(self, request: m.ExtendInline, ref: BatchRef) -> bool:
-        """As `append_stored`, of more columns for rows; whether they are new. Raises as `_extend` and `_grow`."""
+        """As `append_stored`, for more columns of rows. Returns whether they are new. Raises as `_extend` and
+        `_grow`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
             return at_once(self._grow(request, ref, request.piece, stream))
@@ -393,7 +394,7 @@ class StreamClient:
     async def _append_to(
         self, stream: Stream, partition: Any, asked: r.Append, ticket: _Ticket, until: Deadline
     ) -> r.Appended:
-        """Ask a partition. What was let in by a leader before this one is let in again."""
+        """Append to a partition. With a permit of an earlier leader, ask for another first."""
         waiting = Deadline.after(_WAIT_S)
         while True:
             number = ticket.number if ticket.partition == partition else 0
@@ -434,7 +435,7 @@ class StreamClient:
         self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
 
     async def _extend(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream) -> None:
-        """More columns for rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
+        """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         rows, holds = packed.int64("rows", request.rows), packed.int64("holds", request.holds)
         count = len(request.keys) or len(rows)
@@ -458,8 +459,8 @@ class StreamClient:
         await self._on(stream, extend)
 
     async def _grow(self, request: m.Extend | m.ExtendInline, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
-        """The next piece of a row in progress; whether it is new. Raises LeaseExpired, Misuse, SchemaMismatch,
-        LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
+        """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
+        SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         nodes, lengths = _nodes(request), packed.lengths(request.lengths, ref)
 
         async def grow(partition: Any) -> bool:
@@ -493,8 +494,8 @@ class StreamClient:
         return m.Done(request.id)
 
     async def _take_up(self, request: m.TendRow, partition: Any, row: int) -> r.UnfinishedRows:
-        """Take up a row, or the first that is free. What the partition gives when nobody waits for it any more is free
-        again."""
+        """Take over a row in progress, or the first free one. If the request was cancelled meanwhile, release the
+        row."""
         if not 0 < request.lease_s < float("inf"):
             raise Misuse(f"a row is held for more than 0 s, not {request.lease_s}")
         waits = True
@@ -510,8 +511,8 @@ class StreamClient:
             waits = False
 
     async def _row(self, partition: Any, keys: list[str], token: int = 0) -> int:
-        """The number of a row in progress; `_ENDED` where who has the token has finished it, or given it up. Raises
-        LeaseExpired for one that is gone."""
+        """The number of a row in progress; `_ENDED` if the holder of the token finished it or gave it up. Raises
+        LeaseExpired if it is gone."""
         if len(keys) != 1:
             raise ProtocolMismatch(f"a piece of {len(keys)} rows")
         found = await self._session.ask(partition, r.Find(keys=keys, token=token), r.Found)
@@ -527,7 +528,7 @@ class StreamClient:
     async def _consume(
         self, request: m.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
     ) -> m.StreamAnswer:
-        """Rows of a task, once there are enough. Raises NotReady, Closed, Misuse."""
+        """Lease rows to a task once enough are ready. Raises NotReady, Closed, Misuse."""
         _check_consume(asked, stream)
         if asked.replica is None:
             return m.StreamAnswer(request.id, stream.token, await self._take(asked, stream, deadline, None))
@@ -546,7 +547,7 @@ class StreamClient:
         return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _Received())
 
     async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
-        """`after`: the last grant that the replica has received."""
+        """`after`: the last grant that the replica received."""
         asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
         waits = partial(_queue, asked) if asked.sampler is not None else None
 
@@ -575,7 +576,7 @@ class StreamClient:
             raise not_ready(stream.name, asked.task, deadline) from None
 
     async def _look(self, request: m.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> m.StreamAnswer:
-        """What there is to choose from, once there is something new. Raises NotReady, Closed, Misuse."""
+        """The candidates of a sampler, once something changed. Raises NotReady, Closed, Misuse."""
         asked = msgspec.structs.replace(
             wanted,
             client=self._session.client,
@@ -603,7 +604,7 @@ def _append_of(
     client: str = "",
     ticket: int = 0,
 ) -> r.Append:
-    """The rows of an append, checked. Raises ProtocolMismatch, LimitExceeded, Misuse."""
+    """The request to append these rows, validated. Raises ProtocolMismatch, LimitExceeded, Misuse."""
     rows = len(ref)
     if not rows:
         raise Misuse("an append has at least one row")
@@ -623,19 +624,19 @@ def _append_of(
 
 
 def _nodes(request: m.Extend | m.ExtendInline) -> tuple[bytes, ...]:
-    """The nodes that have the columns too."""
+    """The nodes that have copies of the columns."""
     return tuple(request.spares) if isinstance(request, m.Extend) else ()
 
 
 def _check_amount(rows: int, nbytes: int) -> None:
-    """Raises LimitExceeded, ProtocolMismatch where no append has so many rows or bytes."""
+    """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
     packed.bound("rows of an append", m.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
 
 
 def _check_consume(request: r.Consume, stream: Stream) -> None:
-    """Raises Misuse for what no partition would give, before it is asked."""
+    """Raises Misuse for a request that every partition would refuse."""
     packed.bound("rows of a delivery", m.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
@@ -647,7 +648,7 @@ def _check_consume(request: r.Consume, stream: Stream) -> None:
 
 
 def _queue(asked: r.Consume | r.Look) -> str:
-    """Who asks for the same waits in one queue; each replica of a member in one of its own."""
+    """The queue of a waiting request: equal requests share one; each replica of a member has its own."""
     what = asked.task, asked.columns, asked.member, asked.replica
     if isinstance(asked, r.Consume):
         return msgspec.json.encode((*what, asked.rows, asked.min_rows, asked.sampler)).decode()
@@ -655,7 +656,7 @@ def _queue(asked: r.Consume | r.Look) -> str:
 
 
 def not_ready(stream: str, task: str, deadline: Deadline) -> NotReady:
-    """What a task is told for which no rows of the stream of this name became ready in time."""
+    """The error of a consumer for which no rows became ready in time."""
     return NotReady(
         f"no rows of stream {stream!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
         stream=stream,

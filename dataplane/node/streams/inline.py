@@ -1,11 +1,11 @@
-"""Requests that carry their columns: a put, an append or an extend of a small shard, in one message.
+"""Requests that carry their columns: a put, an append or an extend of a small shard in one message.
 
-The node writes the bytes into a shard of its own, and the rows of the stream refer to that. Where there is room in the
-stream and in memory all of it is done at once, so that nothing lies between; else the request waits, with its bytes,
-within what requests may keep (`node.waits`).
+The node stores the bytes as a shard of its own, to which the rows of the stream refer. If there is room in the stream
+and in memory, everything is done at once; else the request waits with its bytes, within the memory for waiting requests
+(`node.waits`).
 
-What always holds: rows are admitted before their columns are stored; what was stored for rows that did not come is
-freed, also when the client goes or the request is cancelled in between.
+Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, also
+if the client goes or cancels in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Carrying = m.Put | m.AppendInline | m.ExtendInline
 
 
 class Inlining:
-    """What one client sends so."""
+    """The requests of one client that carry columns."""
 
     def __init__(self, client: Hashable, node: bytes, store: Store, streams: StreamClient, staged: Staged) -> None:
         self._client = client
@@ -42,8 +42,8 @@ class Inlining:
         self._numbers = itertools.count(1)
 
     def answer(self, request: Carrying, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or what has to be called and awaited for it. Raises as `Store.put`, `StreamClient.append_stored`
-        and `extend_stored`; nothing stays of the request then."""
+        """The reply, or a function to call and await for it. Raises as `Store.put`, `StreamClient.append_stored` and
+        `extend_stored`; then nothing of the request stays."""
         match request:
             case m.Put():
                 _check(request.payload, request.layout)
@@ -61,7 +61,7 @@ class Inlining:
     # storing
 
     def _put_now(self, columns: m.Put | m.Inline, scope: str = "") -> int | None:
-        """The shard that was stored, or None where it has to wait for memory."""
+        """The stored shard; None if it has to wait for memory."""
         return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
 
     async def _put_soon(self, columns: m.Put | m.Inline, deadline: Deadline, scope: str = "") -> int:
@@ -115,7 +115,7 @@ class Inlining:
     async def _append_stored(
         self, request: m.AppendInline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
-        """There is room in the stream, and none in memory."""
+        """There is room in the stream but not in memory."""
         try:
             shard = await self._put_soon(request.columns, deadline)
         except BaseException:
@@ -138,7 +138,7 @@ class Inlining:
     async def _append_later(
         self, request: m.AppendInline, versions: Index, admitted: m.Reply | Waiting | None, deadline: Deadline
     ) -> m.Reply:
-        """As three requests, of which each may wait."""
+        """As three requests, each of which may wait."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
         if not isinstance(reply, m.Admitted):
             raise ProtocolMismatch("nothing that can be appended to")
@@ -146,7 +146,7 @@ class Inlining:
         return answer if isinstance(answer, m.Message) else await answer()
 
     async def _append_staged(self, request: m.AppendInline, ticket: int, deadline: Deadline) -> m.Reply:
-        """The stream's leader may be elsewhere."""
+        """The leader of the stream may be another node."""
         scope = self._new_scope()
         try:
             shard = await self._put_soon(request.columns, deadline, scope)
@@ -188,7 +188,7 @@ class Inlining:
         return m.Done(request.id)
 
     async def _extend_later(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply:
-        """As two requests, of which each may wait."""
+        """As two requests, each of which may wait."""
         scope = self._new_scope()
         try:
             shard = await self._put_soon(request.columns, deadline, scope)
@@ -210,7 +210,7 @@ class Inlining:
             raise
 
     def _new_scope(self) -> str:
-        """A scope that goes with the client, for what waits to be a stream's."""
+        """A scope for shards on their way to a stream; it is freed when the client goes."""
         scope = f"{self._scopes}-{next(self._numbers)}"
         self._staged.begin(scope)
         return scope

@@ -1,7 +1,7 @@
-"""The streams of a node that is of no cluster, by name and by token; each goes with the process.
+"""The streams of a node outside a cluster, by name and by token. They end with the process.
 
-What always holds: time enters a stream here alone; what a stream's rows need is there (`node.shards.needed`); who waits
-is answered once, and what it was given and can not be told is given back.
+Invariants: the clock of a stream is read here only; the columns that rows need are kept (`node.shards.needed`); a
+waiting request is answered once, and what it was granted is given back if it cannot be sent.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LOST = 4096  # lost rows that one message tells of
 
 
 class LocalStream:
-    """A stream, its name and its clock. `token` is how its clients and its rows name it; `generation`: what its keys
-    begin with that it makes."""
+    """A stream with its name and clock. `token` identifies it to clients and in references; `generation` is the
+    prefix of generated keys."""
 
     def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
         self.name = name
@@ -65,29 +65,29 @@ class LocalStream:
 
     @property
     def partition(self) -> LocalStream:
-        """What requests are asked of."""
+        """The partition to ask."""
         return self
 
     # columns
 
     def free(self, patches: list[Patch]) -> None:
-        """No row needs these any more."""
+        """No row needs these patches any more."""
         self._needed.released(patches, self.name)
 
     def read(self, refs: Sequence[BatchRef]) -> None:
-        """These are read whether or not rows need them."""
+        """Keep these columns even if no row needs them."""
         for ref in refs:
             self._needed.keep_too(ref)
 
     def unread(self, refs: Sequence[BatchRef]) -> None:
-        """They are not, any more."""
+        """They are not read any more."""
         for ref in refs:
             self._needed.forget(ref)
 
     # requests
 
     def run(self, asked: Any) -> Any:
-        """The result of a request that does not wait. Raises what refuses it, Closed once the stream was dropped."""
+        """The result of a request that does not wait. Raises what refuses it, and Closed once the stream is dropped."""
         self._check()
         try:
             return self._alone.run(asked, self._clock())
@@ -95,8 +95,8 @@ class LocalStream:
             self._schedule()
 
     def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> Waiting:
-        """As `run`, of a request that may wait; `done` is called once with what it gives or what refuses it, or with
-        nothing. Raises Closed, Backpressure where too many wait."""
+        """As `run`, for a request that may wait. `done` is called once, with the result, the error, or nothing.
+        Raises Closed, and Backpressure if too many wait."""
         self._check()
         now = self._clock()
         waiting = Waiting(queue, asked, done, until_s=now + timeout_s)
@@ -105,11 +105,11 @@ class LocalStream:
         return waiting
 
     def has_waiting(self, queue: Callable[[], str]) -> bool:
-        """Whether any waits in this queue."""
+        """Whether any request waits in this queue."""
         return bool(self._alone.waiters) and self._alone.waiters.has(queue())
 
     def withdraw(self, waiting: Waiting) -> None:
-        """It waits no more."""
+        """The request waits no more."""
         self._alone.waiters.withdraw(waiting)
 
     def _check(self) -> None:
@@ -117,16 +117,16 @@ class LocalStream:
             raise Closed("the stream was dropped")
 
     def fits(self, rows: int, nbytes: int, version: int) -> bool:
-        """Whether so many rows and bytes may come now."""
+        """Whether so many rows and bytes may be appended now."""
         return self._alone.fits(Entry("", rows, nbytes, version))
 
     def why_full(self, asked: r.Admit) -> str:
-        """The limit that is in the way of rows."""
+        """The limit that the append would exceed."""
         return self.home.admission.full(self._alone.machine.entry_of(asked))
 
     @property
     def waiting(self) -> WaitingFor:
-        """Who waits, as `figures` has it."""
+        """The waiting requests, for `figures`."""
         return self._alone.machine.pending()
 
     def figures(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class LocalStream:
     # time
 
     def _schedule(self) -> None:
-        """See to it that what is due is done."""
+        """Set the timer to when something is due."""
         due = self._alone.due_s
         if self._alone.waiters and self._alone.watches_age:
             due = min(due, self._clock() + _LOOK_S)
@@ -159,17 +159,17 @@ class LocalStream:
             self._timer = None
 
     def end(self) -> None:
-        """The stream is no more; who waits is told so."""
+        """Drop the stream. Waiting requests are refused."""
         self.dropped = True
         self._stop()
         self._alone.end(self._clock())
 
 
 class LocalSession:
-    """One client of local streams; see `sessions.Session`."""
+    """A client of local streams; see `sessions.Session`."""
 
     def __init__(self, client: str, streams: Callable[[], Iterable[LocalStream]]) -> None:
-        """`streams()`: all that there are."""
+        """`streams()` returns all streams."""
         self.client = client
         self._streams = streams
 
@@ -246,17 +246,17 @@ class LocalSession:
         partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
 
     def soon(self, partition: LocalStream, request: r.Request) -> None:
-        """See `sessions.Session.soon`: at once."""
+        """See `sessions.Session.soon`. Runs at once."""
         with suppress(DataplaneError):
             partition.run(msgspec.structs.replace(request, client=self.client))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """See `sessions.Session.run_soon`: at once."""
+        """See `sessions.Session.run_soon`. Runs at once."""
         with suppress(DataplaneError):
             at_once(work())
 
     def give_back_soon(self, partition: LocalStream, grant: int) -> None:
-        """See `sessions.Session.give_back_soon`: at once."""
+        """See `sessions.Session.give_back_soon`. Runs at once."""
         self.soon(partition, r.Nack(grant=grant, seen=False))
 
     def leave(self) -> None:
@@ -266,17 +266,17 @@ class LocalSession:
 
 
 class _Kept:
-    """Columns that a stream of this node needs, or not."""
+    """Columns kept for a stream of this node until the append succeeds or fails."""
 
     def __init__(self, needed: NeededShards, ref: BatchRef) -> None:
         self._needed = needed
         self._ref = ref
 
     def taken(self) -> None:
-        """Its rows have them."""
+        """Its rows need them."""
 
     def release(self) -> None:
-        """They do not."""
+        """No row needs them."""
         self._needed.forget(self._ref)
 
 
@@ -299,11 +299,11 @@ class LocalStreams:
         return len(self._by_name)
 
     def all(self) -> list[LocalStream]:
-        """Those that have names."""
+        """All streams that have a name."""
         return list(self._by_name.values())
 
     def now(self) -> float:
-        """The clock of the streams."""
+        """The time of the clock of the streams."""
         return self._clock()
 
     def session(self, owner: object) -> LocalSession:
@@ -334,7 +334,7 @@ class LocalStreams:
         return stream
 
     def _made(self, name: str, settings: Settings, mark: str) -> LocalStream:
-        """A new stream that nobody can open by its name yet. Raises LimitExceeded."""
+        """A new stream without a name, which nobody can open yet. Raises LimitExceeded."""
         if len(self._by_token) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
         stream = LocalStream(name, settings, mark, self._needed, self._clock)
@@ -342,11 +342,11 @@ class LocalStreams:
         return stream
 
     def has(self, token: bytes) -> bool:
-        """Whether there is a stream of this token."""
+        """Whether there is a stream with this token."""
         return token in self._by_token
 
     def has_named(self, name: str) -> bool:
-        """Whether there is a stream of this name."""
+        """Whether there is a stream with this name."""
         return name in self._by_name
 
     def find(self, token: bytes) -> LocalStream:
@@ -404,8 +404,8 @@ class LocalStreams:
         return _Kept(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
-        """Bring rows whose columns are all of this shard, which was stored just now, of so many bytes. Raises what
-        refuses them; where they do not come, or are not new, no row needs that."""
+        """Append rows whose columns are this whole shard of so many bytes, stored just now. Raises what refuses
+        them; if they are refused or not new, the shard is not needed."""
         self._needed.keep_stored(shard, nbytes)
         new = False
         try:

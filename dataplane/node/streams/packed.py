@@ -1,4 +1,4 @@
-"""What clients send packed, unpacked and checked: integers as bytes, and one entry a row."""
+"""Validates what clients send: packed integers, and lists with one value for each row."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63
 
 
 def bound(what: str, limit: int, asked: int) -> None:
-    """Raises LimitExceeded for more than the limit."""
+    """Raises LimitExceeded if `asked` is more than the limit."""
     if asked > limit:
         raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
 
 
 def int64(what: str, packed: bytes) -> Index:
-    """Integers. Raises ProtocolMismatch."""
+    """The integers. Raises ProtocolMismatch."""
     if len(packed) % 8:
         raise ProtocolMismatch(f"{what} that are no 64-bit integers")
     return np.frombuffer(packed, "<i8").astype(np.int64, copy=False)
 
 
 def rows_named(home: Home, rows: bytes, keys: list[str]) -> Index:
-    """The rows of these keys or, where there are none, of these numbers. Raises Misuse for what is no key."""
+    """The rows of these keys or, without keys, with these numbers. Raises Misuse for an unknown key."""
     return home.books.keys.numbers(keys) if keys else int64("rows", rows)
 
 
 def numbers(what: str, packed: bytes, count: int) -> Index:
-    """An integer a row. Raises ProtocolMismatch."""
+    """The integers, one for each row. Raises ProtocolMismatch."""
     return exactly(what, int64(what, packed), count)
 
 
 def lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
-    """By ragged column, how long its rows are. Raises ProtocolMismatch."""
+    """For each ragged column the lengths of its rows. Raises ProtocolMismatch."""
     if not packed:
         return {}
     found = {name: numbers(f"lengths of {name!r}", values, len(ref)) for name, values in packed.items()}
@@ -60,18 +60,18 @@ def lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
 
 
 def tags(named: Mapping[str, list[T]], count: int) -> dict[str, list[T]]:
-    """By tag, a value a row. Raises ProtocolMismatch, LimitExceeded."""
+    """For each tag a value for each row. Raises ProtocolMismatch, LimitExceeded."""
     bound("tags of an append", MAX_TAGS, len(named))
     return {name: exactly(f"values of the tag {name!r}", values, count) for name, values in named.items()}
 
 
 def one_a_row(what: str, values: S, count: int) -> S:
-    """Raises ProtocolMismatch where there are some, and not one a row."""
+    """Raises ProtocolMismatch unless there are none, or one for each row."""
     return exactly(what, values, count) if len(values) else values
 
 
 def exactly(what: str, values: S, count: int) -> S:
-    """Raises ProtocolMismatch where there are more or fewer."""
+    """Raises ProtocolMismatch unless there are `count`."""
     if len(values) != count:
         raise ProtocolMismatch(f"{len(values)} {what} for {count} rows")
     return values

@@ -1,9 +1,9 @@
-"""Streams that one client restores: a partition is filled, and named once all of it is there.
+"""Streams that one client restores from a checkpoint: a partition is filled, and gets its name once it is complete.
 
-The partition is replicated from its first row, as any other. The stream's record is made last, so nobody opens the
-stream before.
+The partition is replicated from its first row like any other. The record of the stream is written last, so nobody can
+open the stream before.
 
-What always holds: a stream that is not named when its client goes, goes too.
+Invariant: a stream without a name is dropped when its client goes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Restores:
         self._streams: dict[bytes, Restored] = {}
 
     def __contains__(self, token: bytes) -> bool:
-        """Whether the client restores a stream of this token."""
+        """Whether the client is restoring a stream with this token."""
         return token in self._streams
 
     async def begin(self, request: m.Restore) -> m.Opened:
-        """A stream to be restored. Raises Misuse where its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
+        """Begin a stream. Raises Misuse if its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
         OutcomeUnknown."""
         head = request.head
         restored = await self._service.prepare(request.name, head.settings, head.mark)
@@ -55,14 +55,15 @@ class Restores:
         return m.Opened(request.id, token, head.settings, restored.generation)
 
     async def put_back(self, request: m.PutBack) -> m.Done:
-        """Rows of it. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
+        """Restore rows. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
         partition = self._find(request.stream).partition
         for block in _fitting(request.block):
             await self._session.ask(partition, r.PutBack(block=block), r.Done)
         return m.Done(request.id)
 
     async def put_columns(self, request: m.PutColumns) -> BatchRef:
-        """Columns of such, and what they are. Raises Misuse, SchemaMismatch, LimitExceeded, Lost, OutcomeUnknown."""
+        """Restore columns of such rows; a reference to them. Raises Misuse, SchemaMismatch, LimitExceeded, Lost,
+        OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
         asked = r.PutColumns(
             rows=packed.int64("rows", request.rows),
@@ -75,8 +76,7 @@ class Restores:
         return ref
 
     async def finish(self, request: m.Restored) -> m.Done:
-        """From now on it is a stream like others. Raises Misuse where its name was taken meanwhile, PeerUnavailable,
-        OutcomeUnknown."""
+        """Publish the stream. Raises Misuse if its name was taken meanwhile, PeerUnavailable, OutcomeUnknown."""
         restored = self._find(request.stream)
         await self._session.ask(restored.partition, r.FinishRestore(), r.Done)
         await self._service.publish(restored)
@@ -84,7 +84,7 @@ class Restores:
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:
-        """It is not to be restored, after all."""
+        """Give up the restoration."""
         restored = self._streams.pop(token)
         self._session.run_soon(lambda: self._service.discard(restored))
 
@@ -101,7 +101,7 @@ class Restores:
 
 
 def _fitting(block: Block) -> list[Block]:
-    """The rows of a block, in as many as it takes for each to fit a command. Raises ProtocolMismatch for none."""
+    """The rows of a block in as many blocks as needed for each to fit into a command. Raises ProtocolMismatch."""
     count = len(block.keys)
     if count < 2 or len(msgspec.msgpack.encode(block)) <= _BLOCK_BYTES:
         return [block]
@@ -110,7 +110,7 @@ def _fitting(block: Block) -> list[Block]:
 
 
 def _some(block: Block, first: int, last: int) -> Block:
-    """The rows of a block from one position to another."""
+    """The rows of a block between two positions."""
     count = len(block.keys)
 
     def arrays(what: str, values: bytes, width: int) -> bytes:

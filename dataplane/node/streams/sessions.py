@@ -1,4 +1,5 @@
-"""How a client asks the partitions of streams: of this node alone (`local`), or of a cluster (`clustered.session`)."""
+"""The interface by which a client uses partitions of streams: of this node alone (`local`), or of the cluster
+(`clustered.session`)."""
 
 from __future__ import annotations
 
@@ -17,23 +18,23 @@ R = TypeVar("R", bound=r.Result)
 T = TypeVar("T")
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
-"""What has to be called and awaited for a reply."""
+"""A function to call and await for a reply."""
 
 Outcome = r.Result | DataplaneError
 
 ASK_S = 10.0
-"""For which a request is asked that has no deadline of its own: longer than a failover takes."""
+"""The timeout of a request without a deadline of its own. Longer than a failover."""
 
 NOT_ASKED = "it was given up before it was asked"
 
 
 def asked_until(deadline: Deadline) -> Deadline:
-    """For how long to ask what has to be answered, whose caller waits until a deadline for something else too."""
+    """The deadline of a request that has to be answered, whose caller may have waited for something else before."""
     return Deadline.after(max(deadline.remaining_s, ASK_S))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -44,8 +45,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Stream(Protocol):
-    """A stream that is open on this node. `generation`: what its keys begin with that it makes. `partition`: what
-    requests are asked of."""
+    """An open stream. `generation`: the prefix of generated keys. `partition`: where requests go."""
 
     name: str
     token: bytes
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class Session(Protocol):
-    """One client, by its name."""
+    """One client, identified by its name."""
 
     client: str
 
@@ -74,29 +74,29 @@ class Session(Protocol):
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """What the partition answers. `waits` gives the queue of a request that may wait there until its deadline.
+        """The answer of the partition. `waits` returns the queue of a request that may wait until its deadline.
         `settled`, of a request that changes rows, is called once with the outcome. `late`, of one that does not, is
-        called with each answer that came too late to be returned. Raises what the partition refuses with; NotReady, or
-        Backpressure for an append, where there is nothing before the deadline."""
+        called with each answer that came too late to be returned. Raises what the partition refuses with; NotReady
+        or, for an append, Backpressure if there is nothing before the deadline."""
 
     async def ack(self, partition: Any, grant: int, replica: int | None) -> None:
-        """The rows of a grant are done. Raises LeaseExpired."""
+        """Acknowledge the rows of a grant. Raises LeaseExpired."""
 
     def soon(self, partition: Any, request: r.Request) -> asyncio.Task[Any] | None:
-        """Ask without waiting for the answer, which does not matter."""
+        """Send a request without waiting for its answer."""
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> object:
-        """Do this without waiting for it; an error of it does not matter."""
+        """Run `work` in the background. Its errors are ignored."""
 
     def give_back_soon(self, partition: Any, grant: int) -> None:
         """Give back rows that nobody has seen."""
 
     def leave(self) -> None:
-        """The client has gone: what it holds goes to others."""
+        """The client has gone: others are given what it holds."""
 
 
 class Claim(Protocol):
-    """Columns that are retained until they are `released`, or `taken` by the partition that asked for them."""
+    """Columns that are retained until the partition has `taken` them, or they are `released`."""
 
     def taken(self) -> None: ...
 
@@ -104,7 +104,7 @@ class Claim(Protocol):
 
 
 class Restored(Protocol):
-    """A stream that is being restored, and has no name yet."""
+    """A stream that is being restored and has no name yet."""
 
     token: bytes
     generation: str
@@ -114,40 +114,40 @@ class Restored(Protocol):
 
 
 class Service(Protocol):
-    """All streams of a kind."""
+    """All streams of this node, or of the cluster."""
 
     def session(self, owner: object) -> Session:
-        """The session of a client that has connected, which `owner` names to people."""
+        """A session for a client that has connected. `owner` names it in messages."""
 
     def label(self, client: str) -> str:
-        """What people know the client of a session by."""
+        """The name of the client of a session in messages."""
 
     def forget(self, client: str) -> None:
         """The client has gone."""
 
     async def open(self, name: str, settings: Settings | None) -> Stream:
-        """The stream of this name, made if there is none and settings are given. Raises Misuse, LimitExceeded."""
+        """The stream with this name; created if there is none and settings are given. Raises Misuse, LimitExceeded."""
 
     def find(self, token: bytes) -> Stream:
-        """The stream of this token. Raises Closed."""
+        """The stream with this token. Raises Closed."""
 
     def named(self, token: bytes) -> Stream | None:
-        """The same, or None."""
+        """The stream with this token, or None."""
 
     async def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Do this with the stream's partition. Raises Closed, and what `work` raises."""
+        """Do `work` with the partition of the stream. Raises Closed, and what `work` raises."""
 
     async def drop(self, stream: Any) -> None:
-        """There is no such stream any more."""
+        """Drop the stream."""
 
     async def dropped(self, stream: Any) -> bool:
-        """Whether there is no such stream any more."""
+        """Whether the stream was dropped."""
 
     async def take_lost(self, request: m.TakeLost, stream: Any, session: Any) -> m.LostRows:
-        """Rows that are lost, each told once."""
+        """Lost rows, each reported once."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:
-        """The figures of the first streams by name, of those after this name; at most so many."""
+        """Statistics of the streams whose names come after `after`, at most so many."""
 
     async def claim(
         self,
@@ -158,20 +158,20 @@ class Service(Protocol):
         *,
         rows: int = 0,
     ) -> Claim:
-        """Have columns retained for a partition. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable."""
+        """Retain columns for a partition. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable."""
 
     async def prepare(self, name: str, settings: Settings, mark: str) -> Restored:
-        """A stream to be restored. Raises Misuse where its name is taken, LimitExceeded, PeerUnavailable."""
+        """A stream to be restored. Raises Misuse if its name is taken, LimitExceeded, PeerUnavailable."""
 
     async def publish(self, restored: Any) -> None:
-        """From now on it is a stream like others. Raises Misuse where its name was taken meanwhile."""
+        """Give a restored stream its name. Raises Misuse if it was taken meanwhile."""
 
     async def discard(self, restored: Any) -> None:
-        """It is not to be restored, after all."""
+        """Give up a restoration."""
 
 
 def happened(claims: Sequence[Claim], outcome: Outcome) -> None:
-    """What was claimed is the partition's, or is not needed."""
+    """Tell the claims of an append or extend its outcome: taken, or released."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.Appended) and not outcome.new)
     for claim in claims:
         (claim.release if refused else claim.taken)()

@@ -1,6 +1,6 @@
-"""What one client has put that is to be a stream's or table's, and is under a scope until then.
+"""Columns that one client has put on their way to a stream or table. They are under a scope until then.
 
-What always holds: what a client staged and did not hand over goes with it.
+Invariant: what a client staged and did not hand over is freed when it goes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Staged:
         self._scopes: set[str] = set()
 
     def begin(self, scope: str) -> None:
-        """The client puts something under this scope."""
+        """The client puts shards under this scope."""
         if scope.startswith(m.STAGED):
             self._scopes.add(scope)
 
     def free(self, scope: str) -> None:
-        """Free what is under the scope, whoever put it."""
+        """Free all shards under the scope."""
         self._needed.free_scope(scope)
         self._scopes.discard(scope)
 
     def kept(self, scope: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
-        """What `ref` means of the scope is a stream's or table's; what it does not mean goes, and rows of it that came
-        `again`."""
+        """A stream or table has taken the columns that `ref` refers to. Free the rest of the scope, and the rows
+        that came `again`."""
         if scope in self._scopes:
             self._needed.unscope(ref)
             self.free(scope)

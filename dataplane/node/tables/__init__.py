@@ -1,1 +1,1 @@
-"""Tables of a node that is in no cluster, and what clients ask of tables anywhere."""
+"""Tables of a node outside a cluster, and what requests about tables have in common."""

@@ -1,11 +1,10 @@
-"""Rows of a table that come with their columns: a put and a write of a small shard, in one message.
+"""Writes that carry their columns: a put and a write of a small shard in one message.
 
-The node writes the bytes into a shard of its own, and the rows refer to that. Where there is room in memory and the
-table is here all of it is done at once; else the request waits, with its bytes, within what requests may keep
+The node stores the bytes as a shard of its own, to which the rows refer. If there is room in memory and the table is on
+this node, everything is done at once; else the request waits with its bytes, within the memory for waiting requests
 (`node.waits`).
 
-What always holds: what was stored for rows that were not written is freed, also when the client goes or the request is
-cancelled in between.
+Invariant: a stored shard whose rows were not written is freed, also if the client goes or cancels in between.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _Writes(Protocol):
 
 
 class WritingInline:
-    """What one client sends so."""
+    """The writes of one client that carry columns."""
 
     def __init__(self, client: Hashable, node: bytes, store: Store, staged: Staged, tables: _Writes) -> None:
         self._client = client
@@ -51,8 +50,8 @@ class WritingInline:
         self._numbers = itertools.count(1)
 
     def answer(self, request: m.WriteInline, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or what has to be called and awaited for it. Raises as `Store.put` and `Tabling.write`; nothing
-        stays of the request then."""
+        """The reply, or a function to call and await for it. Raises as `Store.put` and `Tabling.write`; then nothing
+        of the request stays."""
         columns = request.columns
         packed.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
         packed.bound("layout", m.MAX_LAYOUT, len(columns.layout))

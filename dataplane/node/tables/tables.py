@@ -1,11 +1,11 @@
-"""The tables of a node, by name, and what a client asks of them.
+"""The tables of a node outside a cluster, by name, and the requests of clients about them.
 
-A table is made by the first write, and goes when it is dropped: a name that nobody has written to has no rows. Its
-numbers go on where those of the last table of its name ended, so that a number which somebody kept means no other row.
+A table is created by the first write and ends when it is dropped. Its numbers continue those of the last table with its
+name, so that no number is reused.
 
-What always holds: what a table's rows need is there, and what none needs is freed (`node.shards.needed`); what a client
-staged and did not write goes with it; who waits is told as soon as there is what it waits for, or that its time is
-over.
+Invariants: the columns that rows need are kept, and others freed (`node.shards.needed`); columns that a client
+staged and did not write are freed when it goes; a waiting client is told as soon as its rows are ready or its time
+is over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_TABLES = 4096
 
 _DROPPED = 4096  # names whose numbers are remembered
 TABLES = 50
-"""Tables whose figures one message has."""
+"""Tables whose statistics fit into one message."""
 
 
 class Tables:
@@ -56,11 +56,11 @@ class Tables:
         return len(self._by_name)
 
     def find(self, name: str) -> Table | None:
-        """The table of this name, if it is there."""
+        """The table with this name, or None."""
         return self._by_name.get(name)
 
     def open(self, name: str) -> Table:
-        """The table of this name, made if it is not there. Raises LimitExceeded."""
+        """The table with this name; created if it does not exist. Raises LimitExceeded."""
         table = self._by_name.get(name)
         if table is None:
             if len(self._by_name) >= MAX_TABLES:
@@ -72,7 +72,7 @@ class Tables:
         return table
 
     def drop(self, name: str) -> None:
-        """Free all of a table, if it is there."""
+        """Free a table, if it exists."""
         table = self._by_name.pop(name, None)
         if table is None:
             return
@@ -83,7 +83,7 @@ class Tables:
         self.changed(name)
 
     def changed(self, name: str) -> None:
-        """Who waits for rows of this table looks again."""
+        """Wake the clients that wait for rows of this table."""
         for future in self._waiting.pop(name, ()):
             if not future.done():
                 future.set_result(None)
@@ -102,7 +102,7 @@ class Tables:
                     del self._waiting[name]
 
     def figures(self, after: str | None = None, most: int = MAX_TABLES) -> dict[str, Any]:
-        """The figures of the first tables by name, of those after this name; at most so many."""
+        """Statistics of the tables whose names come after this one, at most so many."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
         return {name: figures_of(self._by_name[name]) for name in names}
 
@@ -113,19 +113,19 @@ class Tables:
 
 
 def figures_of(table: Table) -> dict[str, Any]:
-    """What is counted of a table."""
+    """Statistics of a table."""
     return {"rows": len(table), "bytes": table.nbytes, "columns": list(table.schema), "tasks": table.tasks}
 
 
 class Tabling:
-    """The tables as one client uses them, with what it has staged."""
+    """The tables as one client uses them, and the columns that it staged."""
 
     def __init__(self, tables: Tables, staged: Staged) -> None:
         self._tables = tables
         self._staged = staged
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or what has to be called and awaited for it."""
+        """The reply, or a function to call and await for it."""
         if isinstance(request, m.Tables):
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         what = checked(request)
@@ -145,7 +145,7 @@ class Tabling:
         return self._reply(request, found)
 
     def leave(self) -> None:
-        """The client has gone. Nothing here is its own."""
+        """The client has gone. It owns nothing here."""
 
     def _reply(self, request: m.AskTable, result: Any) -> m.Reply:
         return m.TableAnswer(request.id, self._tables.node, result)
@@ -163,7 +163,7 @@ class Tabling:
     # writing
 
     def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
-        """Write the rows with these columns, whatever `what.ref` is; at once, whatever the deadline."""
+        """Write the rows with these columns in place of `what.ref`. Never waits."""
         return self._write(request, what, ref)
 
     def _write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None) -> m.Reply:
@@ -189,7 +189,7 @@ class Tabling:
     # taking
 
     def _ready(self, request: m.AskTable, what: r.Ready) -> m.Reply | None:
-        """What is ready; None where that is too little."""
+        """The ready rows; None if they are too few."""
         found = answers.answer(request.table, self._tables.find(request.table), what)
         return None if found is None else self._reply(request, found)
 
@@ -204,7 +204,7 @@ class Tabling:
 
 
 def checked(request: m.AskTable) -> r.FromClient:
-    """What is asked of a table, by nobody yet, and within the bounds that a table may rely on. Raises LimitExceeded,
+    """The request, without a requester, and within the bounds that a table relies on. Raises LimitExceeded,
     ProtocolMismatch."""
     _check_name(request.table)
     asked = request.asked
@@ -222,20 +222,20 @@ def checked(request: m.AskTable) -> r.FromClient:
 
 
 def _check_name(name: str) -> None:
-    """Raises LimitExceeded, ProtocolMismatch for what is no name of a table, task or claim."""
+    """Raises LimitExceeded, ProtocolMismatch for an invalid name of a table, task or claim."""
     packed.bound("the name of a table, task or claim", m.MAX_SCOPE, len(name))
     if not name:
         raise ProtocolMismatch("a table, task or claim without a name")
 
 
 def _check_here(request: m.AskTable) -> None:
-    """Raises Misuse for a table that is to be durable: the tables here end with the process."""
+    """Raises Misuse if the table has to be durable: those here end with the process."""
     if request.durable:
         raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")
 
 
 def not_ready(table: str, asked: r.Ready, deadline: Deadline) -> NotReady:
-    """The error of who waited for rows of this table until its deadline."""
+    """The error of a client that waited for rows until its deadline."""
     waited_s = deadline.waited_s
     what = f"fewer than {asked.least} rows of table {table!r} became ready in {waited_s:.1f} s"
     return NotReady(what, stream=table, task=asked.task, waited_s=waited_s)
