@@ -4,9 +4,9 @@
     ├── Retryable              try again, later or elsewhere; nothing was changed
     │   ├── Backpressure       no room before the deadline; names who holds the bytes
     │   ├── NotReady           no rows of a stream were ready before the deadline
-    │   ├── PeerUnavailable    the node does not answer or has gone
-    │   └── LeaseExpired       what was held went to somebody else in the meantime
+    │   └── PeerUnavailable    the node does not answer or has gone
     ├── OutcomeUnknown         it may have been done or not; the same request again settles it
+    ├── LeaseExpired           what was held went to somebody else meanwhile; the same call fails again
     ├── Lost                   the data are gone; make them again
     │   ├── OwnerDied          the node that held them has died
     │   ├── Corrupt            the bytes are not those that were written
@@ -80,8 +80,9 @@ class PeerUnavailable(Retryable):
     FIELDS = {"address": ""}
 
 
-class LeaseExpired(Retryable):
-    """What was held was taken back after `lease_s` seconds without a sign of life."""
+class LeaseExpired(DataplaneError):
+    """The lease of the rows, or of the memory, ended after `lease_s` seconds, and others have them. The same call fails
+    again: go on with other rows, or put again."""
 
     FIELDS = {"lease_s": 0.0}
 

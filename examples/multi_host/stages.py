@@ -223,7 +223,7 @@ class going_on:
         if self._ends and kind is not None and issubclass(kind, dp.Closed):
             self.closed = True
             return True
-        if kind is None or not issubclass(kind, dp.Retryable | dp.Lost | dp.OutcomeUnknown):
+        if kind is None or not issubclass(kind, dp.Retryable | dp.Lost | dp.LeaseExpired | dp.OutcomeUnknown):
             return False
         self._plane.stats()  # raises where it is this host's node that has gone
         return True

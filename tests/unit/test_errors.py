@@ -25,8 +25,8 @@ every = each_case("kind", EVERY)
 def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
     tree = {root.__name__: sorted(leaf.__name__ for leaf in EVERY if leaf.__bases__[0] is root) for root in EVERY}
     assert {root: leaves for root, leaves in tree.items() if leaves} == {
-        "DataplaneError": ["Lost", "Misuse", "OutcomeUnknown", "Rejected", "Retryable"],
-        "Retryable": ["Backpressure", "LeaseExpired", "NotReady", "PeerUnavailable"],
+        "DataplaneError": ["LeaseExpired", "Lost", "Misuse", "OutcomeUnknown", "Rejected", "Retryable"],
+        "Retryable": ["Backpressure", "NotReady", "PeerUnavailable"],
         "Lost": ["Corrupt", "Freed", "OwnerDied"],
         "Rejected": ["LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
         "Misuse": ["Closed", "Forked", "SchemaMismatch"],
