@@ -94,8 +94,8 @@ class EtcdServer:
         self._certificates = certificates
 
     async def run(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> None:
-        """Run it until cancelled. `state`, asked before each start: "new" or "existing", where it has no data yet, and
-        the list of all servers, as `Place.listed`."""
+        """Run it until cancelled. `state()` is called before each start. It returns the initial cluster state for an
+        empty data directory, "new" or "existing", and the list of all servers (`Place.listed`)."""
         again_s = _AGAIN_S
         while True:
             began = time.monotonic()

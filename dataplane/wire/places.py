@@ -41,14 +41,14 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> Table:
-    """The places of a block, one a row. Raises ProtocolMismatch where it is none."""
+    """The places of a block, one for each row. Raises ProtocolMismatch for an invalid block."""
     if len(packed) % (8 * WIDTH):
         raise ProtocolMismatch(f"{len(packed)} bytes do not say where shards are")
     return np.frombuffer(packed, "<i8").reshape(-1, WIDTH)
 
 
 def only(packed: bytes) -> Place:
-    """The one place of a block. Raises ProtocolMismatch where it is none, or several."""
+    """The only place of a block. Raises ProtocolMismatch for an invalid block, or one with several places."""
     if len(packed) != _ONE.size:
         raise ProtocolMismatch(f"{len(packed)} bytes do not say where one shard is")
     return Place._make(_ONE.unpack(packed))
