@@ -57,11 +57,11 @@ _OPERATIONS: dict[type[Any], str] = {
     r.Consume: "consume",
     r.Ack: "ack",
     r.Nack: "ack",
-    t.Write: "table write",
+    t.Upsert: "table write",
     m.WriteInline: "table write",
     t.Read: "table read",
     t.Look: "table read",
-    t.Take: "table take",
+    t.Claim: "table claim",
 }
 _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 _PUT, _REQUEST = CODE["put"], CODE["request"]

@@ -236,7 +236,7 @@ class AsyncHistory:
             for place, rows in places.items():
                 for several in _each_once(rows, recorded.keys):
                     named, said = [recorded.keys[row] for row in several], [{place: tags[row]} for row in several]
-                    await self._table.write(named, recorded.columns(several, place), tags=said, timeout=timeout)
+                    await self._table.upsert(named, recorded.columns(several, place), tags=said, timeout=timeout)
                     left[several] = False
         finally:
             if recorded.ref is not None and left.any():
@@ -297,7 +297,7 @@ class AsyncHistory:
             places.setdefault(each.place, []).append(key)
         nothing = np.empty(0, self.dtype)
         for place, keys in places.items():
-            await self._table.write(keys, {place: [nothing] * len(keys)}, tags=[{place: None}] * len(keys))
+            await self._table.upsert(keys, {place: [nothing] * len(keys)}, tags=[{place: None}] * len(keys))
         return gone
 
     # reading

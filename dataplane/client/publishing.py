@@ -175,7 +175,7 @@ class Publication:
         refs = [*self.refs, *self.deltas.values()]
         for start, stop in stretches(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
-            write = r.Write(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
+            write = r.Upsert(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
             await table.ask(write, r.Numbered, staged=scope)
         self._kept = True
 

@@ -36,7 +36,7 @@ class Table:
         """What it is called."""
         return self._inner.name
 
-    def write(
+    def upsert(
         self,
         rows: Named,
         columns: Any = None,
@@ -47,11 +47,11 @@ class Table:
         timeout: float = tables.TIMEOUT_S,
         narrow: Narrow = False,
     ) -> Index:
-        """Rows with these columns; their numbers. See `AsyncTable.write`."""
+        """Rows with these columns; their numbers. See `AsyncTable.upsert`."""
         how: dict[str, Any] = {"tags": tags, "dedupe": dedupe, "stored": stored, "timeout": timeout}
-        return self._wait(self._inner.write(rows, columns, **how, narrow=narrow))
+        return self._wait(self._inner.upsert(rows, columns, **how, narrow=narrow))
 
-    def put(
+    def upsert_and_look(
         self,
         rows: Named,
         columns: Any = None,
@@ -62,9 +62,9 @@ class Table:
         timeout: float = tables.TIMEOUT_S,
         narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
-        """As `write`; what is known of these rows then, and which columns there are. See `AsyncTable.put`."""
+        """As `upsert`. Returns what is known of these rows then, and the columns. See `AsyncTable.upsert_and_look`."""
         how: dict[str, Any] = {"tags": tags, "dedupe": dedupe, "stored": stored, "timeout": timeout}
-        return self._wait(self._inner.put(rows, columns, **how, narrow=narrow))
+        return self._wait(self._inner.upsert_and_look(rows, columns, **how, narrow=narrow))
 
     def _put_row(self, key: str, row: Row, references: Mapping[str, BatchRef], tags: Any) -> tuple[Rows, list[str]]:
         """A row whose small columns are laid out already. See `client.rowwrites`."""
@@ -97,40 +97,40 @@ class Table:
         columns: Sequence[str],
         *,
         task: str | None = None,
-        claim: str | None = None,
+        claim_id: str | None = None,
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """The rows that have all these columns and that the task has not taken. See `AsyncTable.ready`."""
-        return self._wait(self._inner.ready(columns, task=task, claim=claim, least=least, timeout=timeout))
+        """The rows that have all these columns and that the task has not claimed. See `AsyncTable.ready`."""
+        return self._wait(self._inner.ready(columns, task=task, claim_id=claim_id, least=least, timeout=timeout))
 
-    def take(
+    def claim(
         self,
         task: str,
         numbers: Index | Sequence[int],
         *,
         give: Index | Sequence[int] | None = None,
-        claim: str | None = None,
+        claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as taken by the task, all or none. See `AsyncTable.take`."""
-        return self._wait(self._inner.take(task, numbers, give=give, claim=claim))
+        """Mark these rows as claimed by the task, all or none. See `AsyncTable.claim`."""
+        return self._wait(self._inner.claim(task, numbers, give=give, claim_id=claim_id))
 
-    def claimed(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim of the task. See `AsyncTable.claimed`."""
-        return self._wait(self._inner.claimed(task, claim))
+    def find_claim(self, task: str, claim_id: str) -> Index | None:
+        """What was given under this id. See `AsyncTable.find_claim`."""
+        return self._wait(self._inner.find_claim(task, claim_id))
 
-    def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """These rows, or all, are as if the task had never taken them. See `AsyncTable.untake`."""
-        self._wait(self._inner.untake(task, numbers))
+    def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
+        """Undo that the task has claimed these rows, or all. See `AsyncTable.release`."""
+        self._wait(self._inner.release(task, numbers))
 
-    def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
-        """Which of these rows, or of all, the task has taken. See `AsyncTable.taken`."""
-        return self._wait(self._inner.taken(task, numbers))
+    def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
+        """Which of these rows, or of all, the task has claimed. See `AsyncTable.claimed`."""
+        return self._wait(self._inner.claimed(task, numbers))
 
     def clear(self, rows: Named) -> None:
         """These rows go. See `AsyncTable.clear`."""
         self._wait(self._inner.clear(rows))
 
     def drop(self) -> None:
-        """All rows go, and who took which. See `AsyncTable.drop`."""
+        """Remove all rows and claims. See `AsyncTable.drop`."""
         self._wait(self._inner.drop())

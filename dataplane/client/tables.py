@@ -65,7 +65,7 @@ class AsyncTable:
 
     # writing
 
-    async def write(
+    async def upsert(
         self,
         rows: Named,
         columns: Any = None,
@@ -94,7 +94,7 @@ class AsyncTable:
         replies = await self._write(rows, columns, tags, timeout, r.Numbered, dedupe, stored, narrow)
         return joined([reply.rows for reply in replies])
 
-    async def put(
+    async def upsert_and_look(
         self,
         rows: Named,
         columns: Any = None,
@@ -105,7 +105,7 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
-        """As `write`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
+        """As `upsert`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
         One message instead of three for writing, asking for the schema, and looking."""
         replies = await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow)
         if not replies:
@@ -164,7 +164,7 @@ class AsyncTable:
             stored(ref)
         return found
 
-    async def write_inline(self, columns: m.Inline, write: r.Write, kind: type[R], deadline: Deadline) -> R:
+    async def write_inline(self, columns: m.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
         """Write rows with columns that are in the message."""
         timeout_s = deadline.remaining_s
         request = m.WriteInline(self._connection.next_id(), columns, self._asking(write), timeout_s)
@@ -176,7 +176,7 @@ class AsyncTable:
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
     def _asking(self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "") -> m.AskTable:
-        durable = self._durable and isinstance(asked, r.Write | r.Ready)  # these alone make a table
+        durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # these alone make a table
         return m.AskTable(self._connection.next_id(), self.name, self._home, asked, timeout_s, staged, durable)
 
     def _result(self, answer: m.TableAnswer, kind: type[R]) -> R:
@@ -199,7 +199,7 @@ class AsyncTable:
         found = []
         for start, stop in stretches(len(named), named, []):
             some = named[start:stop]
-            found.append((await self.ask(r.Write(keys=some) if create else r.Number(keys=some), r.Numbered)).rows)
+            found.append((await self.ask(r.Upsert(keys=some) if create else r.Number(keys=some), r.Numbered)).rows)
         return joined(found)
 
     # reading
@@ -267,19 +267,19 @@ class AsyncTable:
                 after = int(reply.rows[-1])
         return rows_of(replies, len(names))
 
-    # taking
+    # claiming
 
     async def ready(
         self,
         columns: Sequence[str],
         *,
         task: str | None = None,
-        claim: str | None = None,
+        claim_id: str | None = None,
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """The rows, in the order of arrival, that have all these columns and that the task has not taken, once there
-        are `least`. With a claim that was made before, the rows given under it, at once.
+        """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
+        there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
 
         timeout: seconds to wait for that many; nobody polls. Raises NotReady at the deadline.
         """
@@ -290,7 +290,7 @@ class AsyncTable:
             asked = r.Ready(
                 columns=names,
                 task="" if task is None else arguments.text("a task", task),
-                claim="" if claim is None else arguments.text("a claim", claim),
+                claim_id="" if claim_id is None else arguments.text("a claim", claim_id),
                 least=arguments.whole("least", least) if not found else 0,
                 after=after,
             )
@@ -300,52 +300,52 @@ class AsyncTable:
             after = int(found[-1][-1]) if more else after
         return joined(found)
 
-    async def take(
+    async def claim(
         self,
         task: str,
         numbers: Index | Sequence[int],
         *,
         give: Index | Sequence[int] | None = None,
-        claim: str | None = None,
+        claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as taken by the task, all or none. Returns their numbers; None if one of them was taken
+        """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
         meanwhile or is gone: choose again.
 
-        claim: a name for this choice. A call with the name of an earlier claim takes nothing and returns what was given
-            under it: so ranks that must see the same rows use the same claim, and a call whose answer was lost can be
-            repeated.
-        give: what is given, if it is not what is taken.
+        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns what was
+            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost
+            can be repeated.
+        give: what is given, if it is not what is claimed.
         """
-        taken = by_number(numbers)
-        asked = r.Take(
+        claimed = by_number(numbers)
+        asked = r.Claim(
             task=arguments.text("a task", task),
-            rows=taken,
-            give=taken if give is None else by_number(give),
-            claim="" if claim is None else arguments.text("a claim", claim),
+            rows=claimed,
+            give=claimed if give is None else by_number(give),
+            claim_id="" if claim_id is None else arguments.text("a claim", claim_id),
         )
         reply = await self.ask(asked, r.Given)
         return reply.rows if reply.granted else None
 
-    async def claimed(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim of the task; None if nobody has made it."""
-        asked = r.Claimed(task=arguments.text("a task", task), claim=arguments.text("a claim", claim))
+    async def find_claim(self, task: str, claim_id: str) -> Index | None:
+        """What was given under this id to the task; None if no claim had it."""
+        asked = r.FindClaim(task=arguments.text("a task", task), claim_id=arguments.text("a claim", claim_id))
         reply = await self.ask(asked, r.Given)
         return reply.rows if reply.granted else None
 
-    async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo that the task, or any task, has taken these rows, or all. Claims on them are forgotten."""
+    async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
+        """Undo that the task, or any task, has claimed these rows, or all. The ids of those claims are forgotten."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
-        await self.ask(r.Untake(task=of, rows=named, all=numbers is None), Done)
+        await self.ask(r.Release(task=of, rows=named, all=numbers is None), Done)
 
-    async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
-        """Whether the task has taken each of these rows, or of all in the order of arrival. Raises Misuse for a row
+    async def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
+        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
         that does not exist."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         flags: list[bytes] = []
         more, after = True, -1
         while more:
-            asked = r.Taken(task=arguments.text("a task", task), rows=named, all=numbers is None, after=after)
+            asked = r.Claimed(task=arguments.text("a task", task), rows=named, all=numbers is None, after=after)
             reply = await self.ask(asked, r.Flagged)
             flags.append(reply.flags)
             more, after = reply.more, reply.last
@@ -360,16 +360,16 @@ class AsyncTable:
             await self.ask(r.Clear(keys=keys[start:stop], rows=numbers[start:stop]), Done)
 
     async def drop(self) -> None:
-        """Remove all rows, and what tasks have taken. A later write to the name creates another table."""
+        """Remove all rows and claims. A later write to the name creates another table."""
         await self.ask(r.Drop(), Done)
 
 
 def written_as(
     keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[Result]
-) -> r.Write:
+) -> r.Upsert:
     """A write that is answered by this type."""
     encoded = b"" if ref is None else ref.encode()
-    return r.Write(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
+    return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:

@@ -110,9 +110,9 @@ class AsyncWeights:
         encoded = zlib.compress(part.encode(), 1)
         pages = [encoded[start : start + _TAG] for start in range(0, len(encoded), _TAG)]
         keys = [f"q/{number}/{mine}/{page}" for page in range(len(pages))]
-        await self._chunks.write(keys, tags=[{"part": page} for page in pages])
+        await self._chunks.upsert(keys, tags=[{"part": page} for page in pages])
         said = {} if len(placed) > _TAG else {PLACED: placed}
-        await self._register.write([f"p/{number}/{mine}/{ranks}/{len(pages)}"], tags=[said])
+        await self._register.upsert([f"p/{number}/{mine}/{ranks}/{len(pages)}"], tags=[said])
         seen = await self._seen()
         if number in seen.complete:
             await self._announce(seen.news)
@@ -139,7 +139,7 @@ class AsyncWeights:
         while True:
             last += 1
             key, column = f"n/{last}", f"n{last % _NEWS}"
-            await self._register.write([key], {column: [mark]}, tags=[{"mark": mark}])
+            await self._register.upsert([key], {column: [mark]}, tags=[{"mark": mark}])
             with suppress(Misuse):
                 if (await self._register.look([key])).tags[0].get("mark") == mark:
                     return

@@ -50,7 +50,7 @@ OPERATIONS = (
     "free",
     "table write",
     "table read",
-    "table take",
+    "table claim",
     "fetch",
     "spill",
     "restore",

@@ -63,10 +63,10 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
             return _look(name, table, asked)
         case r.Ready():
             return _ready(table, asked)
+        case r.FindClaim():
+            return given(None if table is None else table.find_claim(asked.task, asked.claim_id))
         case r.Claimed():
-            return given(None if table is None else table.claimed(asked.task, asked.claim))
-        case r.Taken():
-            return _taken(name, table, asked)
+            return _claimed(name, table, asked)
 
 
 def numbered(numbers: Index) -> r.Numbered:
@@ -109,15 +109,15 @@ def _bits(have: Any) -> bytes:
 def _ready(table: Table | None, asked: r.Ready) -> r.Numbered | None:
     if table is None:
         return numbered(_NONE) if asked.least <= 0 else None
-    claimed = table.claimed(asked.task, asked.claim) if asked.claim else None
-    if claimed is not None:
-        return numbered(claimed)
+    given_before = table.find_claim(asked.task, asked.claim_id) if asked.claim_id else None
+    if given_before is not None:
+        return numbered(given_before)
     numbers = table.ready(asked.columns, asked.task or None)
     numbers = numbers[np.searchsorted(numbers, asked.after, side="right") :]
     return numbered(numbers) if len(numbers) >= asked.least else None
 
 
-def _taken(name: str, table: Table | None, asked: r.Taken) -> r.Flagged:
+def _claimed(name: str, table: Table | None, asked: r.Claimed) -> r.Flagged:
     if table is None:
         if not asked.all and len(asked.rows):
             there(name, table)
@@ -125,14 +125,14 @@ def _taken(name: str, table: Table | None, asked: r.Taken) -> r.Flagged:
     numbers, more = asked.rows, False
     if asked.all:
         numbers, more = table.after(asked.after, _NUMBERS, _ALL_BYTES)
-    flags = table.taken(asked.task, numbers)
+    flags = table.claimed(asked.task, numbers)
     return r.Flagged(flags.tobytes(), int(numbers[-1]) if len(numbers) else -1, more)
 
 
 # Writing
 
 
-def check_write(asked: r.Write, ref: BatchRef | None) -> None:
+def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
     """Validates a write without the table. Raises Misuse, ProtocolMismatch."""
     count = len(asked.keys) or len(asked.rows)
     if not all(asked.keys):
@@ -143,12 +143,12 @@ def check_write(asked: r.Write, ref: BatchRef | None) -> None:
         raise ProtocolMismatch(f"{len(ref)} rows of columns for {count} rows")
 
 
-def write(table: Table, asked: r.Write, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
+def write(table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
     """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.write`. Raises as
     that; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)
-    return table.write(rows, ref, asked.tags, sizes, encoded)
+    return table.upsert(rows, ref, asked.tags, sizes, encoded)
 
 
 def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:
@@ -161,19 +161,19 @@ def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str
     return sizes
 
 
-def wrote(table: Table, asked: r.Write, numbers: Index) -> r.Numbered | r.Looked:
+def wrote(table: Table, asked: r.Upsert, numbers: Index) -> r.Numbered | r.Looked:
     """The answer to a write."""
     return seen_all(table, numbers) if asked.look else numbered(numbers)
 
 
-def act(table: Table, asked: r.Clear | r.Take | r.Untake) -> tuple[r.AnyResult, list[Over]]:
+def act(table: Table, asked: r.Clear | r.Claim | r.Release) -> tuple[r.AnyResult, list[Over]]:
     """Change an existing table. Returns the answer, and the cells that are no longer needed. Raises Misuse,
     LimitExceeded."""
     match asked:
         case r.Clear():
             return Done(), table.cleared(named(asked.keys, asked.rows))
-        case r.Take():
-            return given(table.take(asked.task, asked.rows, asked.give, asked.claim)), []
-        case r.Untake():
-            table.untake(asked.task or None, None if asked.all else asked.rows)
+        case r.Claim():
+            return given(table.claim(asked.task, asked.rows, asked.give, asked.claim_id)), []
+        case r.Release():
+            table.release(asked.task or None, None if asked.all else asked.rows)
             return Done(), []

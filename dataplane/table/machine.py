@@ -2,7 +2,7 @@
 
 A request that changes the table is its own command and is decided when it is applied: a write that fails changes
 nothing, and its result is the error. A request that reads is answered by the leader from the committed state. Only
-waiting requests are volatile: taken marks and claims are replicated and survive a leader.
+waiting requests are volatile: claims are replicated and survive a leader.
 
 The partition exists before the table and after it: a table begins with its first write and ends when it is dropped.
 Numbers of rows and of changes continue, so none is reused. `Retire` ends a partition that has no table and an empty
@@ -34,7 +34,7 @@ from dataplane.table.written import Over
 NOTHING = b""
 _UNREADY = 1024  # questions that are remembered
 _HELD = 256 << 10  # bytes of references in one answer, about
-_OF_CLIENTS = (r.Write, r.Clear, r.Take, r.Untake, r.Drop)
+_OF_CLIENTS = (r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)
 
 
 class TableMachine(StateMachine):
@@ -115,7 +115,7 @@ class TableMachine(StateMachine):
         """The answer to a command that was executed before; for a write that looks, its rows as they are now."""
         result = r.decode_result(known)
         match result:
-            case r.Wrote(rows) if isinstance(asked, r.Write):
+            case r.Wrote(rows) if isinstance(asked, r.Upsert):
                 try:
                     return answers.wrote(self.table, asked, unpack(rows))
                 except Misuse as error:
@@ -169,7 +169,7 @@ class TableMachine(StateMachine):
         except DataplaneError as error:
             return Refused.of(error)
 
-    def _write(self, asked: r.Write) -> r.AnyResult:
+    def _write(self, asked: r.Upsert) -> r.AnyResult:
         ref = BatchRef.decode(asked.ref) if asked.ref else None
         answers.check_write(asked, ref)
         if not asked.keys:
@@ -188,9 +188,9 @@ class TableMachine(StateMachine):
             if self.lost_nodes.has(node, shard):
                 raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
 
-    def _act(self, asked: r.Clear | r.Take | r.Untake) -> r.AnyResult:
+    def _act(self, asked: r.Clear | r.Claim | r.Release) -> r.AnyResult:
         if not self.there:
-            return answers.given(None) if isinstance(asked, r.Take) else Done()
+            return answers.given(None) if isinstance(asked, r.Claim) else Done()
         result, over = answers.act(self.table, asked)
         self._free(over)
         return result
@@ -312,10 +312,10 @@ def _brief(result: r.AnyResult) -> r.AnyResult:
 
 
 _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult]] = {
-    r.Write: TableMachine._write,
+    r.Upsert: TableMachine._write,
     r.Clear: TableMachine._act,
-    r.Take: TableMachine._act,
-    r.Untake: TableMachine._act,
+    r.Claim: TableMachine._act,
+    r.Release: TableMachine._act,
     r.Drop: TableMachine._drop,
     r.Open: TableMachine._open,
     r.Lose: TableMachine._lose,

@@ -41,11 +41,11 @@ class WrittenState(msgspec.Struct, array_like=True):
 
 
 class TaskState(msgspec.Struct, array_like=True):
-    """The rows that a task has taken, by position, and its claims."""
+    """The rows that a task has claimed, by position, and what was given under each id."""
 
     name: str
-    taken: Packed
-    claims: list[tuple[str, Packed]]
+    claimed: Packed
+    claim_ids: list[tuple[str, Packed]]
 
 
 class TableState(msgspec.Struct, array_like=True):

@@ -26,7 +26,7 @@ _NONE: Index = np.empty(0, np.int64)
 # Commands of clients
 
 
-class Write(Request, frozen=True, tag=1, kw_only=True):
+class Upsert(Request, frozen=True, tag=1, kw_only=True):
     """Write rows; missing keys are added. `ref`: encoded reference to columns that replace those of the rows, empty
     for none. `tags`: a dict for each row, or none. Answered by `Numbered`; with `look` by `Looked`, for all columns."""
 
@@ -44,17 +44,17 @@ class Clear(Request, frozen=True, tag=2, kw_only=True):
     rows: Index = _NONE
 
 
-class Take(Request, frozen=True, tag=3, kw_only=True):
-    """Mark rows as taken by the task, all or none, and remember `give` under the claim. Answered by `Given`."""
+class Claim(Request, frozen=True, tag=3, kw_only=True):
+    """Mark rows as claimed by the task, all or none, and remember `give` under the id. Answered by `Given`."""
 
     task: str
     rows: Index
     give: Index
-    claim: str = ""
+    claim_id: str = ""
 
 
-class Untake(Request, frozen=True, tag=4, kw_only=True):
-    """Undo that the task (empty: any task) has taken these rows, or all."""
+class Release(Request, frozen=True, tag=4, kw_only=True):
+    """Undo that the task (empty: any task) has claimed these rows, or all."""
 
     task: str
     rows: Index = _NONE
@@ -143,25 +143,25 @@ class Look(Request, frozen=True, tag=23, kw_only=True):
 
 class Ready(Request, frozen=True, tag=24, kw_only=True):
     """Ask for the rows after the number `after` that have all these columns and that the task (empty: any) has not
-    taken; or those of the claim, if it was made. Answered by `Numbered`, or by nothing if they are fewer than
-    `least`."""
+    claimed; or those given under `claim_id`, if it was used. Answered by `Numbered`, or by nothing if they are fewer
+    than `least`."""
 
     columns: list[str]
     task: str = ""
-    claim: str = ""
+    claim_id: str = ""
     least: int = 1
     after: int = -1
 
 
-class Claimed(Request, frozen=True, tag=25, kw_only=True):
-    """Ask what was given under a claim. Answered by `Given`."""
+class FindClaim(Request, frozen=True, tag=25, kw_only=True):
+    """Ask what was given under an id. Answered by `Given`."""
 
     task: str
-    claim: str
+    claim_id: str
 
 
-class Taken(Request, frozen=True, tag=26, kw_only=True):
-    """Ask which of these rows or, with `all`, of the next rows after the number `after`, the task has taken.
+class Claimed(Request, frozen=True, tag=26, kw_only=True):
+    """Ask which of these rows or, with `all`, of the next rows after the number `after`, the task has claimed.
     Answered by `Flagged`."""
 
     task: str
@@ -170,8 +170,8 @@ class Taken(Request, frozen=True, tag=26, kw_only=True):
     after: int = -1
 
 
-Command = Write | Clear | Take | Untake | Drop | Open | Lose | Return | Told | End | Retire
-Question = Number | Read | Describe | Look | Ready | Claimed | Taken
+Command = Upsert | Clear | Claim | Release | Drop | Open | Lose | Return | Told | End | Retire
+Question = Number | Read | Describe | Look | Ready | FindClaim | Claimed
 AnyRequest = Command | Question | Holding
 
 
@@ -202,14 +202,14 @@ class Looked(Result, frozen=True, tag=5):
 
 
 class Given(Result, frozen=True, tag=6):
-    """The rows that were given. Not `granted`: some were taken already, or the claim was not made."""
+    """The rows that were given. Not `granted`: some were claimed already, or no claim had the id."""
 
     granted: bool
     rows: Index = _NONE
 
 
 class Flagged(Result, frozen=True, tag=7):
-    """For each row whether it was taken, a byte each; and the number of the last, with `more` as in `Numbered`."""
+    """For each row whether it was claimed, a byte each; and the number of the last, with `more` as in `Numbered`."""
 
     flags: bytes = b""
     last: int = -1
@@ -238,7 +238,7 @@ class Gave(Result, frozen=True, tag=10):
 
 AnyResult = Done | Refused | Held | Numbered | Referred | Looked | Given | Flagged | Retired | Wrote | Gave
 
-FromClient = Write | Clear | Take | Untake | Drop | Question
+FromClient = Upsert | Clear | Claim | Release | Drop | Question
 """The requests that clients make themselves, inside an `AskTable`."""
 
 ToClient = Done | Numbered | Referred | Looked | Given | Flagged

@@ -1,5 +1,5 @@
-"""The rows of a table by key, until they are cleared: their columns, their tags, and which tasks have taken them
-(`table.taking`).
+"""The rows of a table by key, until they are cleared: their columns, their tags, and which tasks have claimed them
+(`table.claims`).
 
 A row has a number, in the order of arrival, which is never reused. For each column of each row the table knows the
 write that brought it and the row of that write; a later write replaces it. Replaced and cleared cells are returned to
@@ -24,9 +24,9 @@ from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.rows import assembled
+from dataplane.table.claims import Claims
 from dataplane.table.lines import Lines
 from dataplane.table.replica_state import ColumnState, TableState, WrittenState
-from dataplane.table.taking import Taking
 from dataplane.table.written import Over, Written
 
 Index = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ class Table:
         self._by_key: dict[str, int] = {}  # number
         self._written: dict[int, Written] = {}
         self._next_written = 0
-        self._taking = Taking(self._lines, self.there)
+        self._claims = Claims(self._lines, self.there)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -92,8 +92,8 @@ class Table:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that have taken rows, or may have."""
-        return self._taking.tasks
+        """The tasks that have claimed rows, or may have."""
+        return self._claims.tasks
 
     # naming rows
 
@@ -142,7 +142,7 @@ class Table:
 
     # writing
 
-    def write(
+    def upsert(
         self,
         rows: Sequence[str] | Index,
         ref: BatchRef | None = None,
@@ -300,8 +300,8 @@ class Table:
         at = self._present()
         at = at[np.searchsorted(self._lines[_NUMBER][at], number, side="right") :]
         fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at[:most]]), most_bytes, side="right")
-        taken = at[: max(1, min(most, int(fits)))]
-        return self._lines[_NUMBER][taken], len(taken) < len(at)
+        fitting = at[: max(1, min(most, int(fits)))]
+        return self._lines[_NUMBER][fitting], len(fitting) < len(at)
 
     def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> Seen:
         """What is known of these rows. Raises Misuse for a row that does not exist."""
@@ -310,50 +310,50 @@ class Table:
         found = [self._tags[line] or {} for line in lines] if tags else []
         return Seen(numbers, [self._keys[line] for line in lines], found, self.have(at, columns))
 
-    # taking
+    # claiming
 
     def ready(self, columns: Sequence[str], task: str | None = None) -> Index:
-        """The rows, in the order of arrival, that have all these columns and that the task has not taken."""
+        """The rows, in the order of arrival, that have all these columns and that the task has not claimed."""
         at = self._present()
         for name in columns:
             if ("from", name) not in self._lines:
                 return np.empty(0, np.int64)
             at = at[self._lines["from", name][at] >= 0]
-        at = at[~self._taking.taken(task, at)]
+        at = at[~self._claims.claimed(task, at)]
         numbers: Index = self._lines[_NUMBER][at]
         return numbers
 
-    def claimed(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim; None if nobody has made it."""
-        return self._taking.given(task, claim)
+    def find_claim(self, task: str, claim_id: str) -> Index | None:
+        """What was given under this id; None if no claim had it."""
+        return self._claims.find(task, claim_id)
 
-    def take(self, task: str, numbers: Index, give: Index | None = None, claim: str = "") -> Index | None:
-        """Mark these rows as taken by the task. Returns what was given: these rows, or `give`. None, and nothing has
-        changed, if one of them does not exist or was taken. For a claim that was made before, what was given then.
+    def claim(self, task: str, numbers: Index, give: Index | None = None, claim_id: str = "") -> Index | None:
+        """Mark these rows as claimed by the task. Returns what was given: these rows, or `give`. None, and nothing has
+        changed, if one of them does not exist or was claimed. For an id that was used before, what was given then.
 
         Raises Misuse for a row named twice, LimitExceeded for too many tasks.
         """
-        made = self.claimed(task, claim) if claim else None
+        made = self.find_claim(task, claim_id) if claim_id else None
         if made is not None:
             return made
         if len(np.unique(numbers)) != len(numbers):
-            raise Misuse("a row is named twice; take each once")
+            raise Misuse("a row is named twice; claim each once")
         at = self._find(numbers)
         given = (numbers if give is None else give).copy()
-        return given if (at >= 0).all() and self._taking.take(task, at, given, claim) else None
+        return given if (at >= 0).all() and self._claims.claim(task, at, given, claim_id) else None
 
-    def untake(self, task: str | None = None, numbers: Index | None = None) -> None:
-        """Undo that the task, or any task, has taken these rows, or all; claims on them are forgotten. Raises Misuse
-        for a row that does not exist."""
+    def release(self, task: str | None = None, numbers: Index | None = None) -> None:
+        """Undo that the task, or any task, has claimed these rows, or all; ids of claims on them are forgotten. Raises
+        Misuse for a row that does not exist."""
         if numbers is None:
-            self._taking.forget(task)
+            self._claims.forget(task)
         else:
-            self._taking.give_back(task, self._at(numbers), numbers)
+            self._claims.release(task, self._at(numbers), numbers)
 
-    def taken(self, task: str, numbers: Index | None = None) -> Flags:
-        """Whether the task has taken each of these rows, or of all in the order of arrival. Raises Misuse for a row
+    def claimed(self, task: str, numbers: Index | None = None) -> Flags:
+        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
         that does not exist."""
-        return self._taking.taken(task, self._present() if numbers is None else self._at(numbers))
+        return self._claims.claimed(task, self._present() if numbers is None else self._at(numbers))
 
     # going
 
@@ -376,7 +376,7 @@ class Table:
             del self.schema[name]
             self._lines.drop(("from", name))
             self._lines.drop(("row", name))
-        self._taking.gone(gone)
+        self._claims.gone(gone)
         self._shrink()
         self.changes = self._change()
         return self._over(before)
@@ -445,7 +445,7 @@ class Table:
                 for written, row in [self._cells(name, at)]
             ],
             written=[WrittenState(number, of.encode(), of.left, of.exact) for number, of in self._written.items()],
-            tasks=self._taking.state(at),
+            tasks=self._claims.state(at),
         )
 
     def restore(self, state: TableState) -> None:
@@ -466,7 +466,7 @@ class Table:
             self.nbytes += written.share
         for column in state.columns:
             self._restore_column(column, count)
-        self._taking.restore(state.tasks, count)
+        self._claims.restore(state.tasks, count)
 
     def _restore_column(self, column: ColumnState, count: int) -> None:
         written, row = unpack(column.written, count), unpack(column.row, count)

@@ -154,11 +154,11 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
                     there |= rows
                     table.clear([f"{number}.0"])
                     del there[f"{number}.0"]
-                    assert table.take("train", table.numbers([f"{number}.1"]), claim=f"{life}.{number}") is not None
-                    table.untake("train", table.numbers([f"{number}.1"]))
-                    assert table.take("train", table.numbers([f"{number}.2"]), claim=f"{number}") is not None
+                    assert table.claim("train", table.numbers([f"{number}.1"]), claim_id=f"{life}.{number}") is not None
+                    table.release("train", table.numbers([f"{number}.1"]))
+                    assert table.claim("train", table.numbers([f"{number}.2"]), claim_id=f"{number}") is not None
                 if not life:
-                    table.write(["gone"], {"x": [b"gone"]})
+                    table.upsert(["gone"], {"x": [b"gone"]})
                     table.clear(["gone"])
                 assert planes[0].tables()["state"]["rows"] == len(there)
             etcd.stop()
@@ -169,7 +169,7 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
             assert {key: bytes(row) for key, row in zip(sorted(there), rows, strict=True)} == there
             assert sorted(table.look().keys) == sorted(there)
             assert table.look().tags == [{"life": 1}] * len(there)
-            assert table.taken("train", table.numbers(["0.2", "1.2", "2.2", "0.1"])).tolist() == [
+            assert table.claimed("train", table.numbers(["0.2", "1.2", "2.2", "0.1"])).tolist() == [
                 True,
                 True,
                 True,

@@ -51,7 +51,7 @@ class Writer:
                     self.there.pop(key, None)
             else:
                 tags = [{"sum": xxhash.xxh3_64_hexdigest(row)} for row in rows]
-                table.write(keys, {"x": rows}, tags=tags)
+                table.upsert(keys, {"x": rows}, tags=tags)
                 self.there.update({key: tag["sum"] for key, tag in zip(keys, tags, strict=True)})
             self.answered += 1
             self.asked = None
@@ -71,10 +71,10 @@ class Taker:
         table = plane.table("taken", durable=True)
         while True:
             number = len(self.given)
-            table.write([f"{self.name}.{number}.{at}" for at in range(3)], tags=[{"at": at} for at in range(3)])
+            table.upsert([f"{self.name}.{number}.{at}" for at in range(3)], tags=[{"at": at} for at in range(3)])
             claim = f"{self.name}.{number}"
-            ready = table.ready([], task=TASK, claim=claim, timeout=1.0)
-            taken = table.take(TASK, ready[: self.draw.randint(1, 3)], claim=claim)
+            ready = table.ready([], task=TASK, claim_id=claim, timeout=1.0)
+            taken = table.claim(TASK, ready[: self.draw.randint(1, 3)], claim_id=claim)
             if taken is not None:
                 self.given[claim] = taken.tolist()
 
@@ -97,10 +97,10 @@ def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
         taken, given = plane.table("taken"), [rows for taker in takers for rows in taker.given.values()]
         numbers = [number for rows in given for number in rows]
         assert len(set(numbers)) == len(numbers), "a row was given twice"
-        assert taken.taken(TASK, sorted(numbers)).all()
+        assert taken.claimed(TASK, sorted(numbers)).all()
         for taker in takers:
             for claim, rows in taker.given.items():
-                found_rows = taken.claimed(TASK, claim)
+                found_rows = taken.find_claim(TASK, claim)
                 assert found_rows is not None, claim
                 assert found_rows.tolist() == rows
 

@@ -75,7 +75,7 @@ def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: Stand
         refused = {raw.hear().name for raw in greedy for _ in range(30)}
         assert refused == {"LimitExceeded"}
         modest.send(m.AskTable(7, "a table", b"", t.Ready(columns=["x"]), 600.0))
-        assert isinstance(modest.ask(m.AskTable(8, "a table", b"", t.Write(keys=["k"]))).result, t.Numbered)
+        assert isinstance(modest.ask(m.AskTable(8, "a table", b"", t.Upsert(keys=["k"]))).result, t.Numbered)
         assert own_memory(node.pid) - before < 256 * MIB
         modest.send(m.Cancel(7))
         assert modest.hear().name == m.CANCELLED

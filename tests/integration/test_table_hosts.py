@@ -56,9 +56,9 @@ def columns(rows: int, first: int = 0) -> dict[str, Any]:
 def test_rows_are_written_and_read_on_any_host(planes: list[Any], home: int) -> None:
     name = at(planes, home)
     tables = [plane.table(name) for plane in planes]
-    assert tables[0].write(["a", "b"], columns(2), tags=[{"n": 1}, {}]).tolist() == [0, 1]
-    assert tables[1].write(["b", "c"], columns(2, 5)).tolist() == [1, 2]
-    tables[2].write(["c", "a"], {"reward": np.array([0.5, 0.25])})
+    assert tables[0].upsert(["a", "b"], columns(2), tags=[{"n": 1}, {}]).tolist() == [0, 1]
+    assert tables[1].upsert(["b", "c"], columns(2, 5)).tolist() == [1, 2]
+    tables[2].upsert(["c", "a"], {"reward": np.array([0.5, 0.25])})
     for plane, table in zip(planes, tables, strict=True):
         batch = plane.get(table.read(["c", "b", "a"], ["id", "text"]))
         assert batch["id"].to_list() == [6, 5, 0]
@@ -78,10 +78,10 @@ def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[
     """That leads it, while others wait for rows of it."""
     name = at(planes, 2)
     tables = [plane.table(name) for plane in planes]
-    tables[0].write(["a", "b"], columns(2), tags=[{"n": 1}, {"n": 2}])
-    tables[2].write(["c"], columns(1))
+    tables[0].upsert(["a", "b"], columns(2), tags=[{"n": 1}, {"n": 2}])
+    tables[2].upsert(["c"], columns(1))
     assert list(planes[2].stats().tables) == [name]
-    assert tables[1].take("train", [1], claim="step").tolist() == [1]
+    assert tables[1].claim("train", [1], claim_id="step").tolist() == [1]
     found: list[list[int]] = []
     waiting = threading.Thread(
         target=lambda: found.append(tables[0].ready(["id", "reward"], least=2, timeout=60).tolist())
@@ -92,14 +92,14 @@ def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[
     assert planes[1].get(tables[1].read(["b", "a"]))["id"].to_list() == [1, 0]
     for table in tables[:2]:
         assert table.look().tags == [{"n": 1}, {"n": 2}, {}]
-        assert table.take("train", [0], claim="step").tolist() == [1]
-    tables[1].write(["a", "b"], {"reward": np.array([0.5, 0.25])})
+        assert table.claim("train", [0], claim_id="step").tolist() == [1]
+    tables[1].upsert(["a", "b"], {"reward": np.array([0.5, 0.25])})
     waiting.join(WAIT_S)
     assert found == [[0, 1]]
     eventually(lambda: len(members(planes[0])) == 2)
     with pytest.raises(dp.OwnerDied):
         planes[0].get(tables[0].read(["c"]))
-    tables[1].write(["c"], columns(1, 9))  # what was lost with the host is mended
+    tables[1].upsert(["c"], columns(1, 9))  # what was lost with the host is mended
     assert planes[0].get(tables[0].read(["c", "a"], ["id"]))["id"].to_list() == [9, 0]
     tables[0].drop()
     eventually(lambda: all(map(nothing_kept, planes[:2])), "what it needed is freed")

@@ -40,7 +40,7 @@ def rows(count: int, first: int = 0) -> dict[str, Any]:
 def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
     table, keys = plane.table("partition"), [f"k{i}" for i in range(40)]
     for i, key in enumerate(keys):
-        table.write([key], rows(1, i))
+        table.upsert([key], rows(1, i))
     order = np.random.default_rng(7).permutation(40).tolist()
     batch = plane.get(table.read([keys[i] for i in order]))
     expected = [rows(1, i) for i in order]
@@ -58,8 +58,8 @@ def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
 @pytest.mark.usefixtures("empty")
 def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> None:
     table = plane.table("partition")
-    assert table.write(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]
-    table.write(["c", "a"], {"reward": np.array([0.5, 0.25], np.float32)}, tags=[{"done": True}, {"n": 7}])
+    assert table.upsert(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]
+    table.upsert(["c", "a"], {"reward": np.array([0.5, 0.25], np.float32)}, tags=[{"done": True}, {"n": 7}])
     for _ in range(2):
         batch = plane.get(table.read(["c", "a"]))
         assert batch["x"].to_list() == [2, 0]
@@ -87,17 +87,17 @@ def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
     table = plane.table("new")
     assert len(table.look()) == 0
     assert table.schema() == {}
-    assert table.taken("t").tolist() == []
-    assert table.take("t", [0]) is None
-    assert table.claimed("t", "c") is None
+    assert table.claimed("t").tolist() == []
+    assert table.claim("t", [0]) is None
+    assert table.find_claim("t", "c") is None
     assert table.ready(["x"], least=0).tolist() == []
     with pytest.raises(dp.NotReady) as early:
         table.ready(["x"], task="t")
     assert (early.value.stream, early.value.task) == ("new", "t")
     table.clear(["a"])
-    table.untake()
+    table.release()
     table.drop()
-    for refused in (lambda: table.read(["a"]), lambda: table.numbers(["a"]), lambda: table.write([3], {"x": [1]})):
+    for refused in (lambda: table.read(["a"]), lambda: table.numbers(["a"]), lambda: table.upsert([3], {"x": [1]})):
         with pytest.raises(dp.Misuse, match="there is no table 'new'"):
             refused()
     assert plane.tables() == {}
@@ -106,9 +106,9 @@ def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
 @pytest.mark.usefixtures("empty")
 def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
     table = plane.table("t")
-    table.write(["a", "b"], rows(2))
+    table.upsert(["a", "b"], rows(2))
     old = table.read(["a", "b"], ["x"])
-    table.write(["a"], {"x": np.array([9])})
+    table.upsert(["a"], {"x": np.array([9])})
     with pytest.raises(dp.Freed):
         plane.get(old)
     assert plane.get(old[1])["x"].to_list() == [1]
@@ -122,25 +122,25 @@ def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(
 @pytest.mark.usefixtures("empty")
 def test_what_can_not_be_asked_for(plane: Any) -> None:
     table = plane.table("t")
-    table.write(["a", "b"], rows(2))
+    table.upsert(["a", "b"], rows(2))
     for refused, error, match in [
         (lambda: plane.table(""), dp.Misuse, "name"),
         (lambda: plane.table("n" * 2000), dp.Misuse, "characters"),
-        (lambda: table.write("ab", rows(2)), dp.Misuse, "a list of keys"),
-        (lambda: table.write(["a", "a"], rows(2)), dp.Misuse, "given twice"),
-        (lambda: table.write(["a", 3], rows(2)), dp.Misuse, "text"),
-        (lambda: table.write([""], rows(1)), dp.Misuse, "text"),
-        (lambda: table.write(["\ud800"], rows(1)), dp.Misuse, "text"),
-        (lambda: table.write(["k" * 2000], rows(1)), dp.LimitExceeded, "characters"),
-        (lambda: table.write(["a"], rows(2)), dp.SchemaMismatch, "2 rows of columns for 1"),
-        (lambda: table.write(["a"], plane.put(rows(2), scope="s")), dp.SchemaMismatch, "2 rows"),
-        (lambda: table.write(["a"], {"x": ["text"]}), dp.SchemaMismatch, "'x'"),
-        (lambda: table.write(["a"], tags=[]), dp.Misuse, "a mapping a row"),
-        (lambda: table.write(["a"], tags=[{"f": object()}]), dp.Misuse, "MessagePack"),
-        (lambda: table.write(["a"], tags=[{1: 2}]), dp.Misuse, "MessagePack"),
-        (lambda: table.write(["a"], tags=[{"n": 1 << 70}]), dp.Misuse, "MessagePack"),
-        (lambda: table.write(["a"], tags=[{"n": "x" * 70_000}]), dp.LimitExceeded, "tags of a row"),
-        (lambda: table.write([17], rows(1)), dp.Misuse, "no row number 17"),
+        (lambda: table.upsert("ab", rows(2)), dp.Misuse, "a list of keys"),
+        (lambda: table.upsert(["a", "a"], rows(2)), dp.Misuse, "given twice"),
+        (lambda: table.upsert(["a", 3], rows(2)), dp.Misuse, "text"),
+        (lambda: table.upsert([""], rows(1)), dp.Misuse, "text"),
+        (lambda: table.upsert(["\ud800"], rows(1)), dp.Misuse, "text"),
+        (lambda: table.upsert(["k" * 2000], rows(1)), dp.LimitExceeded, "characters"),
+        (lambda: table.upsert(["a"], rows(2)), dp.SchemaMismatch, "2 rows of columns for 1"),
+        (lambda: table.upsert(["a"], plane.put(rows(2), scope="s")), dp.SchemaMismatch, "2 rows"),
+        (lambda: table.upsert(["a"], {"x": ["text"]}), dp.SchemaMismatch, "'x'"),
+        (lambda: table.upsert(["a"], tags=[]), dp.Misuse, "a mapping a row"),
+        (lambda: table.upsert(["a"], tags=[{"f": object()}]), dp.Misuse, "MessagePack"),
+        (lambda: table.upsert(["a"], tags=[{1: 2}]), dp.Misuse, "MessagePack"),
+        (lambda: table.upsert(["a"], tags=[{"n": 1 << 70}]), dp.Misuse, "MessagePack"),
+        (lambda: table.upsert(["a"], tags=[{"n": "x" * 70_000}]), dp.LimitExceeded, "tags of a row"),
+        (lambda: table.upsert([17], rows(1)), dp.Misuse, "no row number 17"),
         (lambda: table.read(["a", "c"]), dp.Misuse, "no row 'c'"),
         (lambda: table.read(["a"], ["never"]), dp.Misuse, "no column 'never'"),
         (lambda: table.read(["a"], []), dp.Misuse, "one column or more"),
@@ -150,11 +150,11 @@ def test_what_can_not_be_asked_for(plane: Any) -> None:
         (lambda: table.ready("x"), dp.Misuse, "list of names"),
         (lambda: table.ready(["x"], timeout=float("nan")), dp.Misuse, "seconds"),
         (lambda: table.ready(["x"], task=""), dp.Misuse, "text"),
-        (lambda: table.take("", [0]), dp.Misuse, "text"),
-        (lambda: table.take("t", [0, 0]), dp.Misuse, "named twice"),
-        (lambda: table.take("t", ["a"]), dp.Misuse, "by their numbers"),
-        (lambda: table.taken("t", [9]), dp.Misuse, "no row number 9"),
-        (lambda: table.untake("t", [9]), dp.Misuse, "no row number 9"),
+        (lambda: table.claim("", [0]), dp.Misuse, "text"),
+        (lambda: table.claim("t", [0, 0]), dp.Misuse, "named twice"),
+        (lambda: table.claim("t", ["a"]), dp.Misuse, "by their numbers"),
+        (lambda: table.claimed("t", [9]), dp.Misuse, "no row number 9"),
+        (lambda: table.release("t", [9]), dp.Misuse, "no row number 9"),
     ]:
         with pytest.raises(error, match=match):
             refused()
@@ -178,7 +178,7 @@ def taker(pipe: Any, address: str) -> None:
                 ready = table.ready(["x"], task="train")
             except dp.NotReady:
                 break
-            given = table.take("train", random.choice(ready, min(5, len(ready)), replace=False))
+            given = table.claim("train", random.choice(ready, min(5, len(ready)), replace=False))
             if given is not None:
                 won += given.tolist()
     pipe.send(won)
@@ -187,15 +187,15 @@ def taker(pipe: Any, address: str) -> None:
 @pytest.mark.usefixtures("empty")
 def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
     table = plane.table("t")
-    table.write([str(i) for i in range(200)], {"x": np.arange(200)})
+    table.upsert([str(i) for i in range(200)], {"x": np.arange(200)})
     with Worker(taker, node.address) as one, Worker(taker, node.address) as two:
         one.say()
         two.say()
         assert sorted(one.hear() + two.hear()) == list(range(200))
-    assert table.taken("train").all()
-    table.untake("train", [3, 5])
+    assert table.claimed("train").all()
+    table.release("train", [3, 5])
     assert table.ready(["x"], task="train").tolist() == [3, 5]
-    table.untake()
+    table.release()
     assert len(table.ready(["x"], task="train")) == 200
     table.drop()
 
@@ -212,17 +212,19 @@ FALSE: dict[str, Callable[[bytes], m.AskTable]] = {
     "rows that are not there": lambda ref: asked(t.Read(rows=NOBODY, columns=["x"])),
     "a table without a name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), ""),
     "a long name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), "t" * 5000),
-    "a key that is empty": lambda ref: asked(t.Write(keys=[""])),
-    "a key that is long": lambda ref: asked(t.Write(keys=["k" * 5000])),
-    "no reference": lambda ref: asked(t.Write(keys=["b"], ref=b"\x93nonsense")),
-    "fewer rows than keys": lambda ref: asked(t.Write(keys=["b", "c"], ref=ref)),
-    "fewer tags than keys": lambda ref: asked(t.Write(keys=["b", "c"], tags=[{}])),
-    "tags that are large": lambda ref: asked(t.Write(keys=["b"], tags=[{"x": "y" * (100 << 10)}])),
-    "more rows than go at once": lambda ref: asked(t.Write(rows=np.zeros(1 << 17, np.int64))),
-    "a shard that is not there": lambda ref: asked(t.Write(keys=["b"], ref=forged(ref))),
-    "somebody else's node": lambda ref: asked(t.Write(keys=["b"], ref=forged(ref, b"elsewher"))),
+    "a key that is empty": lambda ref: asked(t.Upsert(keys=[""])),
+    "a key that is long": lambda ref: asked(t.Upsert(keys=["k" * 5000])),
+    "no reference": lambda ref: asked(t.Upsert(keys=["b"], ref=b"\x93nonsense")),
+    "fewer rows than keys": lambda ref: asked(t.Upsert(keys=["b", "c"], ref=ref)),
+    "fewer tags than keys": lambda ref: asked(t.Upsert(keys=["b", "c"], tags=[{}])),
+    "tags that are large": lambda ref: asked(t.Upsert(keys=["b"], tags=[{"x": "y" * (100 << 10)}])),
+    "more rows than go at once": lambda ref: asked(t.Upsert(rows=np.zeros(1 << 17, np.int64))),
+    "a shard that is not there": lambda ref: asked(t.Upsert(keys=["b"], ref=forged(ref))),
+    "somebody else's node": lambda ref: asked(t.Upsert(keys=["b"], ref=forged(ref, b"elsewher"))),
     "a column a hundred times": lambda ref: asked(t.Read(keys=["a"], columns=["x"] * 100)),
-    "a task without a name": lambda ref: asked(t.Take(task="", rows=np.zeros(1, np.int64), give=np.zeros(1, np.int64))),
+    "a task without a name": lambda ref: asked(
+        t.Claim(task="", rows=np.zeros(1, np.int64), give=np.zeros(1, np.int64))
+    ),
     "a time that is none": lambda ref: asked(t.Ready(columns=["x"], least=5), timeout_s=float("nan")),
 }
 
@@ -237,7 +239,7 @@ def forged(ref: bytes, node: bytes = b"") -> bytes:
 def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         table = plane.table("t")
-        table.write(["a"], {"x": np.arange(1)}, tags=[{"n": 1}])
+        table.upsert(["a"], {"x": np.arange(1)}, tags=[{"n": 1}])
         ref = plane.put({"x": np.arange(1)})
         before = table.look(columns=["x"])
         reply = raw.ask(FALSE[what](ref.encode()))
@@ -259,7 +261,7 @@ def dies(pipe: Any, address: str, when: str) -> None:
         if when == "staged":
             plane.put({"x": pattern(3, MIB, 2)}, scope=f"{STAGED}mine")  # as a write does, before it says so
         else:
-            plane.table("t").write(["a", "b"], {"x": pattern(3, MIB, 2)})
+            plane.table("t").upsert(["a", "b"], {"x": pattern(3, MIB, 2)})
         pipe.send(when)
         pipe.recv()
 
@@ -289,11 +291,11 @@ def test_what_a_killed_process_had_written_stays(node: StandingNode, plane: Any)
 def test_a_full_node_makes_writers_wait(plane: Any) -> None:
     table = plane.table("t")
     for number in range(3):
-        table.write([f"k{number}"], {"x": pattern(number, 10 * MIB)})
+        table.upsert([f"k{number}"], {"x": pattern(number, 10 * MIB)})
     with pytest.raises(dp.Backpressure):
-        table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=0.1)
+        table.upsert(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=0.1)
     assert table.look().keys == ["k0", "k1", "k2"]
     table.clear(["k0"])
-    table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
+    table.upsert(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
     assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
     table.drop()

@@ -22,7 +22,7 @@ def test_a_plane_in_this_process_does_what_a_plane_does() -> None:
         with rollouts.consume("actor", rows=2, columns=["ids"]) as delivery:
             assert delivery.get()["ids"].to_list() == [1, 2]
         table = plane.table("answers")
-        table.write(["a"], {"answer": ["7"]})
+        table.upsert(["a"], {"answer": ["7"]})
         assert plane.get(table.read(["a"]))["answer"].to_list() == ["7"]
 
 

@@ -60,7 +60,7 @@ class EitherTables:
             return self._here.answer(request, deadline)
         return self._asked(request, self._durable.answer(request, deadline))
 
-    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
         """As `Tabling.write`. Raises as `answer`."""
         if not self._is_durable(request):
             return self._here.write(request, what, ref, deadline)

@@ -53,7 +53,7 @@ _LIST_S = 5.0
 _UNKNOWN_S = 120.0  # after which a partition without a record is taken for gone
 
 CALLS = Calls(
-    frozenset((r.Write, r.Clear, r.Take, r.Untake, r.Drop)),
+    frozenset((r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)),
     r.decode_result,
     lambda client, ended: r.End(clients=[client]) if ended else None,
 )
@@ -177,7 +177,7 @@ class TableClient:
             return partial(self._tables.listed, request)
         return partial(self._answer, request, checked(request), deadline)
 
-    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> Waiting:
+    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> Waiting:
         """As `answer`, for a write with these columns in place of its own `ref`."""
         what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
         return partial(self._answer, request, what, deadline)
@@ -187,7 +187,7 @@ class TableClient:
         self._session.leave()
 
     async def _answer(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
-        ref = BatchRef.decode(what.ref) if isinstance(what, r.Write) and what.ref else None
+        ref = BatchRef.decode(what.ref) if isinstance(what, r.Upsert) and what.ref else None
         until = Deadline.after(ASK_S + deadline.remaining_s)
         while True:
             table = await self._table(request, what, deadline)
@@ -207,7 +207,7 @@ class TableClient:
         """The record of the table; None if there is none and this request creates none. Raises OwnerDied if the
         client's table was lost, Misuse if it has to be durable and is not."""
         durable = request.durable
-        makes = isinstance(what, r.Write) and bool(what.keys)
+        makes = isinstance(what, r.Upsert) and bool(what.keys)
         makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
         directory = self._tables.directory
         known = await patiently(lambda: directory.record(request.table))
@@ -247,9 +247,9 @@ class TableClient:
 def _of_none(name: str, what: r.FromClient) -> Any:
     """The answer if there is no table."""
     match what:
-        case r.Write():
+        case r.Upsert():
             answers.there(name, None)
-        case r.Take():
+        case r.Claim():
             return answers.given(None)
         case r.Ready():
             raise NotReady(f"there is no table {name!r} yet", stream=name, task=what.task)

@@ -33,7 +33,7 @@ from dataplane.wire import messages as m
 class _Writes(Protocol):
     """The tables as one client uses them."""
 
-    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
         """As `Tabling.write`."""
 
 
@@ -91,7 +91,7 @@ class WritingInline:
 
     def _write(self, request: m.WriteInline, scope: str, shard: int, deadline: Deadline) -> m.Reply | Waiting:
         ref, what = stored(self._node, request.columns, shard), checked(request.write)
-        if not isinstance(what, r.Write):
+        if not isinstance(what, r.Upsert):
             raise ProtocolMismatch(f"columns come with a {type(what).__name__}, which is no write")
         if what.ref:
             ref = ref.union(BatchRef.decode(what.ref))

@@ -129,7 +129,7 @@ class Tabling:
         if isinstance(request, m.Tables):
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         what = checked(request)
-        if isinstance(what, r.Write):
+        if isinstance(what, r.Upsert):
             return self._write(request, what, BatchRef.decode(what.ref) if what.ref else None)
         _check_here(request)
         match what:
@@ -138,7 +138,7 @@ class Tabling:
             case r.Drop():
                 self._tables.drop(request.table)
                 return self._reply(request, Done())
-            case r.Clear() | r.Take() | r.Untake():
+            case r.Clear() | r.Claim() | r.Release():
                 return self._act(request, what)
         found = answers.answer(request.table, self._tables.find(request.table), what)
         assert found is not None, "it is no question of what is ready"
@@ -150,23 +150,23 @@ class Tabling:
     def _reply(self, request: m.AskTable, result: Any) -> m.Reply:
         return m.TableAnswer(request.id, self._tables.node, result)
 
-    def _act(self, request: m.AskTable, what: r.Clear | r.Take | r.Untake) -> m.Reply:
+    def _act(self, request: m.AskTable, what: r.Clear | r.Claim | r.Release) -> m.Reply:
         table = self._tables.find(request.table)
         if table is None:
-            return self._reply(request, answers.given(None) if isinstance(what, r.Take) else Done())
+            return self._reply(request, answers.given(None) if isinstance(what, r.Claim) else Done())
         result, over = answers.act(table, what)
         self._tables.thinned(over)
-        if isinstance(what, r.Untake) or (isinstance(what, r.Take) and what.claim):
+        if isinstance(what, r.Release) or (isinstance(what, r.Claim) and what.claim_id):
             self._tables.changed(request.table)
         return self._reply(request, result)
 
     # writing
 
-    def write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
+    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
         """Write the rows with these columns in place of `what.ref`. Never waits."""
         return self._write(request, what, ref)
 
-    def _write(self, request: m.AskTable, what: r.Write, ref: BatchRef | None) -> m.Reply:
+    def _write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None) -> m.Reply:
         _check_here(request)
         answers.check_write(what, ref)
         if not what.keys:
@@ -186,7 +186,7 @@ class Tabling:
         self._tables.changed(request.table)
         return self._reply(request, answers.wrote(table, what, numbers))
 
-    # taking
+    # claiming
 
     def _ready(self, request: m.AskTable, what: r.Ready) -> m.Reply | None:
         """The ready rows; None if they are too few."""
@@ -209,14 +209,14 @@ def checked(request: m.AskTable) -> r.FromClient:
     _check_name(request.table)
     asked = request.asked
     match asked:
-        case r.Write() | r.Read() | r.Look():
+        case r.Upsert() | r.Read() | r.Look():
             packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys) or len(asked.rows))
         case r.Number():
             packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys))
-        case r.Take() | r.Claimed():
+        case r.Claim() | r.FindClaim():
             _check_name(asked.task)
-            _check_name(asked.claim or "-")
-    if isinstance(asked, r.Write):
+            _check_name(asked.claim_id or "-")
+    if isinstance(asked, r.Upsert):
         packed.bound("characters of a key", m.MAX_SCOPE, max(map(len, asked.keys), default=0))
     return msgspec.structs.replace(asked, client="", sequence=0) if asked.client or asked.sequence else asked
 

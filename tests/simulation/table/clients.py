@@ -76,11 +76,11 @@ class Writer(Client):
             tags = [{rng.choice("ab"): rng.randrange(9)} for _ in keys] if rng.random() < 0.5 else []
             names = rng.sample(COLUMNS, rng.randint(0, len(COLUMNS)))
             if not names:
-                self.do(r.Write, self._done, keys=keys, tags=tags)
+                self.do(r.Upsert, self._done, keys=keys, tags=tags)
                 return
             life, shard, _ = self._columns.store(rng, 0)
             ref = stored(life, shard, len(keys), names)
-            self.do(r.Write, lambda answer: self._wrote(ref, answer), keys=keys, ref=ref.encode(), tags=tags)
+            self.do(r.Upsert, lambda answer: self._wrote(ref, answer), keys=keys, ref=ref.encode(), tags=tags)
 
     def _wrote(self, ref: Any, answer: Any) -> None:
         if isinstance(answer, DataplaneError):
@@ -100,7 +100,7 @@ class Taker(Client):
             return
         self._task = self.world.rng.choice(TASKS)
         self._claim = f"c{self.world.rng.randrange(20)}" if self.world.rng.random() < 0.3 else ""
-        self.call(r.Ready(columns=["x"], task=self._task, claim=self._claim), self._shown)
+        self.call(r.Ready(columns=["x"], task=self._task, claim_id=self._claim), self._shown)
 
     def _shown(self, answer: r.Numbered | None) -> None:
         if answer is None:
@@ -109,11 +109,11 @@ class Taker(Client):
         rng = self.world.rng
         rows = answer.rows.tolist()
         chosen = np.array(rng.sample(rows, min(len(rows), rng.randint(1, 2))), np.int64)
-        self.do(r.Take, self._given, task=self._task, rows=chosen, give=chosen, claim=self._claim)
+        self.do(r.Claim, self._given, task=self._task, rows=chosen, give=chosen, claim_id=self._claim)
 
     def _given(self, answer: r.Given) -> None:
         if isinstance(answer, r.Given) and answer.granted and self.world.rng.random() < 0.3:
-            self.do(r.Untake, self._again, task=self._task, rows=answer.rows)
+            self.do(r.Release, self._again, task=self._task, rows=answer.rows)
         else:
             self._again()
 

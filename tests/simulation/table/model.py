@@ -49,13 +49,13 @@ class Model:
     def done(self, command: r.Command) -> Any:
         """Do a command that was not done before; what it is answered: numbers of rows, or None."""
         match command:
-            case r.Write():
+            case r.Upsert():
                 return self._write(command)
             case r.Clear():
                 self._clear([number for key, number in self.keys().items() if key in command.keys])
-            case r.Take():
+            case r.Claim():
                 return self._take(command)
-            case r.Untake():
+            case r.Release():
                 for number in command.rows.tolist():
                     self.taken.get(command.task, set()).discard(number)
                     self._forget_claims(lambda given, number=number: number in given, command.task)  # type: ignore[misc]
@@ -66,7 +66,7 @@ class Model:
                 self.gone.add(command.node)
         return None
 
-    def _write(self, command: r.Write) -> list[int]:
+    def _write(self, command: r.Upsert) -> list[int]:
         there, numbers = self.keys(), []
         ref = BatchRef.decode(command.ref) if command.ref else None
         for row, key in enumerate(command.keys):
@@ -94,9 +94,9 @@ class Model:
         kept = {key: given for key, given in self.claims.items() if task not in (None, key[0]) or not over(given)}
         self.claims = kept
 
-    def _take(self, command: r.Take) -> list[int] | None:
-        claim = (command.task, command.claim)
-        if command.claim and claim in self.claims:
+    def _take(self, command: r.Claim) -> list[int] | None:
+        claim = (command.task, command.claim_id)
+        if command.claim_id and claim in self.claims:
             return self.claims[claim]
         wanted, taken = command.rows.tolist(), self.taken.setdefault(command.task, set())
         if not self.rows and not wanted:
@@ -104,6 +104,6 @@ class Model:
         if any(number not in self.rows or number in taken for number in wanted):
             return None
         taken.update(wanted)
-        if command.claim:
+        if command.claim_id:
             self.claims[claim] = wanted
         return wanted

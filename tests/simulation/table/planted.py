@@ -13,9 +13,9 @@ from dataplane.replication.sessions import Sessions
 from dataplane.stream.requests import Done
 from dataplane.table import freeing, machine
 from dataplane.table import requests as r
+from dataplane.table.claims import Claims
 from dataplane.table.machine import TableMachine
 from dataplane.table.table import Table
-from dataplane.table.taking import Taking
 from dataplane.table.written import Over
 from tests.simulation.planted import Plant
 
@@ -29,7 +29,7 @@ def a_failover_forgets_what_was_taken(plant: Plant) -> None:
 
     def volatile(self: Any) -> None:
         forget(self)
-        self.table.untake()
+        self.table.release()
 
     plant(TableMachine, "forget", volatile)
 
@@ -89,12 +89,12 @@ def a_write_is_over_with_its_first_cell(plant: Plant) -> None:
 
 
 def a_row_is_taken_twice(plant: Plant) -> None:
-    taken = Taking.taken
-    plant(Taking, "taken", lambda self, task, at: taken(self, None, at))
+    claimed = Claims.claimed
+    plant(Claims, "claimed", lambda self, task, at: claimed(self, None, at))
 
 
 def a_claim_is_made_again(plant: Plant) -> None:
-    plant(Taking, "given", lambda self, task, claim: None)
+    plant(Claims, "find", lambda self, task, claim_id: None)
 
 
 def numbers_begin_anew_when_a_table_is_dropped(plant: Plant) -> None:
@@ -116,7 +116,7 @@ def what_is_refused_has_changed_something(plant: Plant) -> None:
         try:
             check(self, ref)
         except Exception:
-            self.table.write(["left"], None)
+            self.table.upsert(["left"], None)
             raise
 
     plant(TableMachine, "_check_there", after)

@@ -25,7 +25,7 @@ REQUESTS: dict[str, Callable[[], Any]] = {
     "shards of others": lambda: m.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
     "empty lists": lambda: m.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
     "numbers of rows": lambda: m.AskTable(1, "t", b"", t.Clear(rows=np.arange(100_000)), 1.0),
-    "tags": lambda: m.AskTable(1, "t", b"", t.Write(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
+    "tags": lambda: m.AskTable(1, "t", b"", t.Upsert(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
 }
 
 

@@ -58,7 +58,7 @@ class Asked:
         return self.run(kind(client="c", sequence=self.sequence, **fields))
 
     def write(self, keys: list[str], ref: BatchRef | None = None, **more: Any) -> Any:
-        return self.do(r.Write, keys=keys, ref=b"" if ref is None else ref.encode(), **more)
+        return self.do(r.Upsert, keys=keys, ref=b"" if ref is None else ref.encode(), **more)
 
     def look(self, **more: Any) -> Any:
         return self.run(r.Look(all=True, **more))
@@ -82,7 +82,7 @@ def cells(ref: BatchRef) -> set[Cell]:
 def test_what_is_remembered_of_a_large_write_is_small() -> None:
     asked = Asked()
     keys = [f"key-{number}" for number in range(5000)]
-    write = r.Write(client="c", sequence=1, keys=keys, tags=[{"n": 1}] * len(keys), look=True)
+    write = r.Upsert(client="c", sequence=1, keys=keys, tags=[{"n": 1}] * len(keys), look=True)
     first = asked.run(write)
     assert len(asked.machine.sessions.snapshot()) < 100
     again = asked.run(write)
@@ -100,26 +100,26 @@ def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> Non
     for number in range(WINDOW + 1):
         asked.write([str(number)])
     with pytest.raises(Rejected, match="answered long ago"):
-        asked.run(r.Write(client="c", sequence=1, keys=["0"]))
+        asked.run(r.Upsert(client="c", sequence=1, keys=["0"]))
     with pytest.raises(ProtocolMismatch, match="has a sequence"):
-        asked.run(r.Write(keys=["0"]))
+        asked.run(r.Upsert(keys=["0"]))
     asked.run(r.End(clients=["c"]))
-    asked.run(r.Write(client="c", sequence=1, keys=["new"]))
+    asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
     assert "new" in asked.look().keys
 
 
 @each_case(
     ("request_", "error", "match"),
     [
-        (r.Write(keys=["a", "a"]), Misuse, "given twice"),
-        (r.Write(keys=["a", ""]), Misuse, "one character or more"),
-        (r.Write(rows=numbers(7)), Misuse, "no row number 7"),
-        (r.Write(keys=["a"], ref=b"what"), ProtocolMismatch, "reference"),
-        (r.Write(keys=["a"], ref=stored(2, 2, "x").encode()), ProtocolMismatch, "2 rows of columns for 1"),
-        (r.Write(keys=["a"], tags=[{}, {}]), ProtocolMismatch, "2 tags for 1"),
-        (r.Write(keys=["a"], tags=[{"t": "x" * 70_000}]), DataplaneError, "bytes of the tags"),
-        (r.Take(task="t", rows=numbers(0, 0), give=numbers()), Misuse, "named twice"),
-        (r.Untake(task="t", rows=numbers(9)), Misuse, "no row number 9"),
+        (r.Upsert(keys=["a", "a"]), Misuse, "given twice"),
+        (r.Upsert(keys=["a", ""]), Misuse, "one character or more"),
+        (r.Upsert(rows=numbers(7)), Misuse, "no row number 7"),
+        (r.Upsert(keys=["a"], ref=b"what"), ProtocolMismatch, "reference"),
+        (r.Upsert(keys=["a"], ref=stored(2, 2, "x").encode()), ProtocolMismatch, "2 rows of columns for 1"),
+        (r.Upsert(keys=["a"], tags=[{}, {}]), ProtocolMismatch, "2 tags for 1"),
+        (r.Upsert(keys=["a"], tags=[{"t": "x" * 70_000}]), DataplaneError, "bytes of the tags"),
+        (r.Claim(task="t", rows=numbers(0, 0), give=numbers()), Misuse, "named twice"),
+        (r.Release(task="t", rows=numbers(9)), Misuse, "no row number 9"),
     ],
 )
 def test_what_is_refused_has_changed_nothing(request_: Any, error: type[Exception], match: str) -> None:
@@ -177,7 +177,7 @@ class Replicas(RuleBasedStateMachine):
     def write(self, keys: list[str], columns: list[str], node: bytes) -> None:
         self.shard += 1
         ref = stored(self.shard, len(keys), *columns, node=node)
-        self.do(r.Write, keys=keys, ref=ref.encode(), tags=[{"n": self.shard}] * len(keys))
+        self.do(r.Upsert, keys=keys, ref=ref.encode(), tags=[{"n": self.shard}] * len(keys))
         self.writes[self.shard] = cells(ref)
 
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
@@ -186,7 +186,7 @@ class Replicas(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 30), claim=st.sampled_from(["", "one", "two"]))
     def take(self, row: int, claim: str) -> None:
-        self.do(r.Take, task="t", rows=numbers(row), give=numbers(row), claim=claim)
+        self.do(r.Claim, task="t", rows=numbers(row), give=numbers(row), claim_id=claim)
 
     @rule()
     def drop(self) -> None:

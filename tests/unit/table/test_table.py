@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, SchemaMismatch
+from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
 from dataplane.table.table import MAX_COLUMNS, Over, Table
-from dataplane.table.taking import MAX_CLAIMS, MAX_TASKS
 
 INT = Field("dense", "int64", ())
 FLOAT = Field("dense", "float32", ())
@@ -46,48 +46,48 @@ def numbers(*rows: int) -> Any:
 
 def test_a_column_that_no_other_row_has_may_become_another() -> None:
     table = made()
-    table.write(["a", "b"], stored(1, 2, "x"))
+    table.upsert(["a", "b"], stored(1, 2, "x"))
     with pytest.raises(SchemaMismatch):
-        table.write(["a"], stored(2, 1, "x", field=FLOAT))
-    table.write(["a", "b"], stored(3, 2, "x", field=FLOAT))
+        table.upsert(["a"], stored(2, 1, "x", field=FLOAT))
+    table.upsert(["a", "b"], stored(3, 2, "x", field=FLOAT))
     assert table.schema == {"x": FLOAT}
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
 
 
 def test_a_claim_is_what_was_given_first() -> None:
     table = made()
-    table.write(list("abcd"), stored(1, 4, "x"))
+    table.upsert(list("abcd"), stored(1, 4, "x"))
     for chosen in (numbers(0, 1), numbers(2, 3)):
-        given = table.take("t", chosen, claim="step-1")
+        given = table.claim("t", chosen, claim_id="step-1")
         assert given is not None
         assert given.tolist() == [0, 1]
-    assert table.taken("t").tolist() == [True, True, False, False]
-    given = table.take("t", numbers(2), numbers(2, 2), claim="step-2")
+    assert table.claimed("t").tolist() == [True, True, False, False]
+    given = table.claim("t", numbers(2), numbers(2, 2), claim_id="step-2")
     assert given is not None
     assert given.tolist() == [2, 2]
     table.clear(numbers(0))
-    assert table.claimed("t", "step-1") is not None
+    assert table.find_claim("t", "step-1") is not None
     table.clear(numbers(1))
-    assert table.claimed("t", "step-1") is None
-    table.untake("t", numbers(2))
-    assert table.claimed("t", "step-2") is None
-    assert table.claimed("other", "step-2") is None
+    assert table.find_claim("t", "step-1") is None
+    table.release("t", numbers(2))
+    assert table.find_claim("t", "step-2") is None
+    assert table.find_claim("other", "step-2") is None
 
 
 def test_tasks_and_claims_are_bounded() -> None:
     table = made()
-    table.write(["a"])
+    table.upsert(["a"])
     for number in range(MAX_TASKS):
-        table.take(f"t{number}", numbers())
+        table.claim(f"t{number}", numbers())
     with pytest.raises(LimitExceeded, match="tasks"):
-        table.take("one more", numbers())
+        table.claim("one more", numbers())
     for number in range(MAX_CLAIMS + 1):
-        table.take("t0", numbers(), numbers(0), f"c{number}")
-    assert table.claimed("t0", "c0") is None
-    assert table.claimed("t0", "c1") is not None
+        table.claim("t0", numbers(), numbers(0), f"c{number}")
+    assert table.find_claim("t0", "c0") is None
+    assert table.find_claim("t0", "c1") is not None
     with pytest.raises(LimitExceeded, match="columns"):
-        table.write(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
-    table.untake()
+        table.upsert(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
+    table.release()
     assert table.tasks == []
 
 
@@ -116,7 +116,7 @@ class Model(RuleBasedStateMachine):
     def write(self, keys: list[str], columns: list[str], tag: int) -> None:
         self.shard += 1
         ref = stored(self.shard, len(keys), *columns)
-        given, over = self.table.write(keys, ref, [{str(tag): self.shard}] * len(keys))
+        given, over = self.table.upsert(keys, ref, [{str(tag): self.shard}] * len(keys))
         self.freed += freed(over)
         for row, (key, number) in enumerate(zip(keys, given.tolist(), strict=True)):
             if key not in self.rows:
@@ -139,7 +139,7 @@ class Model(RuleBasedStateMachine):
     @rule(keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=4), task=st.sampled_from(["s", "t"]))
     def take(self, keys: list[str], task: str) -> None:
         chosen = [self.rows[key][0] for key in keys if key in self.rows]
-        given = self.table.take(task, numbers(*chosen))
+        given = self.table.claim(task, numbers(*chosen))
         if self.taken[task].isdisjoint(chosen):
             assert given is not None
             self.taken[task].update(chosen)
@@ -149,7 +149,7 @@ class Model(RuleBasedStateMachine):
     @rule(task=st.sampled_from(["s", "t"]), key=st.sampled_from(KEYS))
     def untake(self, task: str, key: str) -> None:
         if key in self.rows:
-            self.table.untake(task, numbers(self.rows[key][0]))
+            self.table.release(task, numbers(self.rows[key][0]))
             self.taken[task].discard(self.rows[key][0])
 
     @invariant()
@@ -169,7 +169,7 @@ class Model(RuleBasedStateMachine):
                     has[name] for _, (_, has, _) in rows if name in has
                 ]
         for task, taken in self.taken.items():
-            assert self.table.taken(task).tolist() == [number in taken for _, (number, _, _) in rows]
+            assert self.table.claimed(task).tolist() == [number in taken for _, (number, _, _) in rows]
         held = Counter(cell for _, (_, has, _) in rows for cell in has.values())
         assert self.freed + held == self.all
         assert sum(written.left for written in self.table._written.values()) == sum(held.values())

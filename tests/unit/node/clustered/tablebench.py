@@ -131,7 +131,7 @@ class User:
         if columns:
             staged, ref = self.stage(len(keys), *columns)
         encoded = b"" if ref is None else ref.encode()
-        reply = await self.ask(t.Write(keys=list(keys), ref=encoded, **more), staged=staged)
+        reply = await self.ask(t.Upsert(keys=list(keys), ref=encoded, **more), staged=staged)
         found: list[int] = reply.rows.tolist()
         return found
 
@@ -152,7 +152,7 @@ class User:
 
     async def take(self, task: str, *rows: int, claim: str = "") -> list[int] | None:
         numbers = np.array(rows, np.int64)
-        reply = await self.ask(t.Take(task=task, rows=numbers, give=numbers, claim=claim))
+        reply = await self.ask(t.Claim(task=task, rows=numbers, give=numbers, claim_id=claim))
         return reply.rows.tolist() if reply.granted else None
 
 

@@ -1,9 +1,9 @@
-"""Which tasks have taken which rows of a table, and the claims under which they did.
+"""Which tasks have claimed which rows of a table, and the ids of their claims.
 
-A task exists from its first take. A claim names what was given at once, so that later ranks, or a repeated call, are
-given the same; the latest claims of a task are remembered.
+A task exists from its first claim. A claim id names what was given at once, so that later ranks, or a repeated call,
+are given the same; the latest ids of a task are remembered.
 
-Invariants: a row is taken by a task once, until it is given back; rows are taken all or none.
+Invariants: a row is claimed by a task once, until it is released; rows are claimed all or none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MAX_TASKS = 256
-"""Tasks that have taken rows of a table."""
+"""Tasks that have claimed rows of a table."""
 
 MAX_CLAIMS = 4096
-"""Claims of one task that are remembered."""
+"""Claim ids of one task that are remembered."""
 
 
-class Claims:
-    """The claims of one task, and which of them name an existing row."""
+class ClaimIds:
+    """The claim ids of one task, and which of them name an existing row."""
 
     def __init__(self, there: Callable[[Index], Flags]) -> None:
         self._there = there
@@ -62,7 +62,7 @@ class Claims:
         del self._left[claim]
         self._empty.discard(claim)
 
-    def give_back(self, numbers: Index) -> None:
+    def release(self, numbers: Index) -> None:
         """Forget the claims that name one of these rows."""
         for claim in {claim for number in numbers.tolist() for claim in self._naming.get(number, ())}:
             self._forget(claim)
@@ -79,86 +79,86 @@ class Claims:
             self._forget(claim)
 
 
-class Taking:
+class Claims:
     """The tasks of a table with these lines. `there(numbers)`: which rows exist."""
 
     def __init__(self, lines: Lines, there: Callable[[Index], Flags]) -> None:
         self._lines = lines
         self._there = there
-        self._claims: dict[str, Claims] = {}
+        self._ids: dict[str, ClaimIds] = {}
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that have taken rows, or may have."""
-        return list(self._claims)
+        """The tasks that have claimed rows, or may have."""
+        return list(self._ids)
 
-    def given(self, task: str, claim: str) -> Index | None:
-        """What was given under this claim; None if nobody has made it."""
-        return self._claims[task].given.get(claim) if task in self._claims else None
+    def find(self, task: str, claim_id: str) -> Index | None:
+        """What was given under this id; None if no claim had it."""
+        return self._ids[task].given.get(claim_id) if task in self._ids else None
 
-    def taken(self, task: str | None, at: Index) -> Flags:
-        """Which of these lines the task has taken."""
-        if task is None or task not in self._claims:
+    def claimed(self, task: str | None, at: Index) -> Flags:
+        """Which of these lines the task has claimed."""
+        if task is None or task not in self._ids:
             return np.zeros(len(at), np.bool_)
-        flags: Flags = self._lines["taken", task][at]
+        flags: Flags = self._lines["claimed", task][at]
         return flags
 
-    def take(self, task: str, at: Index, give: Index, claim: str) -> bool:
-        """Mark these lines, and remember what is given under the claim, unless that is empty. False, and nothing has
-        changed, if one of them was taken. Raises LimitExceeded for too many tasks."""
-        if self.taken(task, at).any():
+    def claim(self, task: str, at: Index, give: Index, claim_id: str) -> bool:
+        """Mark these lines, and remember what is given under the id, unless that is empty. False, and nothing has
+        changed, if one of them was claimed. Raises LimitExceeded for too many tasks."""
+        if self.claimed(task, at).any():
             return False
-        if task not in self._claims:
+        if task not in self._ids:
             self._begin(task)
-        self._lines["taken", task][at] = True
-        if claim:
-            self._claims[task].add(claim, give)
+        self._lines["claimed", task][at] = True
+        if claim_id:
+            self._ids[task].add(claim_id, give)
         return True
 
     def _begin(self, task: str) -> None:
-        if len(self._claims) >= MAX_TASKS:
+        if len(self._ids) >= MAX_TASKS:
             what = "tasks of a table"
             raise LimitExceeded(
                 f"{task!r} is one of more than {MAX_TASKS} {what}", what=what, asked=MAX_TASKS + 1, limit=MAX_TASKS
             )
-        self._claims[task] = Claims(self._there)
-        self._lines.make(("taken", task), np.bool_, False)
+        self._ids[task] = ClaimIds(self._there)
+        self._lines.make(("claimed", task), np.bool_, False)
 
     def forget(self, task: str | None) -> None:
         """Forget the task, or every task."""
-        for name in self.tasks if task is None else [task] if task in self._claims else []:
-            del self._claims[name]
-            self._lines.drop(("taken", name))
+        for name in self.tasks if task is None else [task] if task in self._ids else []:
+            del self._ids[name]
+            self._lines.drop(("claimed", name))
 
-    def give_back(self, task: str | None, at: Index, numbers: Index) -> None:
-        """Undo that the task, or any task, has taken these lines, which are the rows with these numbers."""
-        for name in self.tasks if task is None else [task] if task in self._claims else []:
-            self._lines["taken", name][at] = False
-            self._claims[name].give_back(numbers)
+    def release(self, task: str | None, at: Index, numbers: Index) -> None:
+        """Undo that the task, or any task, has claimed these lines, which are the rows with these numbers."""
+        for name in self.tasks if task is None else [task] if task in self._ids else []:
+            self._lines["claimed", name][at] = False
+            self._ids[name].release(numbers)
 
     def gone(self, numbers: Index) -> None:
         """Rows with these numbers are gone; claims on no other row are forgotten."""
-        for claims in self._claims.values():
+        for claims in self._ids.values():
             claims.gone(numbers)
 
     def state(self, at: Index) -> list[TaskState]:
-        """For each task which of these lines it has taken, by position, and its claims."""
+        """For each task which of these lines it has claimed, by position, and its claim ids."""
         return [
             TaskState(
                 task,
-                pack(np.flatnonzero(self._lines["taken", task][at])),
+                pack(np.flatnonzero(self._lines["claimed", task][at])),
                 [(claim, pack(given)) for claim, given in claims.given.items()],
             )
-            for task, claims in self._claims.items()
+            for task, claims in self._ids.items()
         ]
 
     def restore(self, tasks: list[TaskState], lines: int) -> None:
         """Restore these tasks, for so many lines. Raises ValueError, LimitExceeded."""
         for each in tasks:
-            taken = unpack(each.taken)
-            if len(taken) and not 0 <= taken.min() <= taken.max() < lines:
-                raise ValueError("a task that has taken what is not there")
+            claimed = unpack(each.claimed)
+            if len(claimed) and not 0 <= claimed.min() <= claimed.max() < lines:
+                raise ValueError("a task that has claimed what is not there")
             self._begin(each.name)
-            self._lines["taken", each.name][taken] = True
-            for claim, given in each.claims:
-                self._claims[each.name].add(claim, unpack(given))
+            self._lines["claimed", each.name][claimed] = True
+            for claim, given in each.claim_ids:
+                self._ids[each.name].add(claim, unpack(given))
