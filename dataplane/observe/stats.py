@@ -18,9 +18,11 @@ class Stats:
     those of theirs; payloads are not among them. leads and follows are the partitions of streams and tables that this
     node leads, and follows the log of, each with the epoch of its replica set.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
-    memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
-    figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
-    `plane.streams()` has them all; tables and tables_in_all are the same of the tables whose home is this node.
+    memory: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved", "stored"); `owner` ("stream NAME",
+    "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these; the most first.
+    streams has the figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many
+    there are, and `plane.streams()` has them all; tables and tables_in_all are the same of the tables whose home is
+    this node.
     metrics is HOST:PORT where the node serves `/metrics`; empty where it does not.
     """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dataplane.config import format_size
 from dataplane.observe.stats import Stats
+from dataplane.store.budget import attributed
 
 _BAR = 24
 _GROUPS = 3  # incomplete ones that are named, of each task
@@ -31,7 +32,8 @@ def status_text(stats: Stats) -> str:
         rows.append(("hosts", f"{crossed}, {stats.copies} copies"))
     if stats.spill_error:
         rows.append(("error", stats.spill_error))
-    rows += [("holds", f"{format_size(h['bytes']):>10} {h['how']:<8} {h['holder']}") for h in stats.holders[:10]]
+    for held in stats.holders[:10]:
+        rows.append(("holds", f"{format_size(held['bytes']):>10} {held['how']:<8} {held['holder']}{attributed(held)}"))
     for name, stream in stats.streams.items():
         rows.append(("stream", f"{name}: {stream_text(stream)}"))
         rows += [("", f"  {task}: {task_text(figures)}") for task, figures in stream["task"].items()]

@@ -13,6 +13,7 @@ from typing import Any
 from dataplane.config import format_size
 from dataplane.observe.stats import Stats
 from dataplane.observe.status import duration, printable, share, stream_text, waiters
+from dataplane.store.budget import attributed
 
 _TASK = "  {:<20} {:>10} {:>10} {:>12} {:>8} {:>10} {:>7}"
 _HOLDERS = 5
@@ -62,7 +63,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
         yield ""
         yield "who holds memory"
         for holder in stats.holders[:_HOLDERS]:
-            yield f"  {format_size(holder['bytes']):>10} {holder['how']:<8} {holder['holder']}"
+            yield f"  {format_size(holder['bytes']):>10} {holder['how']:<8} {holder['holder']}{attributed(holder)}"
 
 
 def _waiting(stats: Stats) -> Iterator[str]:

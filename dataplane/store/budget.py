@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class Holders:
 
     holders: tuple[dict[str, Any], ...] = ()
     spill_error: str = ""
+
+
+def attributed(holder: Mapping[str, Any]) -> str:
+    """Of an entry of `holders`, its stream, table or scope and its age: " of stream rollouts, oldest 12 s"."""
+    of = f" of {holder['owner']}" if holder.get("owner") else ""
+    return of + (f", oldest {holder['oldest_s']:.0f} s" if holder.get("oldest_s", 0.0) >= 1.0 else "")
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +146,7 @@ class Budget:
     def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
         """The error of a wait for `nbytes` that ended in vain."""
         why = self._explain()
-        held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}" for h in why.holders[:4])
+        held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}{attributed(h)}" for h in why.holders[:4])
         return Backpressure(
             f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
             f" held by: {held or 'requests before this one'}"

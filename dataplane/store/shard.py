@@ -70,6 +70,10 @@ class Shard:
     """Its owners, where rows of it were retained; else it has one."""
     shared: bool = False
     """Whether its extent is a part of pages that it shares with others; else it has `room` bytes of its own."""
+    owner: str = ""
+    """The stream or table that needed it last, for people; empty while none does."""
+    since_s: float = 0.0
+    """When it came to be here, by the store's clock."""
 
     @property
     def room(self) -> int:

@@ -171,6 +171,7 @@ class Store:
             self._add(shard)
 
     def _add(self, shard: Shard) -> None:
+        shard.since_s = self._clock()
         self._shards[shard.number] = shard
         self._scopes.add(shard)
         self._put_bytes += shard.size
@@ -209,6 +210,7 @@ class Store:
         ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
+        shard.since_s = self._clock()
         if isinstance(live, Live):
             shard.live = live
         elif live:
@@ -240,6 +242,7 @@ class Store:
         number, held = self.following(), self.following()
         kept = Kept(client, handle, held, lambda land, offer: tell(number, land, offer))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
+        shard.since_s = self._clock()
         self._handles[held] = kept
         self._shards[number] = shard
         self._scopes.add(shard)
@@ -713,6 +716,12 @@ class Store:
         holder = None if shard.links is None else shard.links.holder(link_of(number))
         return None if holder is None else (holder, "")
 
+    def attribute(self, number: int, owner: str) -> None:
+        """Rows of this stream or table need the shard, or no rows do (empty), as `holders` says it."""
+        shard = self._shards.get(shard_of(number))
+        if shard is not None:
+            shard.owner = owner
+
     def unscope(self, numbers: Iterable[int]) -> None:
         """These shards are under no scope from now on. Those that are gone are passed over."""
         for number in numbers:
@@ -770,21 +779,32 @@ class Store:
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
-        """Who holds memory, and how: `holder`, `bytes`, `how` ("pinned", "reserved", "stored"), the most first."""
-        held: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Who holds memory, and how, the most first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the oldest
+        shard of these; 0 for what is reserved."""
+        now = self._clock()
+        held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        since: dict[tuple[str, str, str], float] = {}
         for client, nbytes in self._reservations:
-            held[str(client), "reserved"] += nbytes
+            held[str(client), "reserved", ""] += nbytes
         for client, numbers in self.pins.by_client().items():
-            held[str(client), "pinned"] += sum(map(self._held_bytes, numbers))
-        for shard in self._shards.values():
+            for number in numbers:
+                if number not in self._handles:  # a handle keeps memory of a client
+                    shard = self._any(number)
+                    key = str(client), "pinned", shard.owner or _scope(shard.scope)
+                    held[key] += shard.held
+                    since[key] = min(since.get(key, now), shard.since_s)
+        for shard in self._shards.values():  # the oldest first
             if shard.extent is not None and not self.pins.holds(shard.number):
-                held[shard.holder, "stored"] += shard.held
+                key = shard.holder, "stored", shard.owner or _scope(shard.scope)
+                held[key] += shard.held
+                since.setdefault(key, shard.since_s)
         ordered = sorted(held.items(), key=lambda item: -item[1])
-        return tuple({"holder": who, "bytes": n, "how": how} for (who, how), n in ordered[:_HOLDERS] if n)
-
-    def _held_bytes(self, number: int) -> int:
-        """The memory of the node that a hold keeps; a handle keeps a client's."""
-        return 0 if number in self._handles else self._any(number).held
+        return tuple(
+            {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
+            for key, n in ordered[:_HOLDERS]
+            if n
+        )
 
     def _any(self, number: int) -> Shard:
         return self._shards.get(number) or self._held_freed[number]
@@ -801,7 +821,7 @@ class Store:
             disk=self.disk.statistics(),
             shards=len(self._shards),
             spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self._shards.values()),
-            pinned=sum(self._held_bytes(number) for number in self.pins.shards()),
+            pinned=sum(self._any(number).held for number in self.pins.shards() if number not in self._handles),
             reserved=sum(nbytes for _, nbytes in self._reservations),
             put=self._put_bytes,
             freed=self._freed_bytes,
@@ -832,6 +852,11 @@ def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
     if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
         raise Corrupt("a shard that is described falsely")
     return described
+
+
+def _scope(scope: str) -> str:
+    """How `holders` says a scope; empty for none, and for those of the node itself, which nobody can write."""
+    return f"scope {scope}" if scope and scope.isprintable() else ""
 
 
 def _slow(nbytes: int, deadline: Deadline) -> Backpressure:

@@ -214,6 +214,29 @@ def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> Non
 # Figures
 
 
+def test_memory_is_attributed_to_streams_tables_and_scopes(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+
+        def owned() -> dict[str, int]:
+            return {holder["owner"]: holder["bytes"] for holder in plane.stats().holders}
+
+        plane.put({"x": pattern(1, MIB)}, scope="step 7")
+        stream, table = plane.stream("rollouts", tasks=["actor"]), plane.table("prompts")
+        stream.append({"x": pattern(2, 2 * MIB)})
+        table.upsert(["a"], {"x": pattern(3, 3 * MIB)})
+        stream.append(plane.put({"x": pattern(4, 2 * MIB)}))
+        assert owned() == {"stream rollouts": 4 * MIB, "table prompts": 3 * MIB, "scope step 7": MIB}
+        assert all(0 <= holder["oldest_s"] < 600 for holder in plane.stats().holders)
+        with stream.consume("actor", rows=2, columns=["x"], min_rows=2) as delivery:
+            batch = delivery.get()
+            with pytest.raises(dp.Backpressure, match=r"4\.0 MiB pinned of stream rollouts"):
+                plane.put({"x": pattern(5, 30 * MIB)}, timeout=0.1)
+            assert len(batch) == 2
+            del batch, delivery
+        table.drop()
+        eventually(lambda: not owned().keys() - {"scope step 7"})  # that may be on disk by now
+
+
 def test_the_figures(node: StandingNode, plane: Any) -> None:
     fresh = plane.stats()
     assert (fresh.memory_used, fresh.memory_budget, fresh.disk_budget) == (0, 32 * MIB, 64 * MIB)

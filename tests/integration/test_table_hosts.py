@@ -58,6 +58,8 @@ def test_rows_are_written_and_read_on_any_host(planes: list[Any], home: int) -> 
     tables = [plane.table(name) for plane in planes]
     assert tables[0].upsert(["a", "b"], columns(2), tags=[{"n": 1}, {}]).tolist() == [0, 1]
     assert tables[1].upsert(["b", "c"], columns(2, 5)).tolist() == [1, 2]
+    for plane in planes[:2]:  # the columns stay where they were written
+        assert [holder["owner"] for holder in plane.stats().holders] == [f"table {name}"]
     tables[2].upsert(["c", "a"], {"reward": np.array([0.5, 0.25])})
     for plane, table in zip(planes, tables, strict=True):
         batch = plane.get(table.read(["c", "b", "a"], ["id", "text"]))

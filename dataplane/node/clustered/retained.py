@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.errors import DataplaneError
+from dataplane.node.partitions.record import owner_of
 from dataplane.node.shards.needed import NeededShards
 from dataplane.table import freeing
 
@@ -42,7 +43,7 @@ class Retained:
     def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
         """Retain what is here of `ref`, with which so many rows are appended, for this holder. Raises Freed,
         Corrupt, LimitExceeded."""
-        need = Need(holder, ref, self._needed.need(ref), rows)
+        need = Need(holder, ref, self._needed.need(ref, owner_of(holder)), rows)
         if need.shards:
             self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
         return need

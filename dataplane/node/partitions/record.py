@@ -7,6 +7,7 @@ higher number, so the key of a partition is never reused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -94,6 +95,13 @@ def kind_of(partition: str) -> str:
 def name_of(partition: str) -> str:
     """The name of the stream or table of the partition."""
     return partition.rsplit("/", 2)[0]
+
+
+@lru_cache(maxsize=1024)
+def owner_of(partition: str) -> str:
+    """The stream or table of the partition, as `Store.holders` says it; empty for an invalid key."""
+    kind = {STREAMS: "stream", TABLES: "table"}.get(kind_of(partition))
+    return "" if kind is None else f"{kind} {name_of(partition)}"
 
 
 def maker_of(partition: str) -> str:

@@ -84,9 +84,9 @@ class NeededShards:
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
-    def keep(self, ref: BatchRef) -> None:
-        """Rows of a stream of this node alone are about to need what `ref` means. Raises Freed, Corrupt; OwnerDied for
-        what another node stored."""
+    def keep(self, ref: BatchRef, owner: str) -> None:
+        """Rows of a stream or table (`owner`) of this node alone are about to need what `ref` means. Raises Freed,
+        Corrupt; OwnerDied for what another node stored."""
         _check_bytes(ref.stored_nbytes)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
@@ -97,10 +97,12 @@ class NeededShards:
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
         self.keep_too(ref)
+        for _, shard in ref.shards():
+            self._store.attribute(shard, owner)
 
-    def need(self, ref: BatchRef) -> tuple[ShardKey, ...]:
-        """A partition's rows, wherever it is led, are about to need what is here of `ref`: the shards of that. Raises
-        Freed, Corrupt, LimitExceeded."""
+    def need(self, ref: BatchRef, owner: str) -> tuple[ShardKey, ...]:
+        """The rows of a partition (`owner`: its stream or table), wherever it is led, are about to need what is here of
+        `ref`: the shards of that. Raises Freed, Corrupt, LimitExceeded."""
         _check_bytes(ref.stored_nbytes)
         found = []
         for key, selected in ref.footprint().items():
@@ -109,6 +111,7 @@ class NeededShards:
                 for columns, rows in selected:
                     self._store.require(number, columns, rows)
                 found.append(key)
+                self._store.attribute(number, owner)
         self._needed.update(found)
         return tuple(found)
 
@@ -139,10 +142,11 @@ class NeededShards:
                 for columns, rows in selected:
                     self._store.free_part(number, columns, rows, hollow=True)
 
-    def keep_stored(self, shard: int, nbytes: int) -> None:
+    def keep_stored(self, shard: int, nbytes: int, owner: str) -> None:
         """As `keep`, of all of a shard that was stored here just now, of so many bytes of values."""
         _check_bytes(nbytes)
         self._needed[self._node, shard] += 1
+        self._store.attribute(shard, owner)
 
     def keep_too(self, ref: BatchRef) -> None:
         """Add a need of each shard."""
@@ -196,6 +200,7 @@ class NeededShards:
                 if number is not None:
                     for columns, rows in spent:
                         self._store.free_part(number, columns, rows)
+                    self._store.attribute(number, "")
 
     def unscope(self, ref: BatchRef) -> None:
         """What `ref` means is under no scope any more: rows of streams keep it."""

@@ -48,6 +48,8 @@ class LocalStream:
 
     def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
         self.name = name
+        self.owner = f"stream {name}"
+        """What its shards are attributed to."""
         self.generation = generation
         self.settings = settings
         self.token = secrets.token_bytes(8)
@@ -400,13 +402,13 @@ class LocalStreams:
         rows: int = 0,
     ) -> Claim:
         """See `sessions.Service`."""
-        self._needed.keep(ref)
+        self._needed.keep(ref, partition.owner)
         return _Kept(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
         """Append rows whose columns are this whole shard of so many bytes, stored just now. Raises what refuses
         them; if they are refused or not new, the shard is not needed."""
-        self._needed.keep_stored(shard, nbytes)
+        self._needed.keep_stored(shard, nbytes, stream.owner)
         new = False
         try:
             found: r.Appended = stream.run(asked)

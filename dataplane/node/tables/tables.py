@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections import OrderedDict
 from functools import partial
 from typing import Any, TypeAlias
@@ -173,7 +174,7 @@ class Tabling:
             answers.there(request.table, self._tables.find(request.table))
         table = self._tables.open(request.table)
         if ref is not None:
-            self._tables.needed.keep(ref)
+            self._tables.needed.keep(ref, sys.intern(f"table {request.table}"))
         try:
             numbers, over = answers.write(table, what, ref)
         except BaseException:
