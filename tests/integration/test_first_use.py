@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import time
 import warnings
 from collections.abc import Iterator
@@ -142,6 +143,49 @@ def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Pl
     how: dict[str, Any] = {"rows": 4, "columns": ["x"], "sampler": dp.CompleteGroups(4)}
     with pytest.warns(UserWarning, match="has not done 3 of its rows: 3 were dropped or expired"):
         assert sum(len(each) for each in stream.deliveries("actor", **how)) == 4
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HISTORIES", "10"))))
+def test_the_end_of_a_stream_tells_of_every_row_that_was_not_done(plane: dp.Plane, seed: int) -> None:
+    rng = random.Random(seed)
+    rows, most, size = rng.randint(1, 24), rng.randint(1, 3), rng.choice([0, 3])
+    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=most)
+    keys = [f"k{row}" for row in range(rows)]
+    group = [f"g{row // size}" for row in range(rows)] if size else None
+    stream.append({"x": list(range(rows))}, keys=keys, group=group)
+    how: dict[str, Any] = {"columns": ["x"], "sampler": dp.CompleteGroups(size) if size else None}
+    failed, done, dead, dropped = [0] * rows, set[int](), set[int](), set[int]()
+    for _ in range(rng.randint(0, 12)):
+        if rng.random() < 0.3:
+            left = [row for row in range(rows) if row not in done | dropped]
+            chosen = rng.sample(left, min(len(left), rng.randint(1, 3)))
+            stream.drop_rows([keys[row] for row in chosen])
+            dropped.update(chosen)
+            continue
+        try:
+            delivery = stream.consume("actor", rows=size or rng.randint(1, 5), timeout=0, **how)
+        except (dp.NotReady, dp.Closed):
+            continue
+        given = delivery.get()["x"].to_list()
+        assert not dropped.union(done, dead).intersection(given)
+        if rng.random() < 0.5:
+            delivery.ack()
+            done.update(given)
+            continue
+        delivery.nack()
+        for row in given:
+            failed[row] += 1
+            if failed[row] == most:
+                dead.add(row)
+    stream.close()
+    end: dict[str, int] = {}
+    try:
+        for delivery in stream.deliveries("actor", rows=size or 4, at_end="raise", **how):
+            done.update(delivery.get()["x"].to_list())
+    except dp.Closed as error:
+        end = error.fields
+    assert (end.get("dead", 0), end.get("expired", 0)) == (len(dead), rows - len(done) - len(dead))
+    assert not done & (dead | dropped)
 
 
 # What was put
