@@ -20,8 +20,6 @@ HERE = Path(__file__).parent
 #: test-integrations`.
 ALONE = {
     *("drafting/test_example.py", "drafting/test_huggingface.py", "recording/test_readers.py"),
-    *(f"transfer_queue/test_{name}.py" for name in ("coalescing", "conformance", "differences", "hosts", "mistakes")),
-    *(f"transfer_queue/test_{name}.py" for name in ("names", "processes", "sharing")),
     *(f"verl/test_storage_{name}.py" for name in ("cells", "lines", "plugin")),
 }
 THERE = all(find_spec(name) for name in ("openrlhf", "ray", "transfer_queue", "verl"))

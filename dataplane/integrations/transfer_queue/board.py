@@ -24,6 +24,7 @@ from typing import Any
 from dataplane.config import environment, export_address
 from dataplane.errors import Misuse
 from dataplane.integrations import process
+from dataplane.integrations.transfer_queue import standing
 from dataplane.integrations.transfer_queue.job import Job
 
 log = logging.getLogger(__name__)
@@ -114,15 +115,15 @@ class _Config:
 
 
 def _arrived(config: Any) -> Any:
-    if theirs():
+    if _theirs():
         raise Misuse(_SECOND)
     return config
 
 
-def theirs() -> bool:
-    """Whether this process has TransferQueue itself, as the module of its name."""
-    module = sys.modules.get("transfer_queue")
-    return module is not None and module is not sys.modules.get(str(__package__))
+def _theirs() -> bool:
+    """Whether it is TransferQueue itself that asks in this process: it keeps the actor, and then asks it."""
+    interface = sys.modules.get("transfer_queue.interface")
+    return not standing.is_in() and getattr(interface, "_TQ_CONTROLLER", None) is not None
 
 
 def read() -> Posted | None:
@@ -170,8 +171,6 @@ def clear() -> None:
 
 
 def _refuse(actor: Any) -> None:
-    from dataplane.integrations.transfer_queue import standing
-
     if _class_of(actor) == DataplaneController.__name__:
         log.warning("another Ray job of this cluster uses dataplane: workers know this job by their environment alone")
     elif standing.is_in():

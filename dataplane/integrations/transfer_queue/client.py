@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataplane.integrations.transfer_queue import reading, sampling, writing
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
-from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Partition, has_own_key
 from dataplane.integrations.transfer_queue.session import Session, session
 from dataplane.integrations.transfer_queue.status import Status
 from dataplane.integrations.transfer_queue.twins import twin
 from dataplane.integrations.transfer_queue.writing import Parser
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import BatchMeta
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +59,8 @@ class TransferQueueClient(Status):
             if not rows:
                 raise ValueError("there are no rows to put")
             partition = session().partition(partition_id)
-            numbers, keys = writing.insert(partition, rows, columns)
-            return _new(partition, partition.indexes(numbers), keys, list(columns)).add_fields(data)
+            numbers = writing.insert(partition, rows, columns)
+            return _new(partition, partition.indexes(numbers), list(columns)).add_fields(data)
         if not len(metadata):
             raise ValueError("the metadata has no rows")
         if rows != len(metadata):
@@ -102,8 +104,7 @@ class TransferQueueClient(Status):
         if batch_size is None or batch_size < 1:
             raise ValueError(f"batch_size is 1 or more in mode {mode!r}, not {batch_size}")
         if mode == "insert":
-            numbers, keys = writing.insert(partition, batch_size, None)
-            return _new(partition, partition.indexes(numbers), keys, fields)
+            return _new(partition, partition.indexes(writing.insert(partition, batch_size, None)), fields)
         if mode != "fetch":
             raise ValueError(f"mode is 'fetch', 'force_fetch' or 'insert', not {mode!r}")
         if not task_name or not fields:
@@ -133,7 +134,7 @@ class TransferQueueClient(Status):
             there = {} if rows is None else dict(zip(rows.keys, rows.numbers.tolist(), strict=True))
             numbers = np.array([there[key] for key in named if key in there], np.int64)
         if not len(numbers):
-            return BatchMeta.empty()
+            return _new(partition, [], [])
         names = list(partition.table.schema())
         rows = partition.table.look(numbers, columns=names)
         all_have = [name for at, name in enumerate(names) if rows.have[:, at].all()]
@@ -211,15 +212,12 @@ def named_keys(keys: Any) -> list[str]:
     return named
 
 
-def _new(partition: Partition, indexes: list[int], keys: list[str], fields: Sequence[str]) -> BatchMeta:
+def _new(partition: Partition, indexes: list[int], fields: Sequence[str]) -> BatchMeta:
     """Rows of which nothing has been put yet."""
+    from transfer_queue.metadata import BatchMeta
+
     known = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": False}
-    return BatchMeta(
-        indexes,
-        [partition.name] * len(indexes),
-        dict.fromkeys(fields, known),
-        _custom_backend_meta=[{"_key": key} for key in keys],
-    )
+    return BatchMeta(indexes, [partition.name] * len(indexes), dict.fromkeys(fields, known))
 
 
 def _every(partition: Partition, fields: Sequence[str]) -> BatchMeta:
@@ -244,5 +242,5 @@ def _fetched(
     if found is not None:
         return found
     if own.settings.polling:
-        return BatchMeta.empty()
+        return _new(partition, [], [])
     raise sampling.too_few(partition, fields, batch_size, task, wait_s)

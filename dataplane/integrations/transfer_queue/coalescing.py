@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from dataplane.batch.values import Values
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.sharing import LEAST, TENSOR
 from dataplane.integrations.transfer_queue import sharing, values
-from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import KVBatchMeta
 
 _FEW = 16
 """Rows of a put up to which it is made together with others."""
@@ -46,11 +48,11 @@ Kinds = tuple[tuple[str, str], ...]
 
 Together = Callable[
     [str, list[str], Mapping[str, Values] | None, list[Mapping[str, Any]] | None, sharing.Keys | None],
-    list[KVBatchMeta],
+    list["KVBatchMeta"],
 ]
 """Puts rows of a partition by key; a meta a row."""
 
-Singly = Callable[["Asked"], KVBatchMeta | None]
+Singly = Callable[["Asked"], "KVBatchMeta | None"]
 """Makes a put by a shorter way, if there is one for it; None, and nothing was put, where there is none."""
 
 
@@ -265,6 +267,8 @@ def _settle(one: Asked, answer: Callable[[], KVBatchMeta]) -> None:
 
 def _joined(rows: Sequence[KVBatchMeta]) -> KVBatchMeta:
     """The meta of several rows of a partition, of the fields that all of them have."""
+    from transfer_queue.metadata import KVBatchMeta
+
     if len(rows) == 1:
         return rows[0]
     fields = set.intersection(*(set(row.fields or ()) for row in rows))

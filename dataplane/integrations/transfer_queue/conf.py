@@ -1,7 +1,7 @@
 """What a configuration of TransferQueue's may say: every setting that is none is refused, with the nearest that is one.
 
 A configuration is a mapping, nested, or one of OmegaConf. The settings of TransferQueue's own backends are passed over:
-verl's configuration names them all. `config.yaml`, beside this file, has the defaults.
+verl's configuration names them all.
 """
 
 from __future__ import annotations

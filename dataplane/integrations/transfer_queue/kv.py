@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
 from dataplane.integrations.transfer_queue import coalescing, reading, singles, writing
 from dataplane.integrations.transfer_queue.client import named_keys
-from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
 from dataplane.integrations.transfer_queue.session import joined, session
 from dataplane.integrations.transfer_queue.twins import executor, run, twin
 from dataplane.integrations.transfer_queue.writing import Parser
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import KVBatchMeta
 
 
 def kv_put(
@@ -72,7 +74,13 @@ def _put(keys: Sequence[str], partition_id: str, columns: Any, tags: Any) -> KVB
     found, fields = writing.by_key(
         own.partition(partition_id), named, columns, tags, grouped=own.settings.grouped and columns is not None
     )
-    return KVBatchMeta(named, [shown(each) for each in found.tags], partition_id, fields)
+    return _meta(partition_id, named, found.tags, fields)
+
+
+def _meta(partition_id: str, keys: list[str], tags: Sequence[Mapping[str, Any]], fields: list[str]) -> KVBatchMeta:
+    from transfer_queue.metadata import KVBatchMeta
+
+    return KVBatchMeta(keys, [shown(each) for each in tags], partition_id, fields)
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> Any:
@@ -169,7 +177,7 @@ def _together(
     """Put these rows; a meta a row."""
     found, names = writing.put(session().partition(partition_id), keys, columns, tags, known_keys)
     return [
-        KVBatchMeta([key], [shown(own)], partition_id, sorted(compress(names, have)))
+        _meta(partition_id, [key], [own], sorted(compress(names, have)))
         for key, own, have in zip(keys, found.tags, found.have, strict=True)
     ]
 
@@ -180,7 +188,7 @@ def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
     if made is None:
         return None
     found, names = made
-    return KVBatchMeta(one.keys, [shown(found.tags[0])], one.partition, sorted(compress(names, found.have[0])))
+    return _meta(one.partition, one.keys, found.tags[:1], sorted(compress(names, found.have[0])))
 
 
 _puts = coalescing.Coalescing(lambda: executor("calls"), _together, _singly)

@@ -12,7 +12,7 @@ import difflib
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from dataplane.client.tablerows import Rows
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.indexes import Indexes
-from dataplane.integrations.transfer_queue.meta import KEY, BatchMeta
 from dataplane.integrations.transfer_queue.values import stored_schema
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import BatchMeta
 
 Index = npt.NDArray[np.int64]
 
@@ -128,6 +130,8 @@ class Partition:
 
     def meta(self, rows: Rows, names: Sequence[str], ready: npt.ArrayLike) -> BatchMeta:
         """These rows as a BatchMeta with these fields."""
+        from transfer_queue.metadata import BatchMeta
+
         schema = {name: field for name, field in self.table.schema().items() if name in names}
         return BatchMeta(
             self.indexes(rows.numbers),
@@ -136,7 +140,6 @@ class Partition:
             ready,
             None,
             [shown(tags) for tags in rows.tags],
-            [{KEY: key} for key in rows.keys],
         )
 
     # for samplers

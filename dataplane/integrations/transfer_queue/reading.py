@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Freed, Misuse
 from dataplane.integrations.transfer_queue import values
 from dataplane.integrations.transfer_queue.errors import NotThere, StorageKeyNotFoundError
-from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Partition
 from dataplane.integrations.transfer_queue.session import Session
 from dataplane.integrations.transfer_queue.writing import gone
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import BatchMeta
 
 log = logging.getLogger(__name__)
 

@@ -1,23 +1,35 @@
 """`get_meta` of ready rows: waits in the node until there are enough, samples here, and takes what was sampled.
 
+A sampler is one of TransferQueue's, or a user's own. TransferQueue's keep in one process what ranks are to share, so
+what they do is done here without that: ranks that are to see the same rows make one claim, and the first to make it
+chooses for all. Any process may stand in for another. A group is the rows of one prompt: those with the same value of
+the tag `uid`, or of the one that the sampler's `group_by` names; rows without it are counted off from the first row of
+the call that put them.
+
 What always holds: a row is given to one call of a task, or to all that make one claim; where another took a row first,
 the sampler chooses again among those that are left; a call that gives up has taken nothing. Nobody else waits for it.
+No batch mixes prompts, whatever is missing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataplane.clock import Deadline
 from dataplane.errors import NotReady
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
-from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Index, Partition
-from dataplane.integrations.transfer_queue.samplers import BaseSampler
+
+if TYPE_CHECKING:
+    from transfer_queue import BaseSampler
+    from transfer_queue.metadata import BatchMeta
+
+GROUP_BY = "uid"
+"""The tag that names a row's group."""
 
 
 def timeout_s() -> float:
@@ -54,18 +66,33 @@ class _Choosing:
         sampler: BaseSampler,
         config: dict[str, Any],
     ) -> None:
+        from transfer_queue import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler, SequentialSampler
+
         self._partition = partition
         self._fields = fields
         self._batch_size = batch_size
         self._task = task
         self._sampler = sampler
         self._config = config
-        self._claim = sampler.claim(**config) or None
-        self._shares = type(sampler).share is not BaseSampler.share
+        own = type(sampler).sample
+        self._in_order = own in (SequentialSampler.sample, RankAwareSampler.sample)
+        self._grouped = own in (GRPOGroupNSampler.sample, SeqlenBalancedSampler.sample)
+        self._deals = own is SeqlenBalancedSampler.sample
+        self._claim = f"batch {config.get('batch_index', 0)}" if self._deals else None
+        rank = config.get("dp_rank")
+        if rank is not None and isinstance(sampler, GRPOGroupNSampler | RankAwareSampler):
+            self._claim = self._claim or f"rank {rank} batch {config.get('batch_index')}"
+            if rank < 0 or (self._deals and rank >= sampler.dp_size):
+                raise ValueError(f"dp_rank is the number of a rank, from 0; it is {rank}")
+        if self._grouped and batch_size % sampler.n_samples_per_prompt:
+            raise ValueError(
+                f"batch_size is a multiple of n_samples_per_prompt, {sampler.n_samples_per_prompt}; it is {batch_size}"
+            )
 
     def choose(self, deadline: Deadline) -> Index | None:
         """The numbers of the rows; None where the deadline has passed."""
-        table, least = self._partition.table, self._least()
+        table = self._partition.table
+        least = wanted = self._batch_size * (self._sampler.dp_size if self._deals else 1)
         while True:
             if self._claim is not None and (made := table.claimed(self._task, self._claim)) is not None:
                 return self._part(made)
@@ -79,32 +106,44 @@ class _Choosing:
                 )
             except NotReady:
                 return None
-            sampled, consumed = self._sample(ready)
+            sampled, consumed = self._sample(ready, wanted)
             if not len(sampled):
                 least = len(ready) + 1  # these were not what it wants
                 continue
             if not len(consumed) and self._claim is None:
                 return sampled
-            given = table.take(self._task, consumed, give=consumed if self._shares else sampled, claim=self._claim)
+            given = table.take(self._task, consumed, give=sampled, claim=self._claim)
             if given is not None:
                 return self._part(given)
+            self._sampler.clear_cache(self._partition.name)  # or it may choose what another took
 
-    def _least(self) -> int:
-        """How many rows are to be ready before the sampler is asked."""
-        return self._batch_size * (getattr(self._sampler, "dp_size", 1) if self._shares else 1)
-
-    def _sample(self, ready: Index) -> tuple[Index, Index]:
-        sampled, consumed = self._sampler(
-            self._partition.indexes(ready), self._batch_size, partition=self._partition, **self._config
-        )
+    def _sample(self, ready: Index, wanted: int) -> tuple[Index, Index]:
+        """What is chosen of the rows that are ready, and what is consumed with it."""
+        if self._in_order:
+            return ready[:wanted], ready[:wanted]
+        indexes = self._partition.indexes(ready)
+        if self._grouped:
+            size = self._sampler.n_samples_per_prompt
+            whole = self._partition.groups(sorted(indexes), size, getattr(self._sampler, "group_by", GROUP_BY))
+            rows = [row for group in whole[: wanted // size] for row in group]
+            chosen = self._partition.numbers(rows if len(rows) == wanted else [])
+            return chosen, chosen
+        sampled, consumed = self._sampler(indexes, self._batch_size, partition=self._partition, **self._config)
         return self._partition.numbers(sampled), self._partition.numbers(consumed)
 
     def _part(self, given: Index) -> Index:
-        """This caller's part of what was given under a claim."""
-        if not self._shares:
+        """This caller's part of what was given under a claim: to each rank whole groups, of about equal length."""
+        if not self._deals:
             return given
-        config = {**self._config, "partition": self._partition}
-        return self._partition.numbers(self._sampler.share(self._partition.indexes(given), self._batch_size, **config))
+        from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions as dealt
+
+        groups = given.reshape(-1, self._sampler.n_samples_per_prompt)
+        rows = self._partition.indexes(given)
+        known = self._partition.get_custom_meta(rows)
+        lengths = np.array([int(known.get(row, {}).get("total_lengths", 1)) for row in rows]).reshape(groups.shape)
+        parts = dealt(lengths.sum(axis=1).tolist(), self._sampler.dp_size, equal_size=True)
+        part: Index = groups[parts[self._config.get("dp_rank") or 0]].reshape(-1)
+        return part
 
 
 def too_few(partition: Partition, fields: Sequence[str], batch_size: int, task: str, wait_s: float) -> NoSampleInTime:

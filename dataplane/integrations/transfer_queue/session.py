@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
 from dataplane.config import environment
@@ -22,8 +22,10 @@ from dataplane.integrations.transfer_queue.conf import at
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
 from dataplane.integrations.transfer_queue.partition import Partition, blocks, prefix
-from dataplane.integrations.transfer_queue.samplers import BaseSampler
 from dataplane.integrations.transfer_queue.settings import Settings
+
+if TYPE_CHECKING:
+    from transfer_queue import BaseSampler
 
 _NOT_STARTED = (
     "no data plane is known to this process: call transfer_queue.init() here, or first in the process that starts this"

@@ -9,28 +9,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
 from dataplane.client.tablerows import Rows
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import job as jobs
-from dataplane.integrations.transfer_queue import samplers
 from dataplane.integrations.transfer_queue.conf import at, check
 from dataplane.integrations.transfer_queue.job import Job
 
+if TYPE_CHECKING:
+    from transfer_queue import BaseSampler
+
 _ROW, _WHO, _TAG, _TOKEN, _METRICS = "settings", "first", "settings", "token", "metrics"
 _WAIT_S = 30.0
-_SAMPLERS: dict[str, type[samplers.BaseSampler]] = {
-    each.__name__: each
-    for each in (
-        samplers.SequentialSampler,
-        samplers.RankAwareSampler,
-        samplers.GRPOGroupNSampler,
-        samplers.SeqlenBalancedSampler,
-    )
-}
+_SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
 _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 
 
@@ -49,22 +43,29 @@ class Settings:
         """Whether samplers look for groups."""
         return self.sampler != "SequentialSampler"
 
-    def made(self) -> samplers.BaseSampler:
+    def made(self) -> BaseSampler:
         """A new one of the samplers."""
-        return _SAMPLERS[self.sampler](**dict(self.arguments))
+        import transfer_queue
+
+        made = getattr(transfer_queue, self.sampler)()
+        for name, value in self.arguments:
+            setattr(made, name, value)
+        return made
 
 
-def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | None]:
+def read(conf: Any, *, dense: bool) -> tuple[Settings, BaseSampler | None]:
     """What a configuration says, and the sampler object that it has, if it has one. Raises ValueError."""
+    import transfer_queue
+
     check(conf)
     given = at(conf, "controller.sampler")
     own = given() if isinstance(given, type) else given
     name = "SequentialSampler"
     arguments: tuple[tuple[str, Any], ...] = ()
-    if isinstance(own, samplers.BaseSampler):
-        name = type(own).__name__ if _SAMPLERS.get(type(own).__name__) is type(own) else "SequentialSampler"
-        arguments = tuple((each, getattr(own, each)) for each in _ARGUMENTS if hasattr(own, each))
-        arguments = arguments if type(own) in _SAMPLERS.values() else ()
+    if isinstance(own, transfer_queue.BaseSampler):
+        if type(own) in [getattr(transfer_queue, each) for each in _SAMPLERS]:
+            name = type(own).__name__
+            arguments = tuple((each, getattr(own, each)) for each in _ARGUMENTS if hasattr(own, each))
     elif isinstance(own, str):
         name, own = own, None
         if name not in _SAMPLERS:

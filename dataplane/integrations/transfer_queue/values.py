@@ -169,23 +169,6 @@ def _rows(column: Column, found: Sequence[variants.Variant], copies: objects.Cop
 # What a BatchMeta says of fields
 
 
-def schema_of(fields: Any) -> dict[str, dict[str, Any]]:
-    """What is known of the fields of a TensorDict."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in fields.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
-        entry = fields.get(name)
-        if not tensors.is_tensor(entry):
-            found[name] = _known(None, None, nested=False, tensor=False)
-        elif entry.is_nested:
-            shapes = [tuple(row.shape) for row in entry.unbind()]
-            found[name] = _known(entry.dtype, shapes[0] if shapes else None, nested=True) | {
-                "per_sample_shapes": shapes
-            }
-        else:
-            found[name] = _known(entry.dtype, tuple(entry.shape[1:]) or (1,), nested=False)
-    return found
-
-
 def stored_schema(fields: Mapping[str, Field]) -> dict[str, dict[str, Any]]:
     """What is known of fields by their columns alone: not the shapes of rows that differ."""
     import torch

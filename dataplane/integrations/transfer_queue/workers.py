@@ -11,16 +11,16 @@ reach of this; there `board` tells.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dataplane.errors import Misuse
-from dataplane.integrations.transfer_queue import board, job, standing
+from dataplane.integrations.transfer_queue import job, standing
 
 _HOOK = "RAY_RUNTIME_ENV_HOOK"
 _BEFORE = "DATAPLANE_RAY_RUNTIME_ENV_HOOK"  # the one that was there before ours
@@ -49,19 +49,16 @@ def withdraw() -> None:
 
 
 def environment_of_workers(runtime_env: Any) -> Any:
-    """The `runtime_env` of a Ray job, with what its workers need. Raises Misuse where TransferQueue itself is imported
-    here, though this process was to have this package in its place."""
+    """The `runtime_env` of a Ray job, with what its workers need. Raises as `standing.install`, where the environment
+    asks for that and this process has not done so."""
     before = os.environ.get(_BEFORE)
     if before:
         module, _, name = before.rpartition(".")
         runtime_env = getattr(importlib.import_module(module), name)(runtime_env)
     if not os.environ.get(standing.VARIABLE):
         return runtime_env
-    if board.theirs():
-        raise Misuse(
-            f"{standing.VARIABLE} says that dataplane stands in for transfer_queue, and this process has imported"
-            " TransferQueue itself: call dataplane.integrations.transfer_queue.install() before that import"
-        )
+    if not standing.is_in():
+        standing.if_asked()
     found = dict(runtime_env or {})
     told = {name: os.environ[name] for name in (standing.VARIABLE, job.VARIABLE) if os.environ.get(name)}
     found["env_vars"] = {**told, **(found.get("env_vars") or {})}
@@ -70,7 +67,7 @@ def environment_of_workers(runtime_env: Any) -> Any:
 
 
 def stand_in() -> None:
-    """Let the first import of `transfer_queue` in this process give this package, where the environment asks for that.
+    """Let the first import of `transfer_queue` in this process stand in for it, where the environment asks for that.
     Idempotent."""
     if os.environ.get(standing.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -93,21 +90,23 @@ def _both(user: Any) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds this package under TransferQueue's name."""
+    """Finds TransferQueue, once, and stands in for it as soon as it is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """As the import system asks for it."""
-        if fullname != _NAME or not os.environ.get(standing.VARIABLE):
+        if fullname != _NAME:
             return None
-        return ModuleSpec(fullname, _Installing(), is_package=True)
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            run = loader.exec_module
 
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                standing.if_asked()
 
-class _Installing(Loader):
-    """Puts this package in the place of the module that is being imported."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Raises Misuse as `install`."""
-        sys.modules.pop(module.__name__, None)
-        standing.if_asked()
+            loader.exec_module = exec_module
+        return spec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from dataplane.client.tablerows import Rows
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError
-from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata import BatchMeta
 
 Parser = Callable[[Any], Any]
 Tags = Sequence[Mapping[str, Any]]
@@ -92,12 +94,12 @@ def put(
     return sharing.write(partial(partition.table.put, keys, tags=tags), columns, known_keys)
 
 
-def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> tuple[Index, list[str]]:
-    """Put rows that have no keys; their numbers, and the keys they have all the same."""
+def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> Index:
+    """Put rows that have no keys; their numbers."""
     keys = new_keys(rows)
     if columns is None:
-        return partition.table.numbers(keys, create=True), keys
-    return sharing.write(partial(partition.table.write, keys), columns), keys
+        return partition.table.numbers(keys, create=True)
+    return sharing.write(partial(partition.table.write, keys), columns)
 
 
 def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:

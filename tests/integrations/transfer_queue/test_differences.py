@@ -17,7 +17,7 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
 from dataplane.integrations import process  # noqa: E402
-from dataplane.integrations.transfer_queue.samplers import GRPOGroupNSampler  # noqa: E402
+from dataplane.integrations.transfer_queue import GRPOGroupNSampler  # noqa: E402
 from tests.integrations.marks import PLANE  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 

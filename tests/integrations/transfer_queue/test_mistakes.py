@@ -241,7 +241,7 @@ def test_the_disk_is_full(program: Callable[..., Process]) -> None:
 @needs_root
 def test_another_user(program: Callable[..., Process], node: str) -> None:
     code = """
-        import dataplane.client.sync, dataplane.client.connection
+        import dataplane.client.sync, dataplane.client.connection, transfer_queue
         os.setgid(65534); os.setuid(65534)
         tell(error_of(lambda: tq.init(job="x")))
     """

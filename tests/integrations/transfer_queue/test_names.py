@@ -1,9 +1,7 @@
-"""Small indexes, the names that TransferQueue's users import, and the job's figures."""
+"""Small indexes, the configuration, and the job's figures."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import socket
 import textwrap
@@ -20,15 +18,10 @@ pytest.importorskip("tensordict")
 from tensordict import TensorDict  # noqa: E402
 
 from dataplane.errors import Misuse  # noqa: E402
-from dataplane.integrations.transfer_queue import standing  # noqa: E402
 from tests.integrations.marks import KEPT  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 
 pytestmark = KEPT
-
-ABSENT = {
-    "metrics": {"TQMetricsExporter"},  # of the controller's process, which there is none of
-}
 
 
 @pytest.fixture
@@ -94,58 +87,12 @@ def test_an_index_of_another_partition_is_no_row(ours: Any, pid: str) -> None:
     assert client.get_meta(["x"], partition_id=f"{pid}-other", mode="force_fetch").size == 2
 
 
-# names
-
-
-def test_every_public_name_of_the_modules_that_users_import_is_there(ours: Any) -> None:
-    real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-    assert [name for name in real.__all__ if not hasattr(ours, name)] == []
-    for name, own in standing._SUBMODULES.items():
-        try:
-            theirs = importlib.import_module(f"transfer_queue.{name}")
-        except ImportError:  # this version has none
-            continue
-        here = importlib.import_module(f"dataplane.integrations.transfer_queue.{own}")
-        public = {
-            each
-            for each, value in vars(theirs).items()
-            if not each.startswith("_")
-            and (inspect.isclass(value) or inspect.isfunction(value))
-            and value.__module__ == theirs.__name__
-        }
-        assert {each for each in public if not hasattr(here, each)} == ABSENT.get(name, set()), name
-
-
 def test_the_configuration_that_recipes_read_is_what_init_takes(ours: Any) -> None:
     omegaconf = pytest.importorskip("omegaconf", reason="needs OmegaConf")
-    conf = omegaconf.OmegaConf.load(resources.files(ours.__name__) / "config.yaml")
+    conf = omegaconf.OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
     agreed = ours.init(conf)
     assert agreed.controller.sampler == conf.controller.sampler
     assert agreed.backend.storage_backend == "Dataplane"
-
-
-@pytest.mark.parametrize("equal", [True, False])
-@pytest.mark.parametrize(
-    ("lengths", "parts"), [([10, 20, 30, 40], 2), ([100, 90, 50, 10, 5, 1], 3), ([5] * 8, 4), ([0, 0, 0, 0], 2)]
-)
-def test_lengths_are_dealt_evenly(lengths: list[int], parts: int, equal: bool) -> None:
-    from dataplane.integrations.transfer_queue.samplers import get_seqlen_balanced_partitions as dealt
-
-    found = dealt(lengths, parts, equal)
-    assert sorted(i for part in found for i in part) == list(range(len(lengths)))
-    assert all(part == sorted(part) and part for part in found)
-    if equal:
-        assert {len(part) for part in found} == {len(lengths) // parts}
-    sums = [sum(lengths[i] for i in part) for part in found]
-    assert max(sums) - min(sums) <= max(lengths)
-
-
-@pytest.mark.parametrize(("lengths", "parts", "equal"), [([1, 2, 3], 2, True), ([1], 3, False), ([], 1, True)])
-def test_lengths_that_can_not_be_dealt(lengths: list[int], parts: int, equal: bool) -> None:
-    from dataplane.integrations.transfer_queue.samplers import get_seqlen_balanced_partitions as dealt
-
-    with pytest.raises(AssertionError):
-        dealt(lengths, parts, equal)
 
 
 # figures

@@ -52,14 +52,14 @@ def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callabl
             get_logger("worker")
             transfer_queue.init()
             transfer_queue.kv_put("b", "train", tag={"from": "worker"})
-            return transfer_queue.__name__, transfer_queue.kv_list()
+            return transfer_queue.kv_put.__module__, transfer_queue.kv_list()
 
         name, seen = ray.get(work.remote())
         tell([name, seen, tq.kv_list()])
     """
     with driver(code) as process:
         name, worker, own = process.hear()
-    assert name == "dataplane.integrations.transfer_queue"
+    assert name == "dataplane.integrations.transfer_queue.kv"
     assert worker == own == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
 
 
@@ -79,7 +79,7 @@ def test_workers_of_verl_stand_in_too(driver: Callable[[str], Process]) -> None:
                 import verl  # which loads its plugins
                 import transfer_queue
 
-                self.module = transfer_queue.__name__
+                self.module = transfer_queue.kv_put.__module__
 
             def where(self):
                 return self.module
@@ -103,7 +103,7 @@ def test_workers_of_verl_stand_in_too(driver: Callable[[str], Process]) -> None:
     """
     with driver(code) as process:
         name, *seen = process.hear()
-    assert name == "dataplane.integrations.transfer_queue"
+    assert name == "dataplane.integrations.transfer_queue.kv"
     assert seen == [["a", "b"], ["x", "y"], [[2.0] * 3] * 2]
 
 
@@ -121,7 +121,7 @@ def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Proce
             try:
                 getattr(transfer_queue, call)()
             except Exception as error:
-                return transfer_queue.__name__, str(error)
+                return getattr(transfer_queue, call).__module__, str(error)
 
         @ray.remote
         def told():
@@ -134,7 +134,7 @@ def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Proce
     with driver(code) as process:
         *refused, seen = process.hear()
     for name, said in refused:
-        assert name == "transfer_queue"
+        assert name == "transfer_queue.interface"
         assert "a second system" in said
         assert "install()" in said
     assert seen == {"train": {"a": {}}}
@@ -255,7 +255,7 @@ def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(standing.VARIABLE, "nested")
     monkeypatch.setenv("DATAPLANE_JOB", "mine")
     monkeypatch.setattr(workers, "stand_in", lambda: called.append("ours"))
-    monkeypatch.setattr(workers.board, "theirs", lambda: False)
+    monkeypatch.setattr(standing, "is_in", lambda: True)
     for hook in (os.ctermid, "os.ctermid"):
         found = workers.environment_of_workers({"worker_process_setup_hook": hook, "env_vars": {"A": "1"}})
         assert found["env_vars"] == {standing.VARIABLE: "nested", "DATAPLANE_JOB": "mine", "A": "1"}

@@ -185,32 +185,6 @@ def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[...
         assert process.hear() == list(range(24))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"micro_batch_size": 0}, {"data_fields": []}, {"dp_rank": -1}], ids=lambda wrong: next(iter(wrong))
-)
-def test_what_is_no_dataset(ours: Any, wrong: dict[str, Any]) -> None:
-    given = {"config": None, "batch_size": 2, "micro_batch_size": 1, "data_fields": ["x"], "partition_id": "p"}
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ours.StreamingDataset(**{**given, "task_name": "t", "dp_rank": 0, **wrong})
-
-
-def test_batches_are_cut_with_their_metadata(ours: Any) -> None:
-    from dataplane.integrations.transfer_queue.streaming import chunk_batch_fn
-
-    nested = torch.nested.as_nested_tensor([torch.arange(i) for i in (1, 2, 3)], layout=torch.jagged)
-    data = TensorDict({"x": torch.arange(3), "n": nested}, batch_size=[3])
-    meta = ours.BatchMeta([7, 8, 9], ["p"] * 3)
-    first, last = chunk_batch_fn(data, meta, 2)
-    assert (first[0]["x"].tolist(), first[1].global_indexes) == ([0, 1], [7, 8])
-    assert [row.tolist() for row in last[0]["n"].unbind()] == [[0, 1, 2]]
-    for wrong, kind in (
-        (lambda: chunk_batch_fn([], meta), TypeError),
-        (lambda: chunk_batch_fn(data, meta, 4), ValueError),
-    ):
-        with pytest.raises(kind):
-            wrong()
-
-
 # checkpoints
 
 

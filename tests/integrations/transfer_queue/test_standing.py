@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import textwrap
@@ -13,7 +12,6 @@ import pytest
 import transfer_queue as real
 from verl.utils import transferqueue_utils
 
-from dataplane.errors import Misuse
 from dataplane.integrations import transfer_queue as ours
 from dataplane.integrations.transfer_queue.standing import VARIABLE
 from tests.integrations.marks import SYSTEMS
@@ -32,66 +30,62 @@ def known_to_verl() -> list[object]:
     return [transferqueue_utils.tq, transferqueue_utils.BatchMeta, transferqueue_utils.KVBatchMeta]
 
 
-def test_verl_that_was_imported_before_is_given_ours_and_then_its_own_again() -> None:
-    """The classes too: `tqbridge` takes what it does not know for data."""
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "transfer_queue"}
-    assert known_to_verl() == [real, real.BatchMeta, real.KVBatchMeta]
+def test_who_imported_transferqueue_before_has_ours_and_then_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the module's name, and by the names of its calls. Metadata is TransferQueue's in both: `tqbridge` takes what
+    it does not know for data."""
+    users, others = ModuleType("users_trainer"), ModuleType("another_module")
+    users.kv_put, others.kv_put = real.kv_put, "a name of its own"  # type: ignore[attr-defined]
+    for module in (users, others):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    calls = [users, real, real.interface]
+    theirs, known = real.kv_put, known_to_verl()
+    assert known == [real, ours.BatchMeta, ours.KVBatchMeta]
     for _ in range(2):
         ours.install()
-    import transfer_queue
-
-    assert transfer_queue is ours
-    assert known_to_verl() == [ours, ours.BatchMeta, ours.KVBatchMeta]
+    assert [module.kv_put for module in calls] == [ours.kv_put] * 3  # type: ignore[attr-defined]
+    assert real.client.TransferQueueClient is real.interface.TransferQueueClient is ours.TransferQueueClient
+    assert real.dataloader.StreamingDataset is ours.StreamingDataset
+    assert others.kv_put == "a name of its own"  # type: ignore[attr-defined]
+    assert known_to_verl() == known
     assert os.environ[VARIABLE] == "nested"
     for _ in range(2):
         ours.uninstall()
-    after = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "transfer_queue"}
-    assert after == before
-    assert known_to_verl() == [real, real.BatchMeta, real.KVBatchMeta]
+    assert [module.kv_put for module in calls] == [theirs] * 3  # type: ignore[attr-defined]
+    assert ours.kv_put is not theirs
     assert VARIABLE not in os.environ
 
 
-def test_verl_that_was_imported_meanwhile_has_its_own_afterwards(nursery: Nursery) -> None:
+def test_who_imported_it_meanwhile_has_its_own_afterwards(nursery: Nursery) -> None:
     """Also where nobody had imported TransferQueue before. In a process of its own: a module is imported once."""
     program = """
         from dataplane.integrations import transfer_queue as ours
         ours.install()
         from verl.utils import transferqueue_utils
-        assert transferqueue_utils.tq is ours
+        assert transferqueue_utils.tq.kv_put is ours.kv_put
         ours.uninstall()
         import transfer_queue
-        assert transfer_queue is not ours
-        assert transferqueue_utils.tq is transfer_queue
-        assert transferqueue_utils.KVBatchMeta is transfer_queue.KVBatchMeta
+        assert transferqueue_utils.tq.kv_put is transfer_queue.kv_put is not ours.kv_put
         tell("all is well")
     """
     with nursery.process(textwrap.dedent(program)) as process:
         assert process.hear() == "all is well"
 
 
-def test_who_imported_transferqueue_before_is_told(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    users, others = ModuleType("users_trainer"), ModuleType("another_module")
-    users.KVBatchMeta = real.KVBatchMeta  # type: ignore[attr-defined]
-    others.tq = "a name of its own"  # type: ignore[attr-defined]
-    for module in (users, others):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    with caplog.at_level(logging.WARNING, "dataplane"):
-        ours.install()
-        ours.install()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "users_trainer" in said
-    assert "another_module" not in said
-    assert "call install() before that import" in said.lower()
-
-
-def test_a_meta_that_nobody_bridges_says_what_is_missing() -> None:
-    """As in a worker whose verl knows TransferQueue's own."""
-
-    @transferqueue_utils.tqbridge()
-    def compute_log_prob(data: ours.KVBatchMeta) -> object:
-        return data["input_ids"]
-
-    with pytest.raises(Misuse, match=r"'input_ids'.*install\(\) in it.*DATAPLANE_TRANSFER_QUEUE=nested"):
-        compute_log_prob(ours.KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"))
+def test_a_process_that_is_asked_to_may_import_either_first(nursery: Nursery) -> None:
+    """As Ray's workers do, in which the first import of TransferQueue stands in."""
+    head = """
+from dataplane.integrations.transfer_queue import workers
+for name in [name for name in sys.modules if name.startswith("dataplane.integrations.transfer_queue")]:
+    if not name.endswith((".workers", ".standing", ".job")):
+        del sys.modules[name]
+workers.stand_in()
+"""
+    for first in ("transfer_queue", "dataplane.integrations.transfer_queue.streaming"):
+        program = f"""{head}
+import {first}
+import transfer_queue
+from dataplane.integrations import transfer_queue as ours
+tell([transfer_queue.kv_put is ours.kv_put, transfer_queue.StreamingDataset is ours.StreamingDataset])
+"""
+        with nursery.process(program, **{VARIABLE: "nested"}) as process:
+            assert process.hear() == [True, True]

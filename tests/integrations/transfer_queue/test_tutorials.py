@@ -1,5 +1,5 @@
-"""TransferQueue's tutorials, unchanged, as its package brings them, with `dataplane` in its place by one
-line before.
+"""TransferQueue's tutorials, unchanged, as its package brings them, with `dataplane` in its place by one line before;
+and the code of our own page.
 
 Each tutorial drives a Ray job, or one for each of its parts. Its checks are its own; besides, what it says that it was
 given is compared.
@@ -11,6 +11,7 @@ import importlib.metadata
 import re
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,21 @@ def run(nursery: Nursery, cluster: str) -> Callable[..., str]:
 def given(said: str) -> list[list[int]]:
     """The samples that a tutorial says it got, call by call."""
     return [[int(each) for each in found.split(",")] for found in GIVEN.findall(said)]
+
+
+def test_the_code_of_the_page_prints_what_it_says(nursery: Nursery) -> None:
+    page = (Path(__file__).parents[3] / "docs/transfer_queue.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    run = f"""
+import contextlib, io
+said = io.StringIO()
+with contextlib.redirect_stdout(said):
+    exec({code!r}, {{}})
+tell(said.getvalue().splitlines())
+"""
+    with nursery.process(run, **dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB"), "")) as process:
+        assert process.hear() == re.findall(r"  # -> (.*)$", page, re.MULTILINE)
+        process.wait()
 
 
 def test_core_components(run: Callable[..., str]) -> None:

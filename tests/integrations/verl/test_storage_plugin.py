@@ -65,15 +65,14 @@ def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None
 
 @needs("verl")
 def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
-    """And TransferQueue, whose backend it would be, is not looked for, nor missed."""
     code = """
         import logging
         logging.basicConfig(level=logging.INFO)
         import verl, transfer_queue
-        tell(transfer_queue.__name__)
+        tell(transfer_queue.kv_put.__module__)
     """
     told, logged = python(nursery, code, DATAPLANE_TRANSFER_QUEUE="nested")
-    assert told == "dataplane.integrations.transfer_queue"
+    assert told == "dataplane.integrations.transfer_queue.kv"
     assert "backend Dataplane is not needed: dataplane stands in" in logged
     assert "is not there" not in logged
 
