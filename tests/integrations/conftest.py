@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 #: test-integrations`.
 ALONE = {
     *("drafting/test_example.py", "drafting/test_huggingface.py", "recording/test_readers.py"),
-    *(f"verl/test_storage_{name}.py" for name in ("cells", "lines", "plugin")),
+    *(f"verl/test_storage_{name}.py" for name in ("cells", "plugin")),
 }
 THERE = all(find_spec(name) for name in ("openrlhf", "ray", "transfer_queue", "verl"))
 

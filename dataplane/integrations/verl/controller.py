@@ -4,29 +4,31 @@ Sockets of TransferQueue's own belong to an event loop, and how they are lent ch
 belong to threads: whoever asks waits in a thread of ours anyway, so no loop is crossed on the way.
 
 What always holds: a thread waits for the answers of all that it has sent before it sends more; a socket whose answer
-did not come in time is closed, so a late answer is nobody's. Requests that are sent together are done in their order.
+did not come in time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are sent
+together are done in their order.
 """
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import zmq
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from dataplane.clock import Deadline
-from dataplane.errors import Closed, Corrupt, PeerUnavailable, Rejected
-from dataplane.integrations.verl import zmtp
-from dataplane.integrations.verl.lines import Lines
+from dataplane.errors import Closed, PeerUnavailable, Rejected
 
 _ANSWER_S = 30.0  # that the controller may take, as TransferQueue itself waits
 _METADATA_S = 300.0  # for what TransferQueue waits for without end: the controller may be writing a checkpoint
 _LOOK_S = 0.5  # between looks at whether it was closed
-_READ = 1 << 18  # bytes at a time
+_THREADS = 4  # for what event loops ask
+_LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _CLOSED = "TransferQueue's client was closed: call transfer_queue.init()"
 
 #: Of each row: the cell of each field.
@@ -40,26 +42,37 @@ class Controller:
         """`info` says where it listens; `sender` is the name that it knows the caller by."""
         self._info = info
         self._sender = sender
-        self._address = (info.ip.strip("[]"), int(info.ports["request_handle_socket"]))
-        self._lines = Lines(self._address, f"{sender}-line", _METADATA_S)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-controller")
         self._own = threading.local()
-        self._idle: set[socket.socket] = set()
+        self._idle: set[_Line] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     async def asked(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
-        """As `ask`, for event loops: as many at once as there are."""
-        return self._said(await self._lines.ask(self._frames(request, body, answer)), answer)
+        """As `ask`, for event loops. Cancelled, the request is done all the same."""
+        call = partial(self._ask, [(request, body, answer)], _METADATA_S)
+        try:
+            waiting = self._pool.submit(call)
+        except RuntimeError:  # the pool has ended
+            raise Closed(_CLOSED) from None
+        (said,) = await asyncio.shield(asyncio.wrap_future(waiting))
+        return said
 
     def ask(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
         """The body of the answer. Raises PeerUnavailable, Rejected (it refuses, and says why), Closed."""
         (said,) = self._ask([(request, body, answer)])
         return said
 
-    def _ask(self, requests: Sequence[tuple[str, Mapping[str, Any], str]]) -> list[Any]:
+    def _ask(self, requests: Sequence[tuple[str, Mapping[str, Any], str]], answer_s: float = _ANSWER_S) -> list[Any]:
         """The bodies of the answers to requests that are sent together. Raises as `ask`."""
-        told = b"".join([zmtp.message(self._frames(*each)) for each in requests])
-        answers = self._exchange(told, len(requests))
+        line = self._line()
+        answers = None
+        try:
+            answers = line.exchange([self._frames(*each) for each in requests], answer_s, lambda: self._closed)
+        finally:
+            self._rest(line, fit=answers is not None)
+        if answers is None:
+            raise Closed(_CLOSED) if self._closed else self._silent(answer_s)
         return [self._said(frames, answer) for frames, (_, _, answer) in zip(answers, requests, strict=True)]
 
     def _said(self, frames: Sequence[bytes], answer: str) -> Any:
@@ -77,68 +90,34 @@ class Controller:
         ).serialize()
         return list(made)
 
-    def _exchange(self, told: bytes, count: int) -> list[list[bytes]]:
-        """So many answers to what is said."""
-        answers: list[list[bytes]] = []
-        deadline = Deadline.after(_ANSWER_S)
-        try:
-            own, incoming = self._socket()
-            own.settimeout(_ANSWER_S)
-            own.sendall(told)
-            own.settimeout(_LOOK_S)
-            while deadline.remaining_s > 0 and not self._closed:
-                with suppress(TimeoutError):
-                    answers += incoming.feed(_received(own))
-                    if len(answers) == count:
-                        self._rest(own)
-                        return answers
-        except (OSError, Corrupt) as error:
-            self._drop()
-            raise self._silent() from error
-        except BaseException:
-            self._drop()
-            raise
-        self._drop()
-        raise self._silent()
-
-    def _silent(self) -> Exception:
-        if self._closed:
-            return Closed(_CLOSED)
+    def _silent(self, answer_s: float) -> PeerUnavailable:
         return PeerUnavailable(
-            f"TransferQueue's controller did not answer in {_ANSWER_S:.0f} s, or has ended: if its actor has, or Ray"
+            f"TransferQueue's controller did not answer in {answer_s:.0f} s, or has ended: if its actor has, or Ray"
             " was started again, call transfer_queue.close() and transfer_queue.init()",
             address=f"tcp://{self._info.ip}",
         )
 
-    def _socket(self) -> tuple[socket.socket, zmtp.Incoming]:
-        """This thread's, which is not idle any more. Raises Closed, OSError."""
-        found: tuple[socket.socket, zmtp.Incoming] | None = getattr(self._own, "socket", None)
+    def _line(self) -> _Line:
+        """This thread's, which is not idle any more. Raises Closed."""
+        line: _Line | None = getattr(self._own, "line", None)
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
-            if found is not None:
-                self._idle.discard(found[0])
-        if found is None:
-            found = socket.create_connection(self._address, _ANSWER_S), zmtp.Incoming()
-            self._own.socket = found
-            found[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _shake_hands(*found, f"{self._sender}-{uuid4().hex[:8]}".encode())
-        return found
+            if line is not None:
+                self._idle.discard(line)
+                return line
+        address = self._info.to_addr("request_handle_socket")
+        self._own.line = line = _Line(address, f"{self._sender}-{uuid4().hex[:8]}")
+        return line
 
-    def _rest(self, own: socket.socket) -> None:
-        """It has nothing to do until its thread asks again; whoever closes closes it then."""
+    def _rest(self, line: _Line, *, fit: bool) -> None:
+        """It has nothing to do until its thread asks again; whoever closes closes it then. One that is not fit goes."""
         with self._lock:
-            if not self._closed:
-                self._idle.add(own)
+            if fit and not self._closed:
+                self._idle.add(line)
                 return
-        self._drop()
-
-    def _drop(self) -> None:
-        """This thread needs another, if it asks again."""
-        found = getattr(self._own, "socket", None)
-        self._own.socket = None
-        if found is not None:
-            found[0].close()
+        self._own.line = None
+        line.close()
 
     # What is asked
 
@@ -203,24 +182,43 @@ class Controller:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, set()
-        for own in idle:
-            own.close()
-        self._lines.close()
+        for line in idle:
+            line.close()
+        self._pool.shutdown(wait=False)
 
 
-def _shake_hands(own: socket.socket, incoming: zmtp.Incoming, identity: bytes) -> None:
-    """Begin a connection. Raises OSError, Corrupt."""
-    own.sendall(zmtp.GREETING)
-    while not incoming.greeted:
-        incoming.feed(_received(own))
-    own.sendall(zmtp.ready(identity))
-    while not incoming.ready:
-        incoming.feed(_received(own))
+class _Line:
+    """One connection. To be used by one thread at a time."""
 
+    def __init__(self, address: str, identity: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.IDENTITY, identity.encode()), (zmq.IPV6, int("[" in address))):
+            self._socket.setsockopt(option, value)
+        self._events: zmq.Socket[bytes] = self._socket.get_monitor_socket(_LOST)
+        self._socket.connect(address)
 
-def _received(own: socket.socket) -> bytes:
-    """What comes next. Raises OSError, also where the peer has closed the connection."""
-    data = own.recv(_READ)
-    if not data:
-        raise ConnectionResetError("TransferQueue's controller closed the connection")
-    return data
+    def exchange(
+        self, requests: Sequence[Sequence[Any]], answer_s: float, ends: Callable[[], bool]
+    ) -> list[list[bytes]] | None:
+        """The answers, by their frames, to requests that are sent together; None where they do not come in time, the
+        connection is lost, or it `ends`."""
+        deadline = Deadline.after(answer_s)
+        poller = zmq.Poller()
+        for each in (self._socket, self._events):
+            poller.register(each, zmq.POLLIN)
+        for frames in requests:
+            self._socket.send_multipart(frames)
+        answers: list[list[bytes]] = []
+        while len(answers) < len(requests):
+            ready = dict(poller.poll(int(1000 * min(_LOOK_S, deadline.remaining_s))))
+            if self._socket in ready:
+                answers.append(self._socket.recv_multipart())
+            elif ready or not deadline.remaining_s or ends():
+                return None
+        return answers
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._socket.disable_monitor()
+        self._events.close(0)
+        self._socket.close(0)
