@@ -73,12 +73,8 @@ def has_checkpoints() -> bool:
 
 
 def forgets_first() -> bool:
-    """Whether the client has the controller forget rows before the storage is to free them, as 0.1.8 does: the names in
-    its code are in the order in which they are first used."""
-    from transfer_queue.client import AsyncTransferQueueClient
-
-    used: list[str] = list(inspect.unwrap(AsyncTransferQueueClient.async_clear_samples).__code__.co_names)
-    return used.index("_clear_meta_in_controller") < used.index("clear_data")
+    """Whether the client has the controller forget rows before the storage is to free them, as 0.1.8 does."""
+    return not has_checkpoints()
 
 
 def _differences() -> Iterator[str]:
@@ -102,8 +98,7 @@ def _differences() -> Iterator[str]:
     needed = _REQUESTS + (_CHECKPOINTS if hasattr(base, "load_checkpoint") else ())
     yield from (f"its controller knows no request {name}" for name in needed if not hasattr(requests, name))
     client = _find("client", "AsyncTransferQueueClient")
-    clearing = getattr(inspect.unwrap(getattr(client, "async_clear_samples", _differences)), "__code__", None)
-    if not {"_clear_meta_in_controller", "clear_data"} <= {*getattr(clearing, "co_names", ())}:
+    if not hasattr(client, "_clear_meta_in_controller"):
         yield "its client clears rows in another way"
     if hasattr(base, "load_checkpoint") and not hasattr(client, "async_load_controller_checkpoint"):
         yield "its client does not load checkpoints of a controller"

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
+import numpy as np
+
 from dataplane.integrations.verl import face
 
 _MARK = "__wrapped_by_dataplane__"
 _TAKES = ["self", "data", "metadata", "partition_id", "data_parser"]
-_READ = ("batch_size", "logger", "warning", "size", "ValueError", "items", "keys", "sorted", "bool", "np", "all")
-_CHANGES = ["extract_field_schema", "field_schema", "production_status", "_field_names", "_is_ready"]
-_USES = ["async_get_meta", "put_data", "async_set_custom_meta", "add_fields"]
+_LOOKS_UP = ["self", "keys", "partition_id", "create"]
 
 
 def attach() -> None:
@@ -28,9 +28,9 @@ def attach() -> None:
 
     if face.has_checkpoints():
         _wrap(Client, "async_load_controller_checkpoint", _loading)
-    if _tags_after_put(Client):
+    if _taken(Client.async_put) == _TAKES:
         _wrap(Client, "async_put", _putting)
-    if _retrieves_alone(Client):
+    if _taken(Client.async_kv_retrieve_meta) == _LOOKS_UP:
         _wrap(Client, "async_kv_retrieve_meta", _retrieving)
     if face.forgets_first():
         _wrap(Client, "async_clear_samples", _clearing)
@@ -51,7 +51,7 @@ async def _putting(
     if put is None or not metadata or data_parser is not None or len(set(metadata.partition_ids)) != 1:
         return await theirs(client, data, metadata, partition_id, data_parser)
     schema = await put(data, metadata)
-    return _added(metadata, schema) if _adds_schema(type(metadata).add_fields) else metadata.add_fields(data)
+    return _added(metadata, schema) if _adds_the_same() else metadata.add_fields(data)
 
 
 def _added(metadata: Any, schema: Any) -> Any:
@@ -63,11 +63,17 @@ def _added(metadata: Any, schema: Any) -> Any:
     return metadata
 
 
-@lru_cache(maxsize=4)
-def _adds_schema(theirs: Callable[..., Any]) -> bool:
-    """Whether this `BatchMeta.add_fields` changes what is changed here, and nothing else."""
-    names = inspect.unwrap(theirs).__code__.co_names
-    return [name for name in names if name not in _READ] == _CHANGES
+@lru_cache(maxsize=1)
+def _adds_the_same() -> bool:
+    """Whether this `BatchMeta.add_fields` changes what is changed here."""
+    from tensordict import TensorDict
+    from transfer_queue.metadata import BatchMeta, extract_field_schema
+
+    data = TensorDict({}, batch_size=[1]).set("x", np.zeros((1, 2)))
+    ours, theirs = BatchMeta([0], ["p"]), BatchMeta([0], ["p"]).add_fields(data)
+    _added(ours, extract_field_schema(data))
+    names = getattr(BatchMeta, "__slots__", ())
+    return bool(names) and all(getattr(ours, name) == getattr(theirs, name) for name in names)
 
 
 async def _retrieving(theirs: Any, client: Any, keys: Any, partition_id: Any, create: Any = False, **named: Any) -> Any:
@@ -85,20 +91,9 @@ async def _clearing(theirs: Any, client: Any, metadata: Any) -> None:
     await theirs(client, metadata)
 
 
-def _tags_after_put(client: type) -> bool:
-    """Whether a client's put has the storage manager put the rows, and then tells the controller their tags: its
-    arguments are those, and what it uses of ours and of its own, in this order."""
-    put = inspect.unwrap(client.async_put)  # type: ignore[attr-defined]
-    return (
-        list(inspect.signature(put).parameters) == _TAKES and [n for n in put.__code__.co_names if n in _USES] == _USES
-    )
-
-
-def _retrieves_alone(client: type) -> bool:
-    """Whether a client looks keys up by one request, and with nothing else."""
-    retrieve = inspect.unwrap(client.async_kv_retrieve_meta)  # type: ignore[attr-defined]
-    taken = [name for name in inspect.signature(retrieve).parameters if name != "socket"]
-    return taken == ["self", "keys", "partition_id", "create"] and "KV_RETRIEVE_META" in retrieve.__code__.co_names
+def _taken(call: Callable[..., Any]) -> list[str]:
+    """What it is called with, but for a socket of its own."""
+    return [name for name in inspect.signature(inspect.unwrap(call)).parameters if name != "socket"]
 
 
 def _wrap(owner: type, name: str, around: Any) -> None:

@@ -36,7 +36,7 @@ def test_a_schema_is_what_transfer_queue_says() -> None:
 def test_this_transfer_queue_says_what_is_said_here() -> None:
     """Else all that is said is said by it, and what is above compares it with itself."""
     assert _says_the_same()
-    assert hooks._adds_schema(BatchMeta.add_fields)
+    assert hooks._adds_the_same()
 
 
 def test_fields_are_added_to_metadata_as_transfer_queue_adds_them() -> None:
