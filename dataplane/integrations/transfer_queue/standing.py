@@ -41,7 +41,9 @@ def install(*, dense: bool = False) -> None:
     trainer takes for granted. Raises Misuse where TransferQueue itself has been initialised in this process.
     """
     theirs = importlib.import_module(_NAME)
-    if not is_in() and theirs.interface._TQ_CLIENT is not None:  # its controller would be asked for rows that are here
+    if (
+        not is_in() and getattr(theirs.interface, "_TQ_CLIENT", None) is not None
+    ):  # its controller would be asked for rows that are here
         raise Misuse(
             "TransferQueue itself is initialised in this process, so dataplane can not stand in for it: call"
             " dataplane.integrations.transfer_queue.install() before transfer_queue.init(), or transfer_queue.close()"

@@ -44,6 +44,7 @@ def run(nursery: Nursery, cluster: str) -> Callable[..., str]:
     def result(name: str, *arguments: str) -> str:
         path = str(found[name])
         environment = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
+        environment["RAY_DEDUP_LOGS"] = "0"  # as tutorials set it, but before `install()` imports Ray
         code = RUN.format(path=path, arguments=[path, *arguments])
         with nursery.process(code, RAY_ADDRESS=cluster, **environment) as process:
             said: str = process.hear()
