@@ -4,6 +4,10 @@ a few puts, since what a put costs is a message, not its rows.
 A put that nobody else's runs beside begins at once; those that are asked for meanwhile are the next one. Puts are made
 together where they are into one partition, have fields of the same names, dtypes and dimensions, and no key in common.
 
+A put of one row that nothing else waits beside, as verl's agent loops make it when a trajectory is done, is laid out at
+once (`batch.single`), without a column for each small field; what is large of it was written before with another
+response of its prompt, or the put goes the way of all others. The row lies as `values.columns` would have it lie.
+
 What always holds: each put is answered as if it had been made alone, with its own error: where those of several fail,
 each is made again by itself. Of two puts of one key, the first that was asked for is made first.
 """
@@ -23,10 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataplane.batch import media, tensordicts, tensors, variants
+from dataplane.batch.single import Single, laid_out, single
 from dataplane.batch.values import Values
+from dataplane.client.tablerows import Rows
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.sharing import LEAST, TENSOR
 from dataplane.integrations.transfer_queue import sharing, values
+from dataplane.integrations.transfer_queue.partition import Partition
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta
@@ -303,3 +310,43 @@ def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Valu
             seen[identity] = values.column(name, rows, len(rows))
         found[name] = seen[identity]
     return found
+
+
+def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
+    """Make it, if it is such a row: what is known of the row then, and which fields the partition has. None where
+    nothing was put. Raises SchemaMismatch, and as `Table.put`."""
+    if one.kinds is None or len(one.keys) != 1:
+        return None
+    small: list[tuple[str, Single]] = []
+    large = list(one.large)
+    kinds = dict(one.kinds)
+    for name, (value,) in one.rows.items():  # in the order of others, so that their shards lie alike
+        if name in one.large:
+            continue
+        found = _single(name, kinds[name], value)
+        if found is None:
+            return None  # neither small nor looked up
+        small.append((name, found))
+    row = laid_out(small) if small else None
+    if row is None:
+        return None
+    keys = sharing.keys(columns_of([one], large)) if large else {}
+    if keys.keys() != set(large):
+        return None
+    return sharing.with_known(lambda refs: partition.table._put_row(one.keys[0], row, refs, one.tags), keys)
+
+
+def _single(name: str, kind: str, value: Any) -> Single | None:
+    """A field of one row, as the kind that it is of."""
+    if kind != OTHER:
+        found = single(name, [value] if value.ndim else value[None], as_object=False)
+        return None if found is None else found._replace(kind=kind)
+    if tensors.is_tensor(value) or tensordicts.is_tensordict(value) or tensordicts.is_non_tensor(value):
+        return None
+    if type(value) is str:
+        found, kind = single(name, [value], as_object=False), "=text"
+    elif type(value) is dict and any(map(tensors.is_tensor, value.values())):
+        return None
+    else:
+        found, kind = single(name, [value], as_object=True), "=object"
+    return None if found is None else found._replace(kind=kind)

@@ -11,7 +11,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
-from dataplane.integrations.transfer_queue import coalescing, reading, singles, writing
+from dataplane.integrations.transfer_queue import coalescing, reading, writing
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
 from dataplane.integrations.transfer_queue.session import joined, session
@@ -185,8 +185,8 @@ def _together(
 
 
 def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
-    """Put a row by `singles`; None where that is not for it."""
-    made = singles.put(session().partition(one.partition), one)
+    """Put a row by itself, laid out at once; None where it is not such a row."""
+    made = coalescing.put_row(session().partition(one.partition), one)
     if made is None:
         return None
     found, names = made

@@ -18,11 +18,10 @@ from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue import board, metrics, standing, twins
 from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as job_settings
-from dataplane.integrations.transfer_queue.conf import at
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
 from dataplane.integrations.transfer_queue.partition import Partition, blocks, prefix
-from dataplane.integrations.transfer_queue.settings import Settings
+from dataplane.integrations.transfer_queue.settings import Settings, at
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler

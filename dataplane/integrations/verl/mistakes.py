@@ -17,8 +17,8 @@ from typing import Any
 from dataplane.config import environment
 from dataplane.errors import Misuse, PeerUnavailable
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue.conf import OTHERS, at, nearest
 from dataplane.integrations.transfer_queue.errors import NotThere
+from dataplane.integrations.transfer_queue.settings import OTHERS, at, nearest
 from dataplane.integrations.verl.settings import NAME
 
 _AGAIN = (

@@ -15,7 +15,7 @@ pytest.importorskip("tensordict")
 from tensordict import NonTensorStack, TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
-from dataplane.integrations.transfer_queue import singles, writing  # noqa: E402
+from dataplane.integrations.transfer_queue import coalescing, writing  # noqa: E402
 from tests.integrations.images import check, trajectories  # noqa: E402
 from tests.integrations.marks import PLANE  # noqa: E402
 
@@ -26,7 +26,7 @@ pytestmark = PLANE
 def singly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of rows that were laid out at once."""
     found: list[str] = []
-    whole = singles.put
+    whole = coalescing.put_row
 
     def counted(partition: Any, one: Any) -> Any:
         made = whole(partition, one)
@@ -34,7 +34,7 @@ def singly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.extend(one.keys)
         return made
 
-    monkeypatch.setattr(singles, "put", counted)
+    monkeypatch.setattr(coalescing, "put_row", counted)
     return found
 
 
@@ -43,7 +43,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each put that was made together, where none is laid out at once."""
     found: list[int] = []
     whole = writing.put
-    monkeypatch.setattr(singles, "put", lambda *_: None)
+    monkeypatch.setattr(coalescing, "put_row", lambda *_: None)
 
     def counted(partition: Any, keys: list[str], *args: Any) -> Any:
         found.append(len(keys))
