@@ -14,12 +14,15 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from dataplane.client.sync import Plane, connect
 from dataplane.config import NodeConfig, check_host, environment
-from dataplane.errors import DataplaneError, Misuse
+from dataplane.errors import Closed, DataplaneError, Misuse, PeerUnavailable
+
+T = TypeVar("T")
 
 _NO_NODE = (
     "no node is known to this process: call dataplane.integrations.ray.up() in the driver of a Ray job, or start one"
@@ -58,6 +61,18 @@ def start(config: NodeConfig | None = None) -> Plane:
     Raises as `plane`, and Rejected where the settings can not be met.
     """
     return _connected(start=True, config=config)
+
+
+def with_plane(work: Callable[[Plane], T]) -> T:
+    """What work with this process's plane gives; done again where its node has ended and another runs."""
+    first = plane()
+    try:
+        return work(first)
+    except (PeerUnavailable, Closed):
+        again = plane()
+        if again is first:
+            raise
+        return work(again)
 
 
 def close() -> None:

@@ -33,7 +33,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.scopes import ending_scope
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.integrations import process
-from dataplane.integrations.verl.planes import with_plane
+from dataplane.integrations.process import with_plane
 
 NAME = "DATAPLANE"
 """What `ray.method(tensor_transport=...)` names it."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dataplane.integrations.transfer_queue import interface
-from dataplane.integrations.transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
+from dataplane.integrations.transfer_queue.checkpoint import load_checkpoint, save_checkpoint
+from dataplane.integrations.transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, get_client
 from dataplane.integrations.transfer_queue.errors import (
     NoKey,
     NoSampleInTime,
@@ -25,7 +25,22 @@ from dataplane.integrations.transfer_queue.errors import (
     NotThere,
     StorageKeyNotFoundError,
 )
-from dataplane.integrations.transfer_queue.interface import *  # noqa: F403  # the calls
+from dataplane.integrations.transfer_queue.kv import (
+    async_kv_batch_get,
+    async_kv_batch_get_by_meta,
+    async_kv_batch_put,
+    async_kv_clear,
+    async_kv_list,
+    async_kv_put,
+    kv_batch_get,
+    kv_batch_get_by_meta,
+    kv_batch_put,
+    kv_clear,
+    kv_list,
+    kv_put,
+)
+from dataplane.integrations.transfer_queue.metrics import get_metrics_endpoint
+from dataplane.integrations.transfer_queue.session import close, init
 from dataplane.integrations.transfer_queue.standing import if_asked, install, uninstall
 
 if TYPE_CHECKING:
@@ -73,10 +88,27 @@ __all__ = [
     "StreamingDataLoader",
     "StreamingDataset",
     "TransferQueueClient",
+    "async_kv_batch_get",
+    "async_kv_batch_get_by_meta",
+    "async_kv_batch_put",
+    "async_kv_clear",
+    "async_kv_list",
+    "async_kv_put",
+    "close",
+    "get_client",
+    "get_metrics_endpoint",
     "if_asked",
+    "init",
     "install",
+    "kv_batch_get",
+    "kv_batch_get_by_meta",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+    "load_checkpoint",
+    "save_checkpoint",
     "uninstall",
 ]
-__all__ += interface.__all__
 
 if_asked()  # before `streaming` is imported, which imports TransferQueue, which stands in, which needs `streaming`

@@ -41,9 +41,8 @@ def install(*, dense: bool = False) -> None:
     trainer takes for granted. Raises Misuse where TransferQueue itself has been initialised in this process.
     """
     theirs = importlib.import_module(_NAME)
-    if (
-        not is_in() and getattr(theirs.interface, "_TQ_CLIENT", None) is not None
-    ):  # its controller would be asked for rows that are here
+    # its controller would be asked for rows that are here
+    if not is_in() and getattr(theirs.interface, "_TQ_CLIENT", None) is not None:
         raise Misuse(
             "TransferQueue itself is initialised in this process, so dataplane can not stand in for it: call"
             " dataplane.integrations.transfer_queue.install() before transfer_queue.init(), or transfer_queue.close()"
@@ -51,17 +50,18 @@ def install(*, dense: bool = False) -> None:
         )
     os.environ[VARIABLE] = "dense" if dense else "nested"
     importlib.import_module(f"{_HERE}.workers").arrange()
-    ours = _ours()  # as this package is imported, it stands in if it is asked to
+    here = importlib.import_module(_HERE)  # which stands in as it is imported, if it is asked to
     if not is_in():
-        _theirs.update({name: getattr(theirs, name, None) or getattr(theirs.client, name) for name in ours})
-        _exchange(_theirs, ours)
+        both = {name: getattr(theirs, name, getattr(theirs.client, name, None)) for name in here.__all__}
+        _theirs.update({name: each for name, each in both.items() if each not in (None, getattr(here, name))})
+        _exchange(_theirs, _ours())
 
 
 def uninstall() -> None:
     """Undo `install`: this process, and those that it starts, have TransferQueue itself again. Idempotent."""
     os.environ.pop(VARIABLE, None)
     importlib.import_module(f"{_HERE}.workers").withdraw()
-    _exchange(_ours() if is_in() else {}, _theirs)
+    _exchange(_ours(), _theirs)
     _theirs.clear()
 
 
@@ -85,9 +85,9 @@ def dense() -> bool:
 
 
 def _ours() -> dict[str, Any]:
+    """What this package has in the place of theirs."""
     here = importlib.import_module(_HERE)
-    classes = ("AsyncTransferQueueClient", "StorageKeyNotFoundError", "StreamingDataLoader", "StreamingDataset")
-    return {name: getattr(here, name) for name in (*here.interface.__all__, "TransferQueueClient", *classes)}
+    return {name: getattr(here, name) for name in _theirs}
 
 
 def _exchange(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Corrupt, DataplaneError
-from dataplane.integrations.verl.planes import with_plane
+from dataplane.integrations.process import with_plane
 
 TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
 """How a column's rows are given back: as a tensor; the same, put dense; as they are; each out of a tuple of one."""

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dataplane.errors import DataplaneError, Misuse
+from dataplane.integrations.process import with_plane
 from dataplane.integrations.transfer_queue import manifest
 from dataplane.integrations.verl import cells, rowfile
 from dataplane.integrations.verl.controller import Controller, Index
 from dataplane.integrations.verl.hosts import each_host, results
-from dataplane.integrations.verl.planes import with_plane
 from dataplane.integrations.verl.rowfile import Restored
 
 log = logging.getLogger(__name__)

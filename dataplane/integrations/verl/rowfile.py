@@ -21,8 +21,8 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.client.checkpointfile import COLUMNS, END, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, SchemaMismatch
+from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, sharing
-from dataplane.integrations.verl.planes import with_plane
 
 _PAGE_BYTES = 32 << 20
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode

@@ -20,10 +20,10 @@ from dataplane.batch.single import Row, Single, laid_out, single
 from dataplane.batch.values import Values
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable
+from dataplane.integrations.process import with_plane
 from dataplane.integrations.sharing import FEW, Known, keys_of
 from dataplane.integrations.verl import cells
 from dataplane.integrations.verl.entries import Objects
-from dataplane.integrations.verl.planes import with_plane
 
 Cells = cells.Made
 _Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]

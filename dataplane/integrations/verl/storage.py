@@ -28,10 +28,10 @@ from dataplane.batch.objects import Copies
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
+from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, entries, face, resuming
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller, Index
-from dataplane.integrations.verl.planes import with_plane
 from dataplane.integrations.verl.rowfile import Restored
 from dataplane.integrations.verl.settings import Settings
 
