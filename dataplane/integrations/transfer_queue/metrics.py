@@ -10,20 +10,17 @@ of the node begin with `dataplane_`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.errors import DataplaneError, Misuse
+from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import settings as job_settings
 
 if TYPE_CHECKING:
-    from dataplane.integrations.transfer_queue.partition import Partition
     from dataplane.integrations.transfer_queue.session import Session
 
 _serving: Server | None = None
@@ -62,33 +59,17 @@ class Server:
     """What serves them. `endpoint` is where, HOST:PORT."""
 
     def __init__(self, host: str, port: int, own: Session) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404, "the figures are at /metrics")
-                    return
-                try:
-                    page, code = "".join(lines(own)).encode(), 200
-                except DataplaneError as error:
-                    page, code = f"# {error}\n".encode(), 503
-                self.send_response(code)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(page)))
-                self.end_headers()
-                self.wfile.write(page)
+        from prometheus_client import CollectorRegistry, start_http_server
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: a scrape is no news."""
-
+        registry = CollectorRegistry()
+        registry.register(_Figures(own))
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise Misuse(
                 f"metrics can not be served at {host}:{port}: {error}; leave metrics.port out for any"
             ) from error
-        self.endpoint = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="dataplane-metrics", daemon=True)
-        self._thread.start()
+        self.endpoint = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
         """End it."""
@@ -97,36 +78,38 @@ class Server:
         self._thread.join()
 
 
-def lines(own: Session) -> Iterator[str]:
-    """The figures of the job and of this host's node, in Prometheus' text format. Raises as the plane's calls."""
-    stats = own.plane.stats()
-    for each in fields(stats):
-        value = getattr(stats, each.name)
-        if isinstance(value, int | float) and each.name != "pid":
-            yield f"dataplane_{each.name} {value}\n"
-    names = own.partitions()
-    yield f"tq_partitions_total {len(names)}\n"
-    for name in names:
-        yield from _partition(own.partition(name), own.plane.tables())
+class _Figures:
+    """The figures of the job and of this host's node, as Prometheus' client collects them."""
+
+    def __init__(self, own: Session) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Any]:
+        """Raises as the plane's calls."""
+        from prometheus_client.core import GaugeMetricFamily as Gauge
+
+        stats = self._own.plane.stats()
+        for each in fields(stats):
+            value = getattr(stats, each.name)
+            if isinstance(value, int | float) and each.name != "pid":
+                yield Gauge(f"dataplane_{each.name}", "Of this host's node.", value)
+        names, tables = self._own.partitions(), self._own.plane.tables()
+        yield Gauge("tq_partitions_total", "Partitions.", len(names))
+        rows = Gauge("tq_partition_samples_total", "Rows.", labels=["partition_id"])
+        made = Gauge("tq_partition_production_progress", "Part of rows' fields there.", labels=["partition_id"])
+        done = Gauge("tq_partition_consumption_progress", "Part taken.", labels=["partition_id", "task_name"])
+        for name in names:
+            table = self._own.partition(name).table
+            found = table.look(columns=list(table.schema()), tags=False)
+            rows.add_metric([name], len(found))
+            made.add_metric([name], _part(found.have))
+            for task in tables.get(table.name, {}).get("tasks", []):
+                done.add_metric([name, task], _part(table.taken(task)))
+        yield from (rows, made, done)
 
 
-def _partition(partition: Partition, tables: dict[str, Any]) -> Iterator[str]:
-    label = f'partition_id="{_escaped(partition.name)}"'
-    columns = list(partition.table.schema())
-    rows = partition.all(columns, tags=False)
-    if rows is None:
-        return
-    produced = float(rows.have.mean()) if rows.have.size else 0.0
-    yield f"tq_partition_samples_total{{{label}}} {len(rows)}\n"
-    yield f"tq_partition_production_progress{{{label}}} {produced}\n"
-    for task in tables.get(partition.table.name, {}).get("tasks", []):
-        taken = partition.table.taken(task)
-        done = float(np.mean(taken)) if len(taken) else 0.0
-        yield f'tq_partition_consumption_progress{{{label},task_name="{_escaped(task)}"}} {done}\n'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _part(flags: Any) -> float:
+    return float(np.mean(flags)) if np.size(flags) else 0.0
 
 
 def _host() -> str:

@@ -10,7 +10,7 @@ The settings of TransferQueue's own backends are passed over: verl's configurati
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -173,28 +173,17 @@ def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
     return Settings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]))
 
 
-def _filled(given: Any, defaults: Any) -> Any:
-    """A mapping with what it leaves out, at any depth."""
-    if not isinstance(given, Mapping) or not isinstance(defaults, Mapping):
-        return given
-    both = {name: _filled(given[name], default) for name, default in defaults.items() if name in given}
-    return {**defaults, **given, **both}
-
-
 def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any:
-    """What `init` gives back: the configuration with what was left out, as an OmegaConf one where that is installed."""
-    given = conf if conf is not None else {}
+    """What `init` gives back: the configuration with what was left out, as one of OmegaConf."""
+    from omegaconf import OmegaConf
+
     filled = {
         "controller": {"sampler": settings.sampler, "polling_mode": settings.polling, "zmq_info": None},
         "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense, "job": job.name}},
         "metrics": {"enabled": endpoint is not None, "port": 0, "endpoint": None},
     }
-    try:
-        from omegaconf import OmegaConf
-    except ImportError:
-        return _filled(given, filled)
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
-    whole = OmegaConf.merge(whole, given)
+    whole = OmegaConf.merge(whole, conf if conf is not None else {})
     whole.backend.storage_backend, whole.metrics.endpoint = "Dataplane", endpoint  # whatever was given
     return whole
 

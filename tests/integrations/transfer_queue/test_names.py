@@ -117,8 +117,8 @@ tell(tq.get_metrics_endpoint())
             page = answer.read().decode()
         process.say()
         assert process.hear() is None
-    figures = dict(line.rsplit(" ", 1) for line in page.splitlines())
-    assert figures['tq_partition_samples_total{partition_id="p"}'] == "4"
+    figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert figures['tq_partition_samples_total{partition_id="p"}'] == "4.0"
     assert figures['tq_partition_consumption_progress{partition_id="p",task_name="train"}'] == "0.25"
     assert float(figures["dataplane_memory_budget"]) > 0
 
