@@ -110,5 +110,3 @@ __all__ = [
     "save_checkpoint",
     "uninstall",
 ]
-
-if_asked()  # before `streaming` is imported, which imports TransferQueue, which stands in, which needs `streaming`

@@ -2,10 +2,9 @@
 
 `install()` puts this package's calls, client, data sets and errors into the place of TransferQueue's, wherever a module
 of this process has them, and sets an environment variable, which a process started from this one inherits. There,
-`if_asked()` does the same: the import of this package calls it, which the entry point `verl.plugins` makes in every
-process that imports verl (`plugin`), and so does the first import of `transfer_queue` in a worker of a Ray that is
-initialised afterwards (`workers`). `uninstall()` puts all of it back. Metadata and samplers are TransferQueue's own
-classes in both.
+`if_asked()` does the same: the entry point `verl.plugins` calls it in every process that imports verl (`plugin`), and
+so does the first import of `transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`).
+`uninstall()` puts all of it back. Metadata and samplers are TransferQueue's own classes in both.
 
 What always holds: all modules have the calls of one system, whenever they were imported. Where TransferQueue itself
 runs in this process, nothing stands in for it.
@@ -41,6 +40,7 @@ def install(*, dense: bool = False) -> None:
     trainer takes for granted. Raises Misuse where TransferQueue itself has been initialised in this process.
     """
     theirs = importlib.import_module(_NAME)
+    importlib.import_module(f"{_HERE}.streaming")  # which stands in, if this process is asked to
     # its controller would be asked for rows that are here
     if not is_in() and getattr(theirs.interface, "_TQ_CLIENT", None) is not None:
         raise Misuse(
@@ -50,8 +50,8 @@ def install(*, dense: bool = False) -> None:
         )
     os.environ[VARIABLE] = "dense" if dense else "nested"
     importlib.import_module(f"{_HERE}.workers").arrange()
-    here = importlib.import_module(_HERE)  # which stands in as it is imported, if it is asked to
     if not is_in():
+        here = importlib.import_module(_HERE)
         both = {name: getattr(theirs, name, getattr(theirs.client, name, None)) for name in here.__all__}
         _theirs.update({name: each for name, each in both.items() if each not in (None, getattr(here, name))})
         _exchange(_theirs, _ours())

@@ -6,12 +6,14 @@ gives each all. This module can only be imported where TransferQueue is.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch.utils.data import get_worker_info
 from transfer_queue import dataloader
 from transfer_queue.metadata import BatchMeta
 
+from dataplane.integrations.transfer_queue import standing
 from dataplane.integrations.transfer_queue.client import TransferQueueClient
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
 from dataplane.integrations.transfer_queue.session import session
@@ -55,3 +57,7 @@ class _Client(TransferQueueClient):
                 ends, task = self._dataset.should_check_consumption_status, self._dataset.task_name
                 if ends and self.check_consumption_status(task, self._dataset.partition_id):
                     return BatchMeta.empty()
+
+
+if not standing.is_in() and os.environ.get(standing.VARIABLE):
+    standing.install(dense=standing.dense())  # as the import of TransferQueue would have, which needs this module

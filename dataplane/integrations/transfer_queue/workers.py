@@ -58,7 +58,7 @@ def environment_of_workers(runtime_env: Any) -> Any:
     if not os.environ.get(standing.VARIABLE):
         return runtime_env
     if not standing.is_in():
-        standing.if_asked()
+        stand_in()
     found = dict(runtime_env or {})
     told = {name: os.environ[name] for name in (standing.VARIABLE, job.VARIABLE) if os.environ.get(name)}
     found["env_vars"] = {**told, **(found.get("env_vars") or {})}
@@ -67,9 +67,10 @@ def environment_of_workers(runtime_env: Any) -> Any:
 
 
 def stand_in() -> None:
-    """Let the first import of `transfer_queue` in this process stand in for it, where the environment asks for that.
-    Idempotent."""
-    if os.environ.get(standing.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
+    """Stand in for `transfer_queue` as soon as it is imported, where the environment asks for that. Idempotent."""
+    if _NAME in sys.modules:
+        standing.if_asked()
+    elif os.environ.get(standing.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -96,7 +97,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """As the import system asks for it."""
-        if fullname != _NAME:
+        if fullname != _NAME or f"{__package__}.streaming" in sys.modules:  # which imports it, and stands in itself
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
