@@ -7,6 +7,7 @@ those they had, and tags are added to those they had.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from dataplane.batch import tensordicts, tensors
 from dataplane.batch.values import Values
 from dataplane.client.tablerows import Rows
-from dataplane.errors import Misuse
+from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError
 from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
@@ -73,12 +74,20 @@ def by_key(
     """Put rows by key; what is known of them then, with the fields that all of them have. `grouped`: remember of rows
     that are new which call put them."""
     table = partition.table
+    made: list[int] = []
     if grouped:
         numbers = table.numbers(keys, create=True)
-        have = table.look(numbers, columns=list(table.schema()))
-        if not have.have.any():  # rows that have nothing yet are new
+        found = table.look(numbers, columns=list(table.schema()))
+        if not found.have.any():  # rows that have nothing yet are new
             tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-    rows, names = put(partition, keys, columns, tags)
+            made = numbers[[not own for own in found.tags]].tolist()
+    try:
+        rows, names = put(partition, keys, columns, tags)
+    except BaseException:
+        if made:
+            with suppress(DataplaneError):
+                table.clear(made)
+        raise
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
 
 

@@ -238,6 +238,18 @@ def test_the_disk_is_full(program: Callable[..., Process]) -> None:
     assert "more `memory` or `spill`" in said
 
 
+def test_a_put_that_fails_leaves_no_rows_where_they_are_grouped(program: Callable[..., Process]) -> None:
+    """They are made before the values are stored, and stayed, without any."""
+    code = """
+        tq.init({"controller": {"sampler": "GRPOGroupNSampler"}, **SMALL})
+        tq.kv_put("tagged", "p", tag={"status": "running"})
+        fields = TensorDict({"x": torch.arange(6 << 20).view(3, -1)}, batch_size=[3])
+        tell([error_of(lambda: tq.kv_batch_put(["a", "tagged", "b"], "p", fields=fields))[0], tq.kv_list("p")])
+    """
+    with program(code) as process:
+        assert process.hear() == ["LimitExceeded", {"p": {"tagged": {"status": "running"}}}]
+
+
 @needs_root
 def test_another_user(program: Callable[..., Process], node: str) -> None:
     code = """
