@@ -36,7 +36,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def cluster(environment: None) -> Iterator[str]:
     """The address of a Ray that all jobs of these tests use, one after the other: a Ray takes seconds to start. Its
     workers inherit no node and no job."""
-    pytest.importorskip("ray", reason="needs Ray: make test-integrations")
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -53,8 +52,9 @@ def cluster(environment: None) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def theirs(request: pytest.FixtureRequest) -> Iterator[Any]:
     """TransferQueue, started in a Ray job of this process."""
-    ray = pytest.importorskip("ray", reason="needs Ray and TransferQueue: make test-integrations")
-    real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+    import ray
+    import transfer_queue as real
+
     ray.init(request.getfixturevalue("cluster"), log_to_driver=False)
     real.init()
     yield real

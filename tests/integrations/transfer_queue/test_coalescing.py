@@ -8,16 +8,13 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensordict")
-
-from tensordict import NonTensorStack, TensorDict  # noqa: E402
-
-import dataplane as dp  # noqa: E402
-from dataplane.integrations.transfer_queue import coalescing, writing  # noqa: E402
-from tests.integrations.images import check, trajectories  # noqa: E402
-from tests.integrations.marks import PLANE  # noqa: E402
+import dataplane as dp
+from dataplane.integrations.transfer_queue import coalescing, writing
+from tests.integrations.images import check, trajectories
+from tests.integrations.marks import PLANE
 
 pytestmark = PLANE
 

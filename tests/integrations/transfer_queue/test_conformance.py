@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
-
-from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
-
-from tests.integrations.marks import SYSTEMS  # noqa: E402
+from tests.integrations.marks import SYSTEMS
 
 pytestmark = SYSTEMS
 

@@ -9,17 +9,14 @@ import types
 from typing import Any
 
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
 
-torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
-
-from tensordict import NonTensorStack, TensorDict  # noqa: E402
-
-import dataplane as dp  # noqa: E402
-from dataplane.integrations import process  # noqa: E402
-from dataplane.integrations.transfer_queue import GRPOGroupNSampler  # noqa: E402
-from tests.integrations.marks import PLANE  # noqa: E402
-from tests.processes import eventually  # noqa: E402
+import dataplane as dp
+from dataplane.integrations import process
+from dataplane.integrations.transfer_queue import GRPOGroupNSampler
+from tests.integrations.marks import PLANE
+from tests.processes import eventually
 
 pytestmark = PLANE
 

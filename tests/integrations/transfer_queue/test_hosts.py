@@ -9,22 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
-torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
-
-from tensordict import TensorDict  # noqa: E402
-
-import dataplane as dp  # noqa: E402
-from dataplane.cluster.placement import Placement  # noqa: E402
-from dataplane.integrations import process  # noqa: E402
-from dataplane.integrations import transfer_queue as tq  # noqa: E402
-from dataplane.integrations.transfer_queue import job  # noqa: E402
-from dataplane.integrations.transfer_queue.partition import prefix  # noqa: E402
-from tests.etcd import EtcdServer, needs_etcd  # noqa: E402
-from tests.integration.test_hosts import Host, members, together  # noqa: E402
-from tests.integrations.marks import PLANE  # noqa: E402
-from tests.processes import eventually  # noqa: E402
+import dataplane as dp
+from dataplane.cluster.placement import Placement
+from dataplane.integrations import process
+from dataplane.integrations import transfer_queue as tq
+from dataplane.integrations.transfer_queue import job
+from dataplane.integrations.transfer_queue.partition import prefix
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import Host, members, together
+from tests.integrations.marks import PLANE
+from tests.processes import eventually
 
 pytestmark = [
     needs_etcd,

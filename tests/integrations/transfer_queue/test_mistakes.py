@@ -10,15 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensordict")
-
-import dataplane as dp  # noqa: E402
-from tests.integrations.marks import KEPT  # noqa: E402
-from tests.integrations.nursery import Nursery, Process  # noqa: E402
-from tests.processes import eventually  # noqa: E402
-from tests.users import needs_root  # noqa: E402
+import dataplane as dp
+from tests.integrations.marks import KEPT
+from tests.integrations.nursery import Nursery, Process
+from tests.processes import eventually
+from tests.users import needs_root
 
 pytestmark = KEPT
 
@@ -196,7 +194,6 @@ def test_what_is_no_name_of_a_job(ours: Any, name: Any) -> None:
 
 @pytest.mark.long
 def test_ray_restarted(program: Callable[..., Process]) -> None:
-    pytest.importorskip("ray", reason="needs Ray: make test-integrations")
     code = """
         import ray
         start = lambda: ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=128 << 20,

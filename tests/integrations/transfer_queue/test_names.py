@@ -11,15 +11,13 @@ from importlib import resources
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensordict")
-
-from tensordict import TensorDict  # noqa: E402
-
-from dataplane.errors import Misuse  # noqa: E402
-from tests.integrations.marks import KEPT  # noqa: E402
-from tests.integrations.nursery import Nursery  # noqa: E402
+from dataplane.errors import Misuse
+from tests.integrations.marks import KEPT
+from tests.integrations.nursery import Nursery
 
 pytestmark = KEPT
 
@@ -88,8 +86,7 @@ def test_an_index_of_another_partition_is_no_row(ours: Any, pid: str) -> None:
 
 
 def test_the_configuration_that_recipes_read_is_what_init_takes(ours: Any) -> None:
-    omegaconf = pytest.importorskip("omegaconf", reason="needs OmegaConf")
-    conf = omegaconf.OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
+    conf = OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
     agreed = ours.init(conf)
     assert agreed.controller.sampler == conf.controller.sampler
     assert agreed.backend.storage_backend == "Dataplane"

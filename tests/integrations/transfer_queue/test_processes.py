@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
-torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
-
-from tensordict import TensorDict  # noqa: E402
-
-import dataplane as dp  # noqa: E402
-from tests.integrations.marks import PLANE  # noqa: E402
-from tests.integrations.nursery import Nursery, Process  # noqa: E402
-from tests.processes import eventually  # noqa: E402
+import dataplane as dp
+from tests.integrations.marks import PLANE
+from tests.integrations.nursery import Nursery, Process
+from tests.processes import eventually
 
 pytestmark = PLANE
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensordict", reason="needs tensordict: make test-integrations")
-from dataplane.integrations import process  # noqa: E402
-from tests.integrations.images import IMAGE, PAGES, SharedImages, check, pixels, trajectories  # noqa: E402
-from tests.integrations.marks import SYSTEMS  # noqa: E402
-from tests.processes import eventually  # noqa: E402
+from dataplane.integrations import process
+from tests.integrations.images import IMAGE, PAGES, SharedImages, check, pixels, trajectories
+from tests.integrations.marks import SYSTEMS
+from tests.processes import eventually
 
 pytestmark = SYSTEMS
 
