@@ -1,19 +1,19 @@
 """The way to TransferQueue's controller: a request and its answer, from whatever thread.
 
 Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
-belong to threads: whoever asks waits in a thread of ours anyway, so no loop is crossed on the way.
+belong to whoever asks, until he is answered, and he waits in a thread of ours anyway, so no loop is crossed on the way.
 
-What always holds: a thread waits for the answers of all that it has sent before it sends more; a socket whose answer
-did not come in time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are sent
-together are done in their order.
+What always holds: there are no more sockets than have been asked by at once; a socket whose answer did not come in
+time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are sent together are done in
+their order. A process ends while it is asked, and a forked child uses none of its parent's sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -23,6 +23,7 @@ from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, PeerUnavailable, Rejected
+from dataplane.threads import Pool
 
 _ANSWER_S = 30.0  # that the controller may take, as TransferQueue itself waits
 _METADATA_S = 300.0  # for what TransferQueue waits for without end: the controller may be writing a checkpoint
@@ -42,20 +43,20 @@ class Controller:
         """`info` says where it listens; `sender` is the name that it knows the caller by."""
         self._info = info
         self._sender = sender
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-controller")
-        self._own = threading.local()
-        self._idle: set[_Line] = set()
+        self._pool = Pool(_THREADS, "dataplane-controller")
+        self._idle: list[_Line] = []
         self._lock = threading.Lock()
         self._closed = False
 
     async def asked(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
-        """As `ask`, for event loops. Cancelled, the request is done all the same."""
-        call = partial(self._ask, [(request, body, answer)], _METADATA_S)
+        """As `ask`, for event loops. Cancelled, a request that has begun is done all the same."""
         try:
-            waiting = self._pool.submit(call)
-        except RuntimeError:  # the pool has ended
-            raise Closed(_CLOSED) from None
-        (said,) = await asyncio.shield(asyncio.wrap_future(waiting))
+            waiting = self._pool.submit(partial(self._ask, [(request, body, answer)], _METADATA_S))
+        except OSError:
+            if self._closed:
+                raise Closed(_CLOSED) from None
+            raise  # there is no thread
+        (said,) = await asyncio.wrap_future(waiting)
         return said
 
     def ask(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
@@ -98,25 +99,22 @@ class Controller:
         )
 
     def _line(self) -> _Line:
-        """This thread's, which is not idle any more. Raises Closed."""
-        line: _Line | None = getattr(self._own, "line", None)
+        """One that is nobody else's until it rests. Raises Closed."""
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
-            if line is not None:
-                self._idle.discard(line)
-                return line
-        address = self._info.to_addr("request_handle_socket")
-        self._own.line = line = _Line(address, f"{self._sender}-{uuid4().hex[:8]}")
-        return line
+            while self._idle:
+                line = self._idle.pop()
+                if line.pid == os.getpid():
+                    return line
+        return _Line(self._info.to_addr("request_handle_socket"), f"{self._sender}-{uuid4().hex[:8]}")
 
     def _rest(self, line: _Line, *, fit: bool) -> None:
-        """It has nothing to do until its thread asks again; whoever closes closes it then. One that is not fit goes."""
+        """It is the next one's to ask by; one that is not fit goes."""
         with self._lock:
             if fit and not self._closed:
-                self._idle.add(line)
+                self._idle.append(line)
                 return
-        self._own.line = None
         line.close()
 
     # What is asked
@@ -181,7 +179,7 @@ class Controller:
         """End. What waits for an answer raises Closed. Idempotent."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, set()
+            idle, self._idle = self._idle, []
         for line in idle:
             line.close()
         self._pool.shutdown(wait=False)
@@ -191,6 +189,7 @@ class _Line:
     """One connection. To be used by one thread at a time."""
 
     def __init__(self, address: str, identity: str) -> None:
+        self.pid = os.getpid()
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.IDENTITY, identity.encode()), (zmq.IPV6, int("[" in address))):
             self._socket.setsockopt(option, value)
@@ -218,7 +217,9 @@ class _Line:
         return answers
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End it, but in a forked child, whose it is not. Idempotent."""
+        if self._socket.closed or self.pid != os.getpid():
+            return
         self._socket.disable_monitor()
         self._events.close(0)
         self._socket.close(0)

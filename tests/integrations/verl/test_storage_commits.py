@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from transfer_queue.metadata import extract_field_schema
 
 from dataplane.errors import Backpressure, Closed
 from dataplane.integrations.verl import commits, entries
+from tests.integrations.nursery import Nursery
 
 
 def put(row: int, partition: str = "p", **fields: Any) -> commits.Put:
@@ -127,3 +129,23 @@ def test_every_put_of_a_committer_that_was_closed_fails(size: int) -> None:
         committer.submit(each)
         with pytest.raises(Closed, match="was closed"):
             each.done.result(20)
+
+
+def test_a_process_ends_though_the_controller_does_not_answer(nursery: Nursery) -> None:
+    code = """
+        import asyncio, threading
+        from types import SimpleNamespace
+        import zmq
+        from dataplane.integrations.verl.controller import Controller
+
+        silent = zmq.Context.instance().socket(zmq.ROUTER)
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        info = SimpleNamespace(ip="127.0.0.1", id="silent", to_addr=lambda _: f"tcp://127.0.0.1:{port}")
+        asked = Controller(info, "who asks").asked("GET_LIST_PARTITIONS", {}, "LIST_PARTITIONS_RESPONSE")
+        threading.Thread(target=asyncio.run, args=[asked], daemon=True).start()
+        silent.recv_multipart()
+        tell("asked")
+    """
+    with nursery.process(textwrap.dedent(code)) as running:
+        assert running.hear() == "asked"
+        running.wait()
