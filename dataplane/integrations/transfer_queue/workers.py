@@ -11,7 +11,6 @@ reach of this; there `board` tells.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -91,7 +90,7 @@ def _both(user: Any) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds TransferQueue, once, and stands in for it as soon as it is imported."""
+    """Finds TransferQueue as the others do, and stands in for it as soon as it is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -99,8 +98,8 @@ class _Finder(MetaPathFinder):
         """As the import system asks for it."""
         if fullname != _NAME or f"{__package__}.streaming" in sys.modules:  # which imports it, and stands in itself
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = [other for other in sys.meta_path if other is not self]
+        spec = next(filter(None, (other.find_spec(fullname, path, target) for other in others)), None)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None:
             run = loader.exec_module
