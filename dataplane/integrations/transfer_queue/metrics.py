@@ -10,6 +10,7 @@ of the node begin with `dataplane_`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,14 @@ class Server:
                 f"metrics can not be served at {host}:{port}: {error}; leave metrics.port out for any"
             ) from error
         self.endpoint = f"{host}:{self._server.server_port}"
+        self._pid = os.getpid()
 
     def close(self) -> None:
-        """End it."""
-        self._server.shutdown()
+        """End it; in a forked child, which has no thread of it, let it go."""
+        if self._pid == os.getpid():
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
 
 class _Figures:

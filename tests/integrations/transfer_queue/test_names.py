@@ -101,6 +101,11 @@ def test_the_jobs_figures_are_served(nursery: Nursery, node: str) -> None:
 tq.init({"metrics": {"enabled": True}}, job="served")
 tq.get_client().put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
 tq.get_client().get_meta(["x"], 1, "p", task_name="train")
+if not os.fork():
+    tq.kv_list()
+    tq.close()  # which ends nothing of its parent's, and waits for none
+    os._exit(0)
+os.wait()
 tell(tq.get_metrics_endpoint()); sys.stdin.readline()
 tq.close()
 tell(tq.get_metrics_endpoint())
