@@ -74,21 +74,27 @@ def by_key(
     """Put rows by key; what is known of them then, with the fields that all of them have. `grouped`: remember of rows
     that are new which call put them."""
     table = partition.table
-    made: list[int] = []
+    made = np.empty(0, np.int64)
     if grouped:
         numbers = table.numbers(keys, create=True)
         found = table.look(numbers, columns=list(table.schema()))
         if not found.have.any():  # rows that have nothing yet are new
             tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-            made = numbers[[not own for own in found.tags]].tolist()
+            made = numbers
     try:
         rows, names = put(partition, keys, columns, tags)
     except BaseException:
-        if made:
+        if len(made):
             with suppress(DataplaneError):
-                table.clear(made)
+                table.clear(_bare(partition, made))
         raise
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
+
+
+def _bare(partition: Partition, numbers: Index) -> Index:
+    """Those of these rows that have no field and no tag."""
+    found = partition.table.look(numbers, columns=list(partition.table.schema()))
+    return numbers[~found.have.any(axis=1) & np.array([not tags for tags in found.tags], np.bool_)]
 
 
 def put(
