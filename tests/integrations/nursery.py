@@ -1,4 +1,4 @@
-"""Processes that have torch imported already: one that imports it forks the others, so that a test of several
+"""Processes that have torch and Ray imported already: one that imports them forks the others, so that a test of several
 processes takes no longer than what it tests.
 
 Run as a program, it takes a program and three descriptors at a time over the socket that it is given, and forks a child
@@ -27,6 +27,7 @@ class Nursery:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
+        inherited["RAY_DEDUP_LOGS"] = "0"  # or Ray, which reads it as it is imported, leaves out what two workers say
         self._running = subprocess.Popen(
             [sys.executable, "-W", "ignore", __file__, str(theirs.fileno())],
             env={**inherited, "PYTHONPATH": str(ROOT)},
@@ -94,8 +95,11 @@ def _tell(what: Any) -> None:
 
 
 def _main(ours: socket.socket) -> None:
+    import contextlib
     import signal
 
+    with contextlib.suppress(ImportError):
+        import ray  # noqa: F401
     import torch
     from tensordict import NonTensorStack, TensorDict
 

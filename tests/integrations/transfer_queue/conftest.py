@@ -54,9 +54,10 @@ def theirs(request: pytest.FixtureRequest) -> Iterator[Any]:
     """TransferQueue, started in a Ray job of this process."""
     import ray
     import transfer_queue as real
+    from omegaconf import OmegaConf
 
     ray.init(request.getfixturevalue("cluster"), log_to_driver=False)
-    real.init()
+    real.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield real
     real.close()
     ray.shutdown()

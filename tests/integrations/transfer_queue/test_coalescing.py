@@ -81,19 +81,6 @@ def test_rows_are_those_that_single_puts_would_have_made(ours: Any, pid: str, pu
         assert one.get("turns").tolist() == other.get("turns").tolist()
 
 
-def test_tensordicts_of_a_row_as_verls_workers_put_them(ours: Any, pid: str, puts: list[int]) -> None:
-    def fields(i: int) -> TensorDict:
-        nested = torch.nested.as_nested_tensor([torch.arange(i + 1)], layout=torch.jagged)
-        return TensorDict({"a": torch.full((1, 3), i), "n": nested, "t": NonTensorStack({"i": i})}, batch_size=[1])
-
-    gathered([ours.async_kv_batch_put([f"k{i}"], pid, fields(i), [{"i": i}]) for i in range(40)])
-    assert len(puts) < 20
-    found = ours.kv_batch_get([f"k{i}" for i in range(40)], pid)
-    assert found["a"].tolist() == [[i] * 3 for i in range(40)]
-    assert [len(row) for row in found["n"].unbind()] == list(range(1, 41))
-    assert found.get("t").tolist() == [{"i": i} for i in range(40)]
-
-
 @pytest.mark.parametrize("nbytes", [1, 64 << 10])
 def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str, nbytes: int) -> None:
     def fields(i: int) -> dict[str, Any]:
@@ -185,18 +172,6 @@ def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(
         asyncio.run(put())
     finally:
         room.set()
-
-
-def test_what_is_no_put_is_refused_as_ever(ours: Any, pid: str) -> None:
-    answers = gathered(
-        [
-            ours.async_kv_put("a", pid),
-            ours.async_kv_batch_put(["a", "b"], pid, tags=[{}]),
-            ours.async_kv_batch_put([], pid, tags=[]),
-            ours.async_kv_batch_put([7], pid, tags=[{}]),
-        ]
-    )
-    assert [type(answer) for answer in answers] == [ValueError, ValueError, ValueError, TypeError]
 
 
 def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours: Any, pid: str) -> None:

@@ -38,11 +38,15 @@ def driver(nursery: Nursery, cluster: str) -> Callable[[str], Process]:
 
 
 def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
-    """Of a job that knows nothing of verl; and a hook of the user's own is called too."""
+    """Of a job that knows nothing of verl, whose workers are in `verl/test_fit.py`; and find, as recipes do, the
+    controller and its configuration."""
     code = """
+        from importlib import resources
+        from omegaconf import OmegaConf
         ours.install()
         ray = start_ray()
-        tq.init(SMALL)
+        base = OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
+        tq.init(OmegaConf.merge(base, {"controller": {"polling_mode": True}, **SMALL}))
         tq.kv_put("a", "train", tag={"from": "driver"})
 
         @ray.remote
@@ -52,59 +56,21 @@ def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callabl
             get_logger("worker")
             transfer_queue.init()
             transfer_queue.kv_put("b", "train", tag={"from": "worker"})
-            return transfer_queue.kv_put.__module__, transfer_queue.kv_list()
+            seen = transfer_queue.kv_list()
+            controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            config = ray.get(controller.get_config.remote())
+            names = ray.get(controller.list_partitions.remote())
+            ray.get(controller.clear_partition.remote("train"))
+            found = config.controller.polling_mode, config.backend.storage_backend, names
+            return transfer_queue.kv_put.__module__, seen, found
 
-        name, seen = ray.get(work.remote())
-        tell([name, seen, tq.kv_list()])
+        tell([*ray.get(work.remote()), tq.kv_list()])
     """
     with driver(code) as process:
-        name, worker, own = process.hear()
+        name, seen, found, left = process.hear()
     assert name == "dataplane.integrations.transfer_queue.kv"
-    assert worker == own == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
-
-
-def test_workers_of_verl_stand_in_too(driver: Callable[[str], Process]) -> None:
-    """By the plugin that verl loads in each of them; on a node of Ray's job."""
-    code = """
-        ours.install()
-        import transfer_queue
-        ray = start_ray()
-        import dataplane as dp
-        from dataplane.integrations import ray as nodes
-        nodes.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
-        transfer_queue.init({"backend": {"SimpleStorage": {"total_storage_size": "passed over"}}})
-
-        class Worker:
-            def __init__(self):
-                import verl  # which loads its plugins
-                import transfer_queue
-
-                self.module = transfer_queue.kv_put.__module__
-
-            def where(self):
-                return self.module
-
-            def double(self, meta):
-                from verl.utils.transferqueue_utils import tqbridge
-
-                @tqbridge()
-                def double(data):
-                    assert data["x"].is_nested, "as TransferQueue gives it"
-                    return TensorDict({"y": data["x"] * 2}, batch_size=data.batch_size)
-
-                return double(meta)
-
-        worker = ray.remote(Worker).remote()
-        fields = TensorDict({"x": torch.ones(2, 3)}, batch_size=[2])
-        meta = transfer_queue.kv_batch_put(["a", "b"], "train", fields=fields)
-        after = ray.get(worker.double.remote(meta))
-        got = transfer_queue.kv_batch_get_by_meta(after, "y")["y"]
-        tell([ray.get(worker.where.remote()), after.keys, sorted(after.fields), [row.tolist() for row in got.unbind()]])
-    """
-    with driver(code) as process:
-        name, *seen = process.hear()
-    assert name == "dataplane.integrations.transfer_queue.kv"
-    assert seen == [["a", "b"], ["x", "y"], [[2.0] * 3] * 2]
+    assert seen == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
+    assert (found, left) == ([True, "Dataplane", ["train"]], {})
 
 
 def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Process]) -> None:
@@ -164,31 +130,6 @@ def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
     with driver(code) as process:
         first, second, address = process.hear()
     assert first == second == [{"train": {"a": {}}}, address]
-
-
-def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str], Process]) -> None:
-    code = """
-        from importlib import resources
-        from omegaconf import OmegaConf
-        ours.install()
-        import transfer_queue
-        ray = start_ray()
-        base = OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
-        transfer_queue.init(OmegaConf.merge(base, {"controller": {"polling_mode": True}, **SMALL}))
-        transfer_queue.kv_put("a", "train", tag={})
-
-        @ray.remote
-        def work():
-            controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-            config = ray.get(controller.get_config.remote())
-            names = ray.get(controller.list_partitions.remote())
-            ray.get(controller.clear_partition.remote("train"))
-            return config.controller.polling_mode, config.backend.storage_backend, names
-
-        tell([ray.get(work.remote()), transfer_queue.kv_list()])
-    """
-    with driver(code) as process:
-        assert process.hear() == [[True, "Dataplane", ["train"]], {}]
 
 
 def test_the_controller_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,29 +34,6 @@ def partition(queue: Any, pid: str) -> Iterator[str]:
 
 
 class TestSharedImages(SharedImages): ...
-
-
-def test_responses_of_several_prompts_put_at_once_are_stored_once_a_prompt(ours: Any, pid: str) -> None:
-    before = used()
-    waves = [[(prompt, wave) for prompt in range(wave + 1)] for wave in range(6)]  # of each, the last is a new prompt's
-
-    async def run(wave: list[tuple[int, int]]) -> None:
-        puts = [
-            ours.async_kv_batch_put(
-                keys=[f"{prompt}_{number}"], fields=trajectories([prompt]), partition_id=pid, tags=[{"n": prompt}]
-            )
-            for prompt, number in wave
-        ]
-        await asyncio.gather(*puts)
-
-    for wave in waves:
-        asyncio.run(run(wave))
-    pairs = [pair for wave in waves for pair in wave]
-    keys = [f"{prompt}_{number}" for prompt, number in pairs]
-    assert used() - before <= 6 * IMAGE + len(keys) * PAGES // 2
-    check(ours, pid, keys, [prompt for prompt, _ in pairs])
-    ours.kv_clear(keys, pid)
-    eventually(lambda: used() == before, "nothing is left")
 
 
 def test_partitions_share_and_are_cleared_apart(ours: Any, pid: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import sys
 import textwrap
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 import transfer_queue as real
+from tensordict import TensorDict
 from verl.utils import transferqueue_utils
 
 from dataplane.integrations import transfer_queue as ours
@@ -71,6 +74,24 @@ def test_who_imported_it_meanwhile_has_its_own_afterwards(nursery: Nursery) -> N
         assert process.hear() == "all is well"
 
 
+def test_rows_of_equal_lengths_come_nested_all_the_same(node: str) -> None:
+    """verl takes offsets of what it gets, also where the lengths happen to be equal. And from the job's `init` on
+    images are pickled as their files: `verl/test_pickles.py`."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    ours.install()
+    ours.close()  # what earlier tests told the job
+    ours.init()
+    try:
+        real.kv_batch_put(["a", "b"], "train", TensorDict({"responses": torch.ones(2, 2)}, batch_size=[2]))
+        got = real.kv_batch_get(["b", "a"], "train")["responses"]
+        assert got.offsets().diff().tolist() == [2, 2]
+        assert got.to_padded_tensor(padding=0).shape == (2, 2)
+        assert PngImageFile in copyreg.dispatch_table
+    finally:
+        ours.close()
+
+
 def test_a_process_that_is_asked_to_may_import_either_first(nursery: Nursery) -> None:
     """As Ray's workers do, in which the first import of TransferQueue stands in."""
     head = """
@@ -79,6 +100,8 @@ for name in [name for name in sys.modules if name.startswith("dataplane.integrat
     if not name.endswith((".workers", ".standing", ".job")):
         del sys.modules[name]
 workers.stand_in()
+import importlib.util
+importlib.util.find_spec("transfer_queue")  # as who asks whether it is there: that is no import
 """
     for first in ("transfer_queue", "dataplane.integrations.transfer_queue.streaming"):
         program = f"""{head}

@@ -1,8 +1,8 @@
 """TransferQueue's tutorials, unchanged, as its package brings them, with `dataplane` in its place by one line before;
 and the code of our own page.
 
-Each tutorial drives a Ray job, or one for each of its parts. Its checks are its own; besides, what it says that it was
-given is compared.
+Each tutorial drives a Ray job, or one for each of its parts; two that need no more are run in one job, as each job has
+nodes of its own. Their checks are their own; besides, what they say that they were given is compared.
 """
 
 from __future__ import annotations
@@ -26,28 +26,33 @@ GIVEN = re.compile(r"Got samples(?: \(high priority\))?: \[(.*?)\]")
 RUN = """
 import contextlib, io, runpy
 tq.install()
-sys.argv[:] = {arguments!r}
-said = io.StringIO()
-with contextlib.redirect_stdout(said):
-    runpy.run_path({path!r}, run_name="__main__")
-    import ray
-    ray.shutdown()  # after which all that workers said is there
-tell(said.getvalue())
+import ray
+shutdown, told = ray.shutdown, {{}}
+for path in {paths!r}:
+    sys.argv[:] = [path]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        if len({paths!r}) > 1:
+            ray.shutdown = lambda: None
+        runpy.run_path(path, run_name="__main__")
+        if path == {paths!r}[-1]:
+            shutdown()  # after which all that workers said is there
+    told[path] = said.getvalue()
+tell(list(told.values()))
 """
 
 
-@pytest.fixture
-def run(nursery: Nursery, cluster: str) -> Callable[..., str]:
-    """Runs a file of TransferQueue's package in a process of its own; what it and its workers print."""
-    found = {str(each): each.locate() for each in importlib.metadata.files("TransferQueue") or ()}
+@pytest.fixture(scope="module")
+def run(nursery: Nursery, cluster: str) -> Callable[..., list[str]]:
+    """Runs tutorials of TransferQueue's package in a process; what each, and its workers, print."""
+    found = {Path(str(each)).stem: str(each.locate()) for each in importlib.metadata.files("TransferQueue") or ()}
 
-    def result(name: str, *arguments: str) -> str:
-        path = str(found[name])
+    def result(*names: str) -> list[str]:
         environment = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
-        environment["RAY_DEDUP_LOGS"] = "0"  # as tutorials set it, but before `install()` imports Ray
-        code = RUN.format(path=path, arguments=[path, *arguments])
+        code = RUN.format(paths=[found[name] for name in names])
         with nursery.process(code, RAY_ADDRESS=cluster, **environment) as process:
-            said: str = process.hear()
+            said: list[str] = process.hear()
+        assert all(DONE in each for each in said)
         return said
 
     return result
@@ -73,48 +78,38 @@ tell(said.getvalue().splitlines())
         process.wait()
 
 
-def test_core_components(run: Callable[..., str]) -> None:
-    said = run("tutorial/01_core_components.py")
-    assert DONE in said
-    assert "Global indexes: [0, 1, 2, 3]" in said
+def test_core_components_and_the_key_value_interface(run: Callable[..., list[str]]) -> None:
+    core, by_key = run("01_core_components", "02_kv_interface")
+    assert "Global indexes: [0, 1, 2, 3]" in core
+    assert "key='1_1' | tag={'global_steps': 1, 'status': 'finish', 'model_version': 1}" in by_key
+    assert "key='0_0' | tag={'global_steps': 0, 'status': 'finish', 'model_version': 0}" in by_key
+    assert "retrieved only ['input_ids'] field" in by_key
+    assert "Fields: ['attention_mask', 'input_ids']" in by_key, "those that all rows have"
+    assert "Remaining keys in partition: ['1_1', '1_2', '2_0']" in by_key
 
 
-def test_the_key_value_interface(run: Callable[..., str]) -> None:
-    said = run("tutorial/02_kv_interface.py")
-    assert DONE in said
-    assert "key='1_1' | tag={'global_steps': 1, 'status': 'finish', 'model_version': 1}" in said
-    assert "key='0_0' | tag={'global_steps': 0, 'status': 'finish', 'model_version': 0}" in said
-    assert "retrieved only ['input_ids'] field" in said
-    assert "Fields: ['attention_mask', 'input_ids']" in said, "those that all rows have"
-    assert "Remaining keys in partition: ['1_1', '1_2', '2_0']" in said
-
-
-def test_metadata(run: Callable[..., str]) -> None:
-    said = run("tutorial/03_metadata_concepts.py")
-    assert DONE in said
+def test_metadata(run: Callable[..., list[str]]) -> None:
+    (said,) = run("03_metadata_concepts")
     assert "Global indexes in new BatchMeta: [0, 2, 4, 6]" in said
     assert "Chunk 1: 4 samples, indexes=[4, 5, 6, 7]" in said
 
 
-def test_the_controller(run: Callable[..., str]) -> None:
-    said = run("tutorial/04_understanding_controller.py")
-    assert DONE in said
-    assert given(said) == [[0, 1, 2], [3, 4, 5], [0, 1]]
-
-
-def test_samplers_of_ones_own(run: Callable[..., str]) -> None:
-    said = run("tutorial/05_custom_sampler.py")
-    assert DONE in said
+def test_samplers_of_ones_own(run: Callable[..., list[str]]) -> None:
+    (said,) = run("05_custom_sampler")
     replaced, once, by_priority = given(said)[:3], given(said)[3:6], given(said)[6:]
     assert [len(each) for each in replaced] == [2, 1, 2]
     assert sorted(chain(*once)) == list(range(6)), "each once"
     assert {*chain(*by_priority)} <= {2, 3, 7}, "all others are of a weight of 1 in 10,000"
 
 
-def test_the_streaming_loader(run: Callable[..., str]) -> None:
+def test_the_controller_in_one_ray_job_after_another(run: Callable[..., list[str]]) -> None:
+    (said,) = run("04_understanding_controller")
+    assert given(said) == [[0, 1, 2], [3, 4, 5], [0, 1]]
+
+
+def test_the_streaming_loader(run: Callable[..., list[str]]) -> None:
     """Two producers, and two ranks with two members each, whose loaders have two workers."""
-    said = run("tutorial/06_streaming_dataloader.py")
-    assert DONE in said
+    (said,) = run("06_streaming_dataloader")
     seen: dict[str, list[str]] = {}
     ranks: dict[str, str] = {}
     for worker, rank, samples in re.findall(r"Update Worker@(\d)\]: dp_rank (\d) retrieved samples: \[(.*?)\]", said):
