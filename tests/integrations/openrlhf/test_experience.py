@@ -26,28 +26,6 @@ def back(there: Any, **how: Any) -> Any:
     return get(pickle.loads(pickle.dumps(there)), **how)
 
 
-def test_every_field_comes_back_as_it_was(plane: dp.Plane) -> None:
-    given = experience()
-    assert same(back(put(given)), given)
-
-
-def test_several_of_different_widths_come_back_as_they_were(plane: dp.Plane) -> None:
-    given = [experience(4, 9), experience(2, 30, seed=1), experience(1, 2, seed=2)]
-    assert same(back(put(given)), given)
-
-
-def test_what_a_rollout_made_comes_back(plane: dp.Plane) -> None:
-    sample = Experience(
-        sequences=torch.arange(5)[None],
-        attention_mask=torch.ones(1, 5, dtype=torch.long),
-        prompts=["a"],
-        images=[None],
-        mm_train_inputs=[None],
-        info={"response_clip_ratio": torch.tensor([False]), "length": torch.tensor(7), "note": "x", "scale": 0.1},
-    )
-    assert same(back(put(sample)), sample)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -59,12 +37,15 @@ def test_what_a_rollout_made_comes_back(plane: dp.Plane) -> None:
         {"info": {"nested": {"kl": torch.rand(2)}, "list": [torch.rand(1), None, 3], "flag": True, "one": 1}},
         {"mm_train_inputs": [inputs(), None, {"pixel_values": torch.rand(2, 3).half(), "sizes": [[1, 2]]}]},
         {"mm_train_inputs": [{"a": torch.rand(2, 2)}, {"a": torch.ones(2, 2, dtype=torch.long)}]},
+        {"images": [None], "info": {"cut": torch.tensor([False]), "length": torch.tensor(7), "note": "x"}},
     ],
-    ids=["nothing", "no rows", "no columns", "3-d and 0-d", "strides", "info", "inputs", "dtypes of inputs"],
+    ids=["nothing", "no rows", "no columns", "3-d and 0-d", "strides", "info", "inputs", "dtypes", "a rollout's"],
 )
-def test_odd_ones_come_back(plane: dp.Plane, fields: dict[str, Any]) -> None:
-    given = [Experience(**fields), experience(1)]
+def test_all_of_several_comes_back_as_it_was(plane: dp.Plane, fields: dict[str, Any]) -> None:
+    """Every field, of different widths, and odd ones."""
+    given = [Experience(**fields), experience(), experience(2, 30, seed=1), experience(1, 2, seed=2)]
     assert same(back(put(given)), given)
+    assert same(back(put(given[0])), given[0])
 
 
 def test_what_openrlhf_does_with_experiences_it_does_with_these(plane: dp.Plane) -> None:

@@ -163,6 +163,7 @@ def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
     eventually(empty, "memory is free")
 
 
+@pytest.mark.long
 def test_the_hook_goes_where_a_group_goes(hooked: Any) -> None:
     controller = Controller.remote()
     _, arguments = phases()["critic"]
