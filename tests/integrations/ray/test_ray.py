@@ -106,8 +106,12 @@ def gone(pid: int) -> bool:
 def test_each_ray_node_has_a_node_and_all_know_each_other(two: Any) -> None:
     found = [on(place, look) for place in places()]
     assert len({address for address, _, _ in found}) == len({pid for _, pid, _ in found}) == 2
-    assert look()[0] == found[0][0], "the driver has that of its own Ray node"
+    address, pid, _ = look()
+    assert address == found[0][0], "the driver has that of its own Ray node"
     all_know_each_other(2)
+    (cluster,) = [argument for argument in psutil.Process(pid).cmdline() if "listen" in argument]
+    assert "/dev/fd/" in cluster, "the key is on no command line"
+    assert f"tcp://{ray.nodes()[0]['NodeManagerAddress']}:0" in cluster
 
 
 def test_references_pass_through_ray(two: Any) -> None:
@@ -133,11 +137,22 @@ def test_in_an_actor_and_with_asyncio(two: Any) -> None:
     assert ray.get(reader.read.remote(put([7])), timeout=60) == [7]
 
 
-def test_the_key_is_on_no_command_line(two: Any) -> None:
-    _, pid, _ = look()
-    (cluster,) = [argument for argument in psutil.Process(pid).cmdline() if "listen" in argument]
-    assert "/dev/fd/" in cluster
-    assert f"tcp://{ray.nodes()[0]['NodeManagerAddress']}:0" in cluster
+def test_figures_are_metrics_of_ray(two: Any) -> None:
+    import re
+    import urllib.request
+
+    with dp.connect("ray") as plane:
+        node = plane.stats().node
+        plane.put({"x": [1, 2, 3]})
+        ports = [each["MetricsExportPort"] for each in ray.nodes() if each["Alive"]]
+
+        def exported() -> bool:
+            text = "".join(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode() for port in ports)
+            puts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_bytes_total\{", line)]
+            counts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_seconds_bucket", line)]
+            return any(node in line and float(line.split()[-1]) > 0 for line in puts) and bool(counts)
+
+        eventually(exported, "Ray exports the node's figures", timeout_s=90)
 
 
 def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
@@ -203,7 +218,11 @@ def etcd_directory(pids: list[int]) -> Path:
     return Path(data).parents[1]
 
 
-def test_down_and_up_again(two: Any) -> None:
+def test_down_and_up_again_with_other_settings(two: Any, tmp_path: Path) -> None:
+    """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
+    nodes that are started by hand."""
+    from dataplane.client.hosted import new_key
+
     pids = [on(place, look)[1] for place in places()]
     door.up(timeout=10)  # which it is
     assert look()[1] == pids[0]
@@ -214,8 +233,19 @@ def test_down_and_up_again(two: Any) -> None:
     eventually(lambda: not etcd.exists(), "its etcd leaves nothing")
     assert "up()" in eventually(lambda: on(places()[1], refused), "it is refused")
     door.down()
-    door.up(dp.NodeConfig(**SMALL))
+    with pytest.raises(dp.Misuse, match="dataplane keygen"):
+        door.up(dp.NodeConfig(**SMALL), key=tmp_path / "none")
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}))
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        dp.connect("ray")
+    door.down()
+    (tmp_path / "key").write_bytes(new_key())
+    door.up(dp.NodeConfig(**SMALL), transports=["tcp"], key=tmp_path / "key")
     assert on(places()[1], look)[1] not in pids
+    all_know_each_other(2)
+    (cluster,) = [argument for argument in psutil.Process(look()[1]).cmdline() if "listen" in argument]
+    assert '"transports": ["tcp"]' in cluster
 
 
 class Trainer:
@@ -226,6 +256,7 @@ class Trainer:
         return look()[1]
 
 
+@pytest.mark.long
 def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
     trainer = ray.remote(num_cpus=0)(Trainer).remote()
     pids = {ray.get(trainer.up.remote(), timeout=90)}
@@ -233,17 +264,6 @@ def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
     assert len(pids) == 2
     ray.kill(trainer)
     eventually(lambda: all(gone(pid) for pid in pids), "they end", LOST_S)
-
-
-def test_settings_that_a_host_can_not_meet(job: Any) -> None:
-    """By `up` and by who connects."""
-    with pytest.raises(dp.Rejected, match="nowhere"):
-        door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}))
-    with pytest.raises(dp.Rejected, match="nowhere"):
-        dp.connect("ray")
-    door.down()
-    door.up(dp.NodeConfig(**SMALL))
-    assert look()[1]
 
 
 DRIVER = """
@@ -291,26 +311,6 @@ def test_a_job_has_nodes_of_its_own_and_leaves_nothing(two: Any, how: str) -> No
     assert {on(place, look)[1] for place in places()} == mine, "the end of one is not that of the other"
 
 
-def test_without_ray(cluster: Any) -> None:
-    ray.shutdown()
-    for use in (lambda: dp.connect("ray"), door.up, door.down):
-        with pytest.raises(dp.Misuse, match=r"ray\.init"):
-            use()
-
-
-def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:
-    """As nodes that are started by hand take them."""
-    from dataplane.client.hosted import new_key
-
-    with pytest.raises(dp.Misuse, match="dataplane keygen"):
-        door.up(dp.NodeConfig(**SMALL), key=tmp_path / "none")
-    (tmp_path / "key").write_bytes(new_key())
-    door.up(dp.NodeConfig(**SMALL), transports=["tcp"], key=tmp_path / "key")
-    all_know_each_other(2)
-    (cluster,) = [argument for argument in psutil.Process(look()[1]).cmdline() if "listen" in argument]
-    assert '"transports": ["tcp"]' in cluster
-
-
 def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Path) -> None:
     from dataplane.client.hosted import new_key
 
@@ -320,6 +320,13 @@ def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Pa
     (seed / "seeds.json").write_text(json.dumps({"seeds": ["192.0.2.1:12000"]}))
     with pytest.raises(dp.Rejected, match=r"192\.0\.2\.1, where no Ray node is"):
         door.up(dp.NodeConfig(**SMALL, data_dir=str(tmp_path / "data")), key=tmp_path / "key")
+
+
+def test_without_ray(cluster: Any) -> None:
+    ray.shutdown()
+    for use in (lambda: dp.connect("ray"), door.up, door.down):
+        with pytest.raises(dp.Misuse, match=r"ray\.init"):
+            use()
 
 
 DURABLE = """
@@ -355,21 +362,3 @@ def test_what_is_durable_is_there_in_the_next_job(tmp_path: Path) -> None:
         refused, found = done.stdout.splitlines()
         assert "dataplane keygen" in refused
         assert found == str([1, 2, 3] * job)
-
-
-def test_figures_are_metrics_of_ray(joined: Any) -> None:
-    import re
-    import urllib.request
-
-    with dp.connect("ray") as plane:
-        node = plane.stats().node
-        plane.put({"x": [1, 2, 3]})
-        ports = [each["MetricsExportPort"] for each in ray.nodes() if each["Alive"]]
-
-        def exported() -> bool:
-            text = "".join(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode() for port in ports)
-            puts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_bytes_total\{", line)]
-            counts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_seconds_bucket", line)]
-            return any(node in line and float(line.split()[-1]) > 0 for line in puts) and bool(counts)
-
-        eventually(exported, "Ray exports the node's figures", timeout_s=90)
