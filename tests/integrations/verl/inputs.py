@@ -1,9 +1,8 @@
 """Inputs for fields of TransferQueue, and a description of what comes back, to compare storages with.
 
 A case is a list of puts into one field and, where this package is meant to differ from TransferQueue's own storage,
-how. `MORE` has more dtypes, and fields made by a generator with a fixed seed, of values that TransferQueue keeps as
-they are. There is no complex128 among the tensors: TransferQueue 0.1.11 reads them where they lie in a message, which
-may be unaligned, and its process then ends by SIGSEGV.
+how. There is no complex128 among the tensors: TransferQueue 0.1.11 reads them where they lie in a message, which may be
+unaligned, and its process then ends by SIGSEGV.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import enum
 import fractions
 import io
 import pathlib
-import random
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +141,6 @@ _MORE_DTYPES = (
     *("uint8", "int8", "int16", "uint32", "uint64", "float16", "float64"),
     *("complex32", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"),
 )
-_UNSELECTED = ("uint16", "uint32", "uint64")  # TransferQueue's storage fails to pick some rows of these
 _ARRAYS = ("bool", "int64", "float16", "complex128", "datetime64[ns]")
 _MORE_ARRAYS = (
     *("int8", "uint8", "uint16", "uint32", "uint64", "float32", "float64"),
@@ -464,62 +461,6 @@ def _media() -> Iterator[Case]:
     )
 
 
-def _made(count: int) -> Iterator[Case]:
-    """Fields of five rows in one to three puts, of values that TransferQueue keeps as they are."""
-    source = random.Random(15)
-
-    def value(depth: int = 0) -> Any:
-        plain: list[Callable[[], Any]] = [
-            lambda: None,
-            lambda: source.random() < 0.5,
-            lambda: source.randint(-(2**63), 2**64 - 1),
-            lambda: source.choice([0.0, -1.5, 1e300, float("inf")]),
-            lambda: source.choice(["", "a", "ß" * 40, "\0"]),
-            lambda: source.randbytes(source.randint(0, 9)),
-            lambda: counted(*shape(), dtype=source.choice(_DTYPES + _MORE_DTYPES)),
-            lambda: np.arange(source.randint(0, 3)).astype(source.choice(_ARRAYS + _MORE_ARRAYS)),
-        ]
-        if depth < 3:
-            plain.append(lambda: [value(depth + 1) for _ in range(source.randint(0, 3))])
-            plain.append(lambda: {source.choice("abcd"): value(depth + 1) for _ in range(source.randint(0, 3))})
-        return source.choice(plain)()
-
-    def shape(dims: int | None = None) -> list[int]:
-        return [source.randint(0, 3) for _ in range(source.randint(0, 3) if dims is None else dims)]
-
-    def entry(kind: str, dtype: str, dims: int, rows: int) -> Any:
-        if kind == "dense":
-            return counted(rows, *shape(dims), dtype=dtype)
-        if kind == "jagged":
-            tail = shape(dims - 1) if dims else []
-            return jagged([counted(source.randint(0, 4), *tail, dtype=dtype) for _ in range(rows)])
-        if kind == "stacked":
-            return stack(*[counted(*shape(dims), dtype=dtype) for _ in range(rows)])
-        if kind == "alike":
-            one = value()
-            return stack(*[one] * rows)
-        values = [value() for _ in range(rows)]
-        return NonTensorData(data=values, batch_size=[rows]) if kind == "data" else stack(*values)
-
-    for number in range(count):
-        of_tensors = number % 2
-        dtype, dims = (
-            source.choice([each for each in _DTYPES + _MORE_DTYPES if each not in _UNSELECTED]),
-            source.randint(0, 2),
-        )
-        puts: list[Put] = []
-        left = list(range(5))
-        source.shuffle(left)
-        kinds = ["dense", "jagged", "stacked"] if of_tensors else ["mixed", "alike", "data"]
-        for part in (left, source.sample(left, 2), source.sample(left, 1))[: source.randint(1, 3)]:
-            kind = source.choice(kinds)
-            if kind == "stacked" and not puts:
-                kinds.remove("jagged")  # which the controller refuses then
-            made = entry(kind, dtype, dims, len(part))
-            puts.append((sorted(part), lambda made=made: made))
-        yield Case(f"made {number}", puts, 5)
-
-
 def _named(*groups: Iterator[Case]) -> dict[str, Case]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of prototypes
@@ -528,7 +469,7 @@ def _named(*groups: Iterator[Case]) -> dict[str, Case]:
 
 def more() -> dict[str, Case]:
     """Cases that take longer together than all others."""
-    return _named(_of_dtypes(_MORE_DTYPES, _MORE_ARRAYS), _made(120))
+    return _named(_of_dtypes(_MORE_DTYPES, _MORE_ARRAYS))
 
 
 CASES = _named(

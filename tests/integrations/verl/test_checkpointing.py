@@ -185,6 +185,7 @@ def test_replicas_take_weights_when_they_are_ready() -> None:
         assert dp.connect("ray").weights("ready").versions() == [4, 5]
 
 
+@pytest.mark.long
 def test_verls_own_update_works_as_with_its_engines() -> None:
     """Two ranks of a trainer, of which each gathers all and one publishes; a replica of two ranks."""
     how = config(name="own", abort=True)

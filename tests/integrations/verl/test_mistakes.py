@@ -1,6 +1,5 @@
 """Mistakes that users make with the backend: each is an error that says what to do. The same ten with the module are in
-`transfer_queue/test_mistakes.py`; a misspelt setting of the backend and more memory than there is, in
-`test_storage_plugin.py` too.
+`transfer_queue/test_mistakes.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import transfer_queue as tq
 from omegaconf import OmegaConf
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
+from tests.integrations.verl import driving
 from tests.integrations.verl.storage_job import job, own, program, ray_of_this_process, stats
 from tests.processes import eventually
 from tests.users import needs_root
@@ -26,7 +27,19 @@ pytestmark = SYSTEMS
 
 
 @pytest.fixture(scope="module")
-def queue() -> Iterator[Any]:
+def failed() -> list[dp.DataplaneError]:
+    """What `init` says of what can not be started, one after the other."""
+    driving.drive()
+    found = []
+    for settings in ({"memroy": "1GiB"}, {"memory": "900TiB", "spill": 0}):
+        with pytest.raises(dp.DataplaneError) as raised:
+            tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
+        found.append(raised.value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def queue(failed: Any) -> Iterator[Any]:
     with job(memory="4MiB", spill="1MiB", prewarm=0, timeout=0.5) as made:
         yield made
 
@@ -37,6 +50,19 @@ def told_by(nursery: Nursery, code: str, **environment: str) -> Any:
         told = running.hear()
         running.wait()
         return told
+
+
+def test_a_job_that_can_not_start_says_what_to_do_and_then_starts(failed: list[dp.DataplaneError], queue: Any) -> None:
+    """A misspelt setting, and more memory than a host has."""
+    misspelt, too_large = failed
+    assert isinstance(misspelt, dp.Misuse)
+    assert "no setting memroy: there are memory" in str(misspelt)
+    assert isinstance(too_large, dp.Rejected)
+    assert "memory is 900.0 TiB, and this host, or its container, has" in str(too_large)
+    assert "give at most that" in str(too_large)
+    queue.kv_put("a", "train", {"x": torch.ones(2)}, {})
+    assert queue.kv_batch_get("a", "train")["x"].values().tolist() == [1, 1]
+    queue.kv_clear("a", "train")
 
 
 def test_a_wrong_partition(queue: Any) -> None:
@@ -57,11 +83,15 @@ def test_a_field_that_is_missing(queue: Any) -> None:
 
 def test_no_node(nursery: Nursery) -> None:
     """No Ray; and an address where no node listens, as the job starts."""
-    code = "tell(error_of(lambda: plugin.start(conf())))"
-    kind, said = told_by(nursery, code)
+    code = """
+        told = [error_of(lambda: plugin.start(conf()))]
+        os.environ["DATAPLANE_ADDRESS"] = "unix:///nowhere.sock"
+        tell([*told, error_of(lambda: plugin.start(conf()))])
+    """
+    (kind, said), other = told_by(nursery, code)
     assert kind == "Misuse"
     assert "ray.init()" in said
-    kind, said = told_by(nursery, code, DATAPLANE_ADDRESS="unix:///nowhere.sock")
+    kind, said = other
     assert kind == "PeerUnavailable"
     assert "nowhere.sock" in said
 

@@ -11,9 +11,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
-from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import Nursery
-from tests.integrations.verl.storage_job import program, ray_of_this_process
 from tests.optional import needs
 
 
@@ -122,40 +120,3 @@ def test_settings() -> None:
 def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(dp.Misuse, match=why):
         Settings.of(given).config()
-
-
-@KEPT
-@needs("transfer_queue")
-@pytest.mark.parametrize("rays", [1, *long(2)])
-def test_a_job_that_can_not_start_says_what_to_do(job: None, nursery: Nursery, rays: int) -> None:
-    """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
-    first `init()` has failed, and with each new Ray."""
-    code = """
-        def init(by=tq.init, **settings):
-            return by(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
-
-        tell(error_of(lambda: init(by=plugin.start, memory="1GiB")))
-        for number in range(int(os.environ["RAYS"])):
-            start("local" if number else os.environ["RAY"])
-            if not number:
-                tell(error_of(lambda: init(memroy="1GiB")))
-                tell(error_of(lambda: init(memory="900TiB", spill=0)))
-            init(memory="16MiB", spill=0)
-            tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
-            tell(tq.kv_batch_get("a", "p")["x"].values().sum().item())
-            end()
-    """
-    with program(nursery, code, RAYS=str(rays), **ray_of_this_process()) as running:
-        told = [running.hear() for _ in range(3 + rays)]
-        running.wait()
-        logged = running.logged()
-    no_ray, misspelt, too_large, *went_on = told
-    assert no_ray[0] == "Misuse"
-    assert "ray.init()" in no_ray[1]
-    assert misspelt[0] == "Misuse"
-    assert "no setting memroy: there are memory" in misspelt[1]
-    assert too_large[0] == "Rejected"
-    assert "memory is 900.0 TiB, and this host, or its container, has" in too_large[1]
-    assert "give at most that" in too_large[1]
-    assert went_on == [2.0] * rays
-    assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == rays, "it is seen"

@@ -101,6 +101,8 @@ def saved(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     with run(nursery, SAVE, where) as running:
         told = running.hear()
         running.wait()
+        said = running.logged()
+    assert said.count("dataplane: TransferQueue stores in the plane (Dataplane)") == 1, "it is seen"
     return where, told
 
 

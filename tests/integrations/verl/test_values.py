@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
@@ -37,7 +38,7 @@ def simple_storage() -> Iterator[Any]:
     import transfer_queue as queue
 
     driving.drive()
-    queue.init()
+    queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     try:
         yield queue
     finally:
