@@ -115,7 +115,7 @@ def _save(own: Session, partition: Partition, directory: Path, stem: str) -> lis
         try:
             files = list(_values(own, partition, rows, names, directory / stem))
             tasks = own.plane.tables().get(partition.table.name, {}).get("tasks", [])
-            consumed = {task: np.flatnonzero(partition.table.taken(task, rows.numbers)).tolist() for task in tasks}
+            consumed = {task: np.flatnonzero(partition.table.claimed(task, rows.numbers)).tolist() for task in tasks}
         except Misuse:  # rows were cleared since: as they are now, then
             continue
         saved = _Saved(partition.name, rows.keys, rows.tags, consumed, files)
@@ -159,18 +159,18 @@ def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
     if not saved.keys:  # all were cleared: it is there, and has no rows
         table.clear(table.numbers(new_keys(1), create=True))
         return
-    numbers = table.write(saved.keys, tags=saved.tags)
+    numbers = table.upsert(saved.keys, tags=saved.tags)
     for number, (_, places) in enumerate(saved.files):
         values = f"{name.removesuffix('.bin')}-{number}.arrow"
         try:
             read = arrow_file.decoded(listed.content(values))
-            table.write(numbers[places], dict(arrow_in.columns_of(read, checked=True)))
+            table.upsert(numbers[places], dict(arrow_in.columns_of(read, checked=True)))
         except (Corrupt, SchemaMismatch, IndexError) as error:
             where = directory / values
             raise Corrupt(f"{where} is not what was saved: {error}", path=str(where)) from error
     for task, taken in saved.consumed.items():
         if taken:
-            table.take(task, numbers[taken])
+            table.claim(task, numbers[taken])
 
 
 def _sync(directory: Path) -> None:

@@ -208,7 +208,7 @@ class TransferQueueClient:
         if partition.all(tags=False) is None:
             log.warning("there is no partition %r whose consumption could be reset", partition_id)
         else:
-            partition.table.untake(task_name)
+            partition.table.release(task_name)
         return True
 
     def get_partition_list(self) -> list[str]:
@@ -307,7 +307,7 @@ def _consumed(partition: Partition, task: str) -> tuple[Rows | None, Flags]:
         if rows is None or not len(rows):
             return rows, np.empty(0, np.bool_)
         try:
-            return rows, partition.table.taken(task, rows.numbers)
+            return rows, partition.table.claimed(task, rows.numbers)
         except Misuse:  # one was cleared since
             continue
     raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: ask again when that is done")

@@ -107,7 +107,7 @@ class _Figures:
             rows.add_metric([name], len(found))
             made.add_metric([name], _part(found.have))
             for task in tables.get(table.name, {}).get("tasks", []):
-                done.add_metric([name, task], _part(table.taken(task)))
+                done.add_metric([name, task], _part(table.claimed(task)))
         yield from (rows, made, done)
 
 

@@ -94,13 +94,13 @@ class _Choosing:
         table = self._partition.table
         least = wanted = self._batch_size * (self._sampler.dp_size if self._deals else 1)
         while True:
-            if self._claim is not None and (made := table.claimed(self._task, self._claim)) is not None:
+            if self._claim is not None and (made := table.find_claim(self._task, self._claim)) is not None:
                 return self._part(made)
             try:
                 ready = table.ready(
                     self._fields,
                     task=self._task,
-                    claim=self._claim,
+                    claim_id=self._claim,
                     least=least,
                     timeout=max(0.0, deadline.remaining_s),
                 )
@@ -112,7 +112,7 @@ class _Choosing:
                 continue
             if not len(consumed) and self._claim is None:
                 return sampled
-            given = table.take(self._task, consumed, give=sampled, claim=self._claim)
+            given = table.claim(self._task, consumed, give=sampled, claim_id=self._claim)
             if given is not None:
                 return self._part(given)
             self._sampler.clear_cache(self._partition.name)  # or it may choose what another took

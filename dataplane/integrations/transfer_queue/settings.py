@@ -107,9 +107,9 @@ def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
     """The job's settings: these where nobody has written any, which is the second value. Raises Misuse where it is
     another job that nobody named."""
     table = plane.table(_table(job))
-    numbers = table.write([_ROW])
-    if table.take(_WHO, numbers) is not None:
-        table.write([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
+    numbers = table.upsert([_ROW])
+    if table.claim(_WHO, numbers) is not None:
+        table.upsert([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
         return own, True
     table.ready(["there"], timeout=_WAIT_S)  # who was first writes them now
     return _of(table.look([_ROW]), job, plane), False
@@ -128,7 +128,7 @@ def forget(plane: Plane, job: Job) -> None:
 
 def tell_endpoint(plane: Plane, job: Job, endpoint: str) -> None:
     """Let the job's processes know where its figures are served."""
-    plane.table(_table(job)).write([_ROW], tags=[{_METRICS: endpoint}])
+    plane.table(_table(job)).upsert([_ROW], tags=[{_METRICS: endpoint}])
 
 
 def endpoint(plane: Plane, job: Job) -> str | None:

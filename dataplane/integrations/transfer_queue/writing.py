@@ -106,7 +106,7 @@ def put(
 ) -> tuple[Rows, list[str]]:
     """Put rows by key; what is known of them then, of all fields of the partition, and which those are. `known_keys`:
     see `sharing.write`."""
-    return sharing.write(partial(partition.table.put, keys, tags=tags), columns, known_keys)
+    return sharing.write(partial(partition.table.upsert_and_look, keys, tags=tags), columns, known_keys)
 
 
 def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> Index:
@@ -114,7 +114,7 @@ def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None
     keys = new_keys(rows)
     if columns is None:
         return partition.table.numbers(keys, create=True)
-    return sharing.write(partial(partition.table.write, keys), columns)
+    return sharing.write(partial(partition.table.upsert, keys), columns)
 
 
 def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
@@ -124,7 +124,7 @@ def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]
     if len(np.unique(numbers)) != len(numbers):
         raise ValueError("the metadata names a row twice: put each row once")
     try:
-        sharing.write(partial(partition.table.write, numbers, tags=tags), columns)
+        sharing.write(partial(partition.table.upsert, numbers, tags=tags), columns)
     except Misuse as error:
         gone(partition, meta.global_indexes, numbers, error)
         raise
