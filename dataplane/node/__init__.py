@@ -1,1 +1,1 @@
-"""A host's process: it owns the store and answers the clients of that host."""
+"""The process of a host that owns the store and answers the clients of that host."""

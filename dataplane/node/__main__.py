@@ -1,9 +1,9 @@
-"""The process of a node that another process started: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`, for
-`client.launch` and `client.hosted` alone.
+"""The process of a node that another process starts: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`. Used by
+`client.launch` and `client.hosted` only.
 
-CONFIG is a `NodeConfig` as JSON, STARTER the process to end with, READY a socket to say the address on, or why the node
-does not start. With CLUSTER, a `ClusterConfig` as JSON, it is one of several: it says in two more lines where others
-find it, and its process, and ends when the other end of READY is closed.
+CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or why it does not
+start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two more
+lines, the address for other nodes and its process, and ends when the other end of READY is closed.
 """
 
 from __future__ import annotations

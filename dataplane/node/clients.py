@@ -1,10 +1,10 @@
-"""One connected client of a node: what it asks for, done; what it held, given back when it goes.
+"""One connected client of a node: executes its requests, and releases what it held when it ends.
 
-What always holds: every request with an id gets exactly one reply, whatever decoding it, doing it or encoding its reply
-raises (`wire.boundary`), also as its client is cut off; what can be done at once is done without a task, and what has
-to wait, waits in a task that ends with the connection, within the memory that requests of all clients may keep
-(`node.waits`); a client that breaks the protocol is cut off, and nobody else notices. Descriptors are passed once for
-each segment and right (read, or write as its owner).
+Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
+(`wire.boundary`), even if the client is disconnected meanwhile. A request that need not wait is executed without a
+task. One that waits does so in a task that ends with the connection, within the memory bound for waiting requests of
+all clients (`node.waits`). A client that violates the protocol is disconnected, without effect on others. Each
+segment's descriptor is sent once for each right (read, or write as its owner).
 """
 
 from __future__ import annotations
@@ -134,25 +134,26 @@ class Client:
         return self.label
 
     def close(self, error: DataplaneError, number: int = 0) -> None:
-        """Hear no more of the client, telling it why, and so the request `number` and all that wait. What it reserved
-        is taken back; its pins stay until it ends the connection, since there are views that look at what they hold."""
+        """Stop receiving from the client, and send it the error, for the request `number` and all that wait. Its
+        reservations are aborted; its pins stay until it ends the connection, since its views may still use that
+        memory."""
         self._farewell(error, number, error)
 
     def _farewell(self, error: DataplaneError, number: int, its: DataplaneError) -> None:
-        """As `close`; the request `number` is told of `its` own error."""
+        """As `close`; the request `number` gets its own error `its`."""
         for each in dict.fromkeys((0, number, *self._waiting)):
             self._channel.send(failure(each, its if each and each == number else error, self))
         self._channel.close(error)
 
     def end(self, error: DataplaneError) -> None:
-        """The node stops: tell the client, and end the connection whatever it holds."""
+        """The node stops: send the error and end the connection, whatever the client holds."""
         self._channel.send(failure(0, error, self))
         self._channel.close()
         if self._leaving:
             self._leave()
 
     def revoke_silent(self) -> None:
-        """Give up what the client was admitted to bring to streams, if it gives no sign of life."""
+        """Revoke the client's permits to append to streams if it shows no sign of life."""
         if self._streams.expected and self._store.silent(self):
             self._streams.revoke()
 
@@ -179,20 +180,20 @@ class Client:
         return True
 
     def _ask_no_more(self) -> None:
-        """What the client holds of streams goes to others."""
+        """Release the client's leases: its rows go to other consumers."""
         self._streams.leave()
         self._tables.leave()
         self._staged.leave()
 
     def _go(self) -> None:
-        """Give back all that the client had: its process has ended, or has let go of it."""
+        """Release everything that the client had: its process has ended, or has released it."""
         self._handing.leave()
         self._store.leave(self)
         self._observing.leave(self)
         self._gone(self)
 
     def _linger(self) -> None:
-        """Wait for the end of a connection that nothing more is taken from."""
+        """Wait for the end of a connection from which nothing more is received."""
         try:
             ended = not self._socket.recv(_DISCARD)
         except BlockingIOError:
@@ -225,7 +226,7 @@ class Client:
             self._fail(identifier, error)
 
     def _refused(self, body: bytes, error: DataplaneError) -> bool:
-        """A message could not be decoded: answer it, if it has a number. Whether the connection goes on."""
+        """A message could not be decoded: answer it if it has an id. Returns whether the connection continues."""
         number = _heads.number(body)
         said = error if isinstance(error, ProtocolMismatch | LimitExceeded) else None
         self._farewell(said or ProtocolMismatch(f"not a message: {error}"), number or 0, error)
@@ -241,7 +242,7 @@ class Client:
             self._channel.send(failure(identifier, error, self))
 
     def _answer(self, request: m.Request) -> Coroutine[Any, Any, None] | None:
-        """Do what can be done at once; what has to wait is returned, to be awaited."""
+        """Execute the request if it need not wait. Returns the reply, or an awaitable for it."""
         match request:
             case m.Put() | m.AppendInline() | m.ExtendInline():
                 return self._answer_inline(request)
@@ -373,7 +374,7 @@ class Client:
         return None
 
     async def _answer_soon(self, answer: Waiting) -> None:
-        """Send a small reply, which does not wait for room: what it tells of could not be taken back."""
+        """Send a small reply without waiting for room: what it reports could not be undone."""
         self._channel.send(await answer())
 
     async def _room(self) -> bool:
@@ -392,8 +393,8 @@ class Client:
             raise
 
     async def _send_later(self, reply: m.Reply) -> None:
-        """Send a reply when the client has taken enough of those before. Raises LimitExceeded where those that are
-        made and wait take too much."""
+        """Send a reply once the client has received enough of the earlier ones. Raises LimitExceeded if the replies
+        that wait take too much memory."""
         framed = frame(reply)
         del reply  # which takes several times as much
         with self._kept.keep(len(framed)):
@@ -564,7 +565,7 @@ class Client:
         parts: Sequence[m.RowParts] = (),
         chunks: Sequence[m.ChunkPart] = (),
     ) -> list[int]:
-        """The numbers that shards of other nodes have here, of which `parts`, or parts of `chunks`, are wanted."""
+        """The local numbers of shards of other nodes, of which `parts`, or parts of `chunks`, are wanted."""
         if self._hosts is None or self._hosts.fetcher is None:
             node = shards[0][0].hex() if shards else ""
             why = "either it was stopped, or it is another host's, and this node is alone"
@@ -581,7 +582,7 @@ class Client:
     def _patched(
         self, copies: Sequence[int], chunks: Sequence[m.ChunkPart], deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
-        """While this is entered, those of these copies are made here of what changed that can be."""
+        """A context in which those of these copies are made here from their changes for which that is possible."""
         fetcher = None if self._hosts is None else self._hosts.fetcher
         if fetcher is None or not any(steps for _, steps in chunks):
             return nullcontext()
@@ -649,7 +650,7 @@ class Client:
         self._send_held(request, held)
 
     async def _when_room(self, held: list[Pinned]) -> None:
-        """Wait until the client has taken enough that it can be told of these; its pins are dropped if it is not."""
+        """Wait until the client has received enough to be sent these; if it has not, its pins are released."""
         try:
             await self._channel.room()
         except BaseException:
@@ -657,7 +658,7 @@ class Client:
             raise
 
     async def _pin_rest(self, request: m.Pin) -> None:
-        """Answer with handles of shards that clients keep, which are held, and the others as ever."""
+        """Answer with held handles for the shards that clients keep, and with the others as usual."""
         kept = self._store.map_kept(self, request.shards)
         mapped = {shard.number for shard, _ in kept}
         rest = [number for number in request.shards if number not in mapped]

@@ -1,4 +1,4 @@
-"""The segments that one client was passed descriptors of: each once for each right, read, or write as its owner."""
+"""The segments whose descriptors a client has: each once for each right, read, or write as its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataplane.wire import messages as m
 
 
 class Grants:
-    """What one client may map of the arena."""
+    """Which segments of the arena one client may map."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -17,8 +17,8 @@ class Grants:
         self._closed = arena.closed
 
     def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
-        """What the client has not been granted of these yet, and the descriptors that go with it, which stay the
-        arena's."""
+        """Those of these segments that the client has not been granted yet, with their descriptors, which the arena
+        keeps open."""
         grants, descriptors = [], []
         for number in segments:
             if (number, writable) not in self._granted:
@@ -29,7 +29,7 @@ class Grants:
         return grants, descriptors
 
     def gone(self) -> list[int]:
-        """Which of the segments that were granted have been closed since this was last asked."""
+        """The granted segments that were closed since the last call."""
         if self._closed == self._arena.closed:
             return []
         self._closed = self._arena.closed

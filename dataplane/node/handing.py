@@ -1,9 +1,9 @@
-"""What one client put and is about to hand to a stream: freed if the client goes before it has.
+"""Shards that a client has put and is about to give to a stream: freed if the client ends first.
 
-A put belongs to the node, and outlives its process. But who calls `append` with a reference has given it away: were its
-process killed while it waits for room in the stream, nobody would ever free it.
+A put belongs to the node and outlives its process. A caller of `append` with a reference gives it to the stream: if its
+process were killed while it waits for room, nobody would free the shards.
 
-What always holds: only what this client put, under no scope, is freed so, and nothing that rows of streams need.
+Invariant: this frees only shards that the client itself put, under no scope, and that no row of a stream needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _MOST = 1 << 16  # shards of a client
 
 
 class Handing:
-    """Shards by the request that asks leave to append them. `free(shards)` frees those that the client may free."""
+    """Shards by the request that asks for a permit to append them. `free(shards)` frees those that the client may
+    free."""
 
     def __init__(self, free: Callable[[Sequence[int]], None]) -> None:
         self._free = free
@@ -26,7 +27,7 @@ class Handing:
         return sum(map(len, self._shards.values()))
 
     def begin(self, request: int, shards: list[int]) -> None:
-        """These are to be appended by leave of this request. Raises LimitExceeded."""
+        """These shards are to be appended with the permit of this request. Raises LimitExceeded."""
         if shards:
             asked = len(self) + len(shards)
             if asked > _MOST:
@@ -35,11 +36,11 @@ class Handing:
             self._shards[request] = shards
 
     def end(self, request: int) -> None:
-        """They are a stream's now, or the client's still."""
+        """The shards now belong to a stream, or still to the client."""
         self._shards.pop(request, None)
 
     def leave(self) -> None:
-        """The client has gone."""
+        """The client has ended."""
         shards, self._shards = self._shards, {}
         for each in shards.values():
             self._free(each)

@@ -1,4 +1,4 @@
-"""A node among others: its control channel, who is there, and what it answers them."""
+"""A node in a cluster: its control channel, the members, and the requests of other nodes."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ _STREAMS = 50  # whose figures one message has
 
 @dataclass(frozen=True, slots=True)
 class HostsStatistics:
-    """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here;
-    messages to them (requests, and the frames of partitions), and requests of theirs."""
+    """Bytes received from and sent to other nodes; the number of their shards known here; messages to them
+    (requests, and frames of partitions), and requests from them."""
 
     fetched: int = 0
     sent: int = 0
@@ -87,7 +87,7 @@ class HostsStatistics:
 
 
 class Hosts:
-    """The other hosts, for one node. `start`, `run` and `aclose` are called by it."""
+    """The other hosts, for one node, which calls `start`, `run` and `aclose`."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Hosts:
         *,
         keeps: bool = False,
     ) -> None:
-        """`freed` is called with the bytes of a large message of another node. `keeps`: as `Member` has it. Raises
-        OSError or ValueError for a key that can not be used."""
+        """`freed` is called with the size of a released large message of another node. `keeps`: as `Member.keeps`.
+        Raises OSError or ValueError for an unusable key."""
         self._needed = needed
         self._config = config
         self._keeps = keeps
@@ -137,20 +137,20 @@ class Hosts:
 
     @property
     def address(self) -> str:
-        """Where other nodes find this one."""
+        """The address at which other nodes reach this one."""
         listens = self._peers.address
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        """Whether this is a member; see `node.shards.offers`."""
+        """Whether this node is a member; see `node.shards.offers`."""
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The number here of another's shard that others may read here; see `node.shards.offers`."""
+        """The local number of another node's shard that others may read here; see `node.shards.offers`."""
         return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
-        """Listen. Raises OSError; ValueError where what it is to be joined by is not installed."""
+        """Listen. Raises OSError; ValueError if the package that `join` needs is not installed."""
         self._transports += await started(self._config.transports, self._config.host, self._config.told)
         self._choice = Choice(self._transports)
         self._peers.start()
@@ -195,7 +195,7 @@ class Hosts:
             await self._columns.recover(era.known)
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises Rejected where this node may not be one of the cluster."""
+        """Take part in the cluster until cancelled. Raises Rejected if this node is not admitted."""
         assert self._cluster is not None, "it has been started"
         running = [asyncio.ensure_future(self._cluster.run())]
         if self._era is not None:
@@ -211,8 +211,8 @@ class Hosts:
                 task.result()
 
     async def others_graphs(self) -> list[dict[str, Any]]:
-        """What the clients of the other nodes reported of their performance, as `performance.graphs_of`; of those nodes
-        that answer."""
+        """What clients of the other nodes reported of their performance, as `performance.graphs_of`; nodes that do
+        not answer are left out."""
         if self.membership is None:
             return []
         others = [member for node, member in self.membership.members.items() if node != self._node]
@@ -228,7 +228,7 @@ class Hosts:
         return [node for nodes in found for node in nodes]
 
     async def offers_kept(self, request: OfferKept) -> list[KeptOffer]:
-        """What clients of another node offer of the shards that they keep. Raises Freed, OwnerDied, PeerUnavailable."""
+        """The offers of another node's clients for shards that they keep. Raises Freed, OwnerDied, PeerUnavailable."""
         member = None if self.membership is None else self.membership.members.get(request.owner)
         if member is None or request.owner == self._node:
             return []
@@ -237,7 +237,7 @@ class Hosts:
         return (await self._peers.request(member.address, asked, KeptOffers, within_s)).offers
 
     async def figures_of(self, request: Stats | Streams) -> Figures:
-        """What another member tells of itself. Raises PeerUnavailable where there is none, or it does not answer."""
+        """The statistics of another member. Raises PeerUnavailable if it is not a member or does not answer."""
         member = None if self.membership is None else self.membership.members.get(request.node)
         if member is None:
             node = request.node[:16].hex()
@@ -311,8 +311,8 @@ class Hosts:
         return Done(getattr(request, "id", 0))
 
     async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
-        """What another node says of its rings or its clock, which is compared with this one's by several round trips:
-        the shortest says the most. Raises PeerUnavailable, and what that node raises."""
+        """Another node's rings, or its clock compared with this one's: of several round trips the shortest is used.
+        Raises PeerUnavailable, and what that node raises."""
         member = None if self.membership is None else self.membership.members.get(request.node)
         if member is None:
             raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
@@ -331,7 +331,7 @@ class Hosts:
         return ClockRead(request.id, came, ahead, took // 2)
 
     async def _offer_kept(self, request: OfferKept) -> KeptOffers:
-        """Have clients offer what they keep: each where the transports of this node listen."""
+        """Have clients offer the shards that they keep, each at the addresses of this node's transports."""
         if len(request.shards) > MAX_RETAINED:
             raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
         kept = self._store.kept(request.shards)
@@ -345,7 +345,7 @@ class Hosts:
         return KeptOffers(request.id, offers)
 
     def _free(self, parts: Sequence[Part]) -> list[int]:
-        """Free these parts of shards here; the shards of which others own some of it still."""
+        """Free these parts of local shards. Returns the shards of which other owners still need a part."""
         for shard, columns, rows in parts:
             try:
                 if columns:
@@ -368,7 +368,7 @@ class Hosts:
         return pm.Described(request.id, described, apart)
 
     def statistics(self) -> HostsStatistics:
-        """What has crossed, and what is known."""
+        """Traffic, and the number of known shards."""
         if self.fetcher is None:
             return HostsStatistics()
         sent = self._inline_bytes + self._offers.sent_bytes
@@ -377,7 +377,7 @@ class Hosts:
         return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, asked, peers.answered)
 
     def figures(self) -> dict[str, Any]:
-        """Who is there, as plain values."""
+        """The members, as plain values."""
         if self.membership is None:
             return {}
         roles = self._roles()
@@ -421,7 +421,7 @@ class Hosts:
         return {"leads": leads, "follows": follows}
 
     async def aclose(self) -> None:
-        """Leave. Idempotent."""
+        """Leave the cluster. Idempotent."""
         if self._columns is not None:
             await self._columns.aclose()
         if self.tables is not None:
@@ -442,7 +442,7 @@ class Hosts:
 
 
 def _machine() -> str:
-    """The same for all processes that end with this machine."""
+    """An identity that all processes of this machine share until it restarts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,11 +1,11 @@
-"""The node: one process a host, which listens for that host's clients and owns their store.
+"""The node: one process a host, which owns the store of the host's clients and listens for them.
 
-It ends when it is told to (SIGTERM, or SIGINT where it was started by hand) or when the process that it was
-started for has ended. However it ends, nothing is left that the next node to start there does not remove: its
-socket and its spill files are in directories that it holds a lock on (`store.claim`), its memory has no name.
+It ends on SIGTERM (on SIGINT too if it was started by hand), or with the process it was started for. However it ends,
+the next node to start there removes what is left: its socket and spill files are in directories that it locks
+(`store.claim`), and its memory has no name.
 
-What always holds: it does not end because the system refuses something. A client that can not be served is turned away,
-and what the node does in the background goes on after a pause; what hangs is waited for a bounded time when it ends.
+Invariants: the node does not end because the system refuses something. A client that cannot be served is rejected;
+background work continues after a pause; at the end the node waits a bounded time for work that hangs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, o
 
 
 class Node:
-    """A listening socket, its clients, and their store. `serve` runs it."""
+    """A listening socket, its clients, and their store. Run by `serve`."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Node:
         cluster: ClusterConfig | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Leases are by
-        `clock`, which has to be that of the event loop. Raises OSError where that can not be done, ValueError for a key
-        that is none; for the data directory DirectoryUnusable, Corrupt or Backpressure."""
+        """Listen at `path`, or in a directory of its own, and for other nodes as `cluster` says. Leases use `clock`,
+        which must be that of the event loop. Raises OSError if that is not possible, ValueError for an invalid key;
+        for the data directory DirectoryUnusable, Corrupt or Backpressure."""
         self.config = config
         if beyond := beyond_host(config):
             log.warning("%s; the kernel ends processes once it runs out of it", beyond)
@@ -135,12 +135,12 @@ class Node:
 
     @property
     def address(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         return format_address(self._path)
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT where it serves `/metrics`, once it serves, if it is to."""
+        """HOST:PORT at which `/metrics` is served, once it is; None if it is not to be."""
         return self._observing.exported
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
@@ -172,7 +172,7 @@ class Node:
             await self._close()
 
     def _hear(self) -> None:
-        """Hear who connects; tried again where the system refuses that."""
+        """Accept connections; tried again if the system refuses."""
         if self._listener.fileno() < 0:  # closed meanwhile
             return
         try:
@@ -237,7 +237,7 @@ class Node:
             then()
 
     def guard_memory(self) -> None:
-        """Keep processes from opening segments for writing, as `store.segment` says. Takes SIGIO for that."""
+        """Prevent processes from opening segments for writing; see `store.segment`. Uses SIGIO."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGIO, self._store.arena.harden_opened)
         self._store.arena.guard()
 
@@ -275,7 +275,7 @@ class Node:
         return graphs_of(self.id, self._clients, 0.0 if fetcher is None else fetcher.reading.under_way_s)
 
     def _own_figures(self) -> dict[str, Any]:
-        """Those that are of no stream or table."""
+        """The statistics that are of no stream or table."""
         store = self._store.statistics()
         return {
             "node": self.id.hex(),
@@ -337,7 +337,7 @@ class Node:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave nothing on this host, whether or not it has served. Idempotent."""
+        """Leave nothing on this host, whether or not the node has served. Idempotent."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -351,8 +351,8 @@ class Node:
 
 
 async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
-    """Do this until it is cancelled. The boundary: a fault in it is logged, and is no reason to end a node that holds
-    what others have put."""
+    """Run `work` again and again until cancelled. A boundary: an unexpected error is logged, and does not end a node
+    that holds others' data."""
     pause_s = _AGAIN_S
     while True:
         began = time.monotonic()
@@ -368,7 +368,8 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`, in place of a node that died there. Raises OSError where one lives, and where nobody can."""
+    """Listen at `path`, in place of a node that died there. Raises OSError if one is alive there, or nobody can
+    listen."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return listen(path)
@@ -397,8 +398,8 @@ def _listen(path: Path) -> socket.socket:
 def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    A node that was started for the process `starter` does not listen to SIGINT, which a terminal sends to both. It
-    serves until that process ends or, after SIGUSR1, until no client is connected.
+    A node that was started for the process `starter` ignores SIGINT, which a terminal sends to both. It serves until
+    that process ends or, after SIGUSR1, until no client is connected.
     """
     try:
         with asyncio.Runner(loop_factory=polling_loop) as runner:

@@ -1,11 +1,11 @@
-"""What a node knows of its own work and of its clients', for metrics and traces.
+"""A node's measurements of its own work and of its clients, for metrics and traces.
 
-It owns the rings of events (`observe.ring`): one of the node's own, one of each client, and what the last clients that
-have gone recorded last. Every `FOLD_S` it folds their new events into histograms, and looks who leads which partition.
+It owns the rings of events (`observe.ring`): its own, one of each client, and the last events of the clients that ended
+last. Every `FOLD_S` it adds the new events to histograms, and looks who leads which partition.
 
-What always holds: memory is bounded: of a ring for each client that is there, up to 1/64 of the node's memory (or 32
-MiB), and what the last `_GONE` recorded; of histograms and sums, whatever the streams. A client that gives nonsense
-spoils its own figures alone. Nothing here is on the path of a request.
+Invariants: memory is bounded: for rings of connected clients by 1/64 of the node's memory (or 32 MiB); for ended
+clients by the last `_GONE`; for histograms and sums independently of the number of streams. A client that sends
+nonsense spoils its own figures only. Nothing here is on the path of a request.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _Seen = tuple[StreamCounts, list[list[int]], list[int], float | None]
-"""What the last look saw of a home: what it counted, by task as `Progress` has it and what is left; when the oldest of
-its rows came, by its clock."""
+"""What the last look found of a home: its counters, the counters of `Progress` by task, the rows left by task, and
+when its oldest row came, by its clock."""
 
 _Seeing = tuple[Hashable, str, Home, Waiting, bool, float]
-"""A stream to look at: what it is known by, its name and home, who waits, whether it began here, and the time."""
+"""A stream to look at: its identity, name and home, its waiting requests, whether it was created here, and the time."""
 
 _COUNTED = itemgetter(LEASED, REDELIVERED, ACKED, EXPIRED)
 _tuple = tuple.__new__  # half a microsecond less than a named tuple's own, some thousand times a look
@@ -86,7 +86,7 @@ class _Gone:
 
 
 class Observing:
-    """The figures and events of one node. `serve` keeps them up to date."""
+    """The statistics and events of one node, which `serve` keeps up to date."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class Observing:
         records: bool = True,
         memory: int = 1 << 40,
     ) -> None:
-        """`figures`: those of the node, without streams and tables. `records`: whether this node and its clients record
-        events; without, there are neither traces nor histograms. `memory`: the node's budget, of which the rings of
-        clients take a `_PART` more at most, but for the first `_LEAST_RINGS`."""
+        """`figures`: the node's statistics without streams and tables. `records`: whether this node and its clients
+        record events; without them there are neither traces nor histograms. `memory`: the node's budget. The rings
+        of clients take at most a `_PART` of it beyond the first `_LEAST_RINGS`."""
         self._most_rings = max(_LEAST_RINGS, memory // _PART // ring.RING_BYTES)
         self._local = streams
         self._figures = figures
@@ -124,7 +124,7 @@ class Observing:
     # rings
 
     def grant(self, client: Hashable, pid: int, label: str) -> int | None:
-        """The descriptor of a new client's ring, which stays the node's; None where it is to record nothing."""
+        """The descriptor of a new client's ring, which stays the node's; None if it is not to record."""
         if not self.records or client in self._rings:
             return None
         if len(self._rings) >= self._most_rings:
@@ -144,7 +144,7 @@ class Observing:
         return fd
 
     def leave(self, client: Hashable) -> None:
-        """A client has gone. What it recorded last can be read for a while."""
+        """A client has ended. Its last events stay readable for a while."""
         found = self._rings.pop(client, None)
         if found is None:
             return
@@ -174,13 +174,13 @@ class Observing:
         self._missed += each.reader.missed - missed
 
     def fold(self) -> None:
-        """Count what was recorded since the last time."""
+        """Count the events since the last call."""
         for each in self._there():
             self._fold(each)
         self._forget()
 
     def watch(self, hosts: Hosts | None, durable: Durable | None) -> None:
-        """The node has started, alone or with others; `durable`: what it keeps on disk, alone."""
+        """The node has started, alone or in a cluster; `durable`: what it keeps on disk, alone."""
         self._hosts = hosts
         self._durable = durable
         if hosts is not None:
@@ -189,7 +189,8 @@ class Observing:
                 hosts.fetcher.reading.timed = self.timed
 
     def export(self, host: str, port: int) -> None:
-        """Serve `/metrics` there. Raises OSError where that can not be, ValueError for want of `prometheus_client`."""
+        """Serve `/metrics` there. Raises OSError if that is not possible, ValueError if `prometheus_client` is not
+        installed."""
         loop = asyncio.get_running_loop()
 
         def snapshot() -> Snapshot:
@@ -199,23 +200,23 @@ class Observing:
 
     @property
     def exported(self) -> str | None:
-        """HOST:PORT where `/metrics` is served, if it is."""
+        """HOST:PORT at which `/metrics` is served, if it is."""
         return None if self._exporter is None else self._exporter.address
 
     async def serve(self) -> None:
-        """Keep the figures up to date until cancelled."""
+        """Keep the statistics up to date until cancelled."""
         while True:
             await asyncio.sleep(FOLD_S)
             self.fold()
             self._watch_leaders()
 
     def timed(self, operation: str, began: int, nbytes: int) -> None:
-        """The node did this, which ends now."""
+        """Record an operation of the node, which ends now."""
         if self.recorder is not None:
             self.recorder.record(ring.CODE[operation], began, nbytes)
 
     def answer(self, request: m.ListRings | m.ReadRing | m.ReadClock) -> m.Reply:
-        """What is asked of this node's own rings and clock. Raises Freed where the ring is no more."""
+        """Answer a request for this node's rings or clock. Raises Freed if the ring does not exist any more."""
         match request:
             case m.ReadClock():
                 return m.ClockRead(request.id, time.monotonic_ns())
@@ -233,7 +234,7 @@ class Observing:
         return each.number, each.pid, each.label, isinstance(each, _Ring), threads
 
     async def aclose(self) -> None:
-        """Serve no more, and let all rings go. Idempotent."""
+        """Stop serving, and release all rings. Idempotent."""
         exporter, self._exporter = self._exporter, None
         if exporter is not None:  # a scrape that is under way may wait for this loop
             await asyncio.to_thread(exporter.close)
@@ -322,8 +323,8 @@ class Observing:
 def _look(
     identity: Hashable, name: str, home: Home, waiting: Waiting, begun: bool, now: float, before: _Seen | None
 ) -> _Seen:
-    """What a home has counted. What is as it was `before` is not made anew: of a thousand streams few change between
-    two looks, and what is made is looked through by the collector of garbage."""
+    """The counters of a home. Unchanged ones are reused from `before`: of a thousand streams few change between two
+    looks, and new objects are work for the garbage collector."""
     books, progress = home.books, home.books.progress
     rows, appended, appends = books.rows.count, books.appended, sum(task is None for task, _ in waiting)
     waits = len(waiting) > appends

@@ -1,6 +1,6 @@
-"""What the clients of a node reported of their performance, with what they waited for here: as plain values.
+"""What the clients of a node reported of their performance, and what they waited for here, as plain values.
 
-What always holds: an answer is no larger than a message; clients that it has no room for are counted in `left_out`.
+Invariant: an answer is no larger than a message; clients that do not fit are counted in `left_out`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENTRY = 64  # bytes, about, of one that ended a wait
 
 
 class Reporting(Protocol):
-    """A client, as far as it is told of."""
+    """A client, as far as its performance is reported."""
 
     number: int
     pid: int
@@ -28,8 +28,8 @@ class Reporting(Protocol):
 
 
 def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0.0) -> dict[str, Any]:
-    """Of each client that has reported: its `number`, `pid`, `label`, `graph` and `waits`, as `Waits.told`.
-    `fetching_s`: for how long bytes of other hosts were on their way to it."""
+    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `waits` as `Waits.told`.
+    `fetching_s`: for how long bytes from other hosts were in transit to this node."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:
         if not client.graph:
@@ -50,7 +50,7 @@ def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0
         )
 
     def load() -> float:
-        """Processes that want to run, for each processor, over the last minute."""
+        """Runnable processes for each processor, over the last minute."""
         return os.getloadavg()[0] / (os.cpu_count() or 1)
 
     ran_s, queued_s = processor_s()

@@ -1,17 +1,18 @@
-"""Memory of the node's own that streams and large messages have left, given back to the host.
+"""Returns memory of the node's own that streams and large messages have left to the host.
 
-A stream's bookkeeping is many small objects. When streams go, the allocators keep what they had: Python's free lists
-hold one object here and there, each of which keeps a whole arena; glibc keeps every page below the last one in use.
-Measured with 4,096 streams of a row each: of 41 MiB that they took, 40 stay without this, and 3 to 8 with it.
+A stream's bookkeeping is many small objects. When streams are dropped, the allocators keep the memory: Python's free
+lists hold single objects here and there, each of which keeps a whole arena; glibc keeps every page below the last one
+in use. Measured with 4,096 streams of a row each: of the 41 MiB that they took, 40 stay without this, and 3 to 8 with
+it.
 
-Of large blocks glibc keeps those that do not lie at the heap's end, and from the first of some MiB on that was freed
-it takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has had a hundred half
-messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
+Of large blocks glibc keeps those that are not at the end of the heap, and from the first freed block of some MiB on it
+takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has received a hundred halves
+of messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
 unmapped.
 
-What always holds: for streams nothing is done where little more is in use than when the node began, nor for more than
-1 % of a processor: it takes as long as looking for garbage does, some 40 ms, in which nobody is answered. For large
-blocks the heap is looked through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
+Invariants: for streams nothing is done if little more is in use than when the node began, nor for more than 1 % of a
+processor: it takes as long as a garbage collection, some 40 ms, during which nobody is answered. For large blocks
+the heap is searched at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 
 
 class Trimming:
-    """Gives back what is not used any more, some time after it was `due`, or `freed`. To be used from one event loop
-    alone. `cool` is called when what streams left is given back, for what others can give back at that time."""
+    """Returns unused memory to the host, some time after `due` or `freed` was called. Used from one event loop only.
+    `cool` is called when the memory of streams is returned, so that others can return theirs at the same time."""
 
     def __init__(self, cool: Callable[[], object] = lambda: None) -> None:
         self._cool = cool
@@ -49,13 +50,13 @@ class Trimming:
         """How often memory was given back."""
 
     def due(self) -> None:
-        """Something large may have gone."""
+        """Something large may have been freed."""
         self._more = True
         if self._timer is None:
             self._look_later()
 
     def freed(self, nbytes: int) -> None:
-        """So many bytes are freed, of large blocks, now or in this turn of the loop."""
+        """So many bytes of large blocks are freed, now or in this turn of the event loop."""
         self._freed += nbytes
         if self._freed >= _WORTH and self._freed_timer is None:
             self._freed_timer = asyncio.get_running_loop().call_later(_SOON_S, self._give_back)
@@ -97,6 +98,6 @@ class Trimming:
 
 
 def anonymous() -> int:
-    """Bytes of this process's memory that are no file's: its heaps and stacks."""
+    """Bytes of this process's anonymous memory: heaps and stacks."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")

@@ -1,10 +1,10 @@
-"""The memory of requests that wait in a node, and of answers that wait to be taken: one bound over all its clients.
+"""The memory of requests that wait in a node, and of replies that wait to be received: one bound over all clients.
 
-A client's requests wait for memory, for rows, for other nodes; each keeps what it was sent with until then. The bound
-of one client is `MAX_WAITING_BYTES` of `wire.messages`; that of all of them is here. Beyond either a request is
-refused, to be made again later, but each client has a share that nobody else can take: who asks for little is served.
+A client's requests wait for memory, for rows, for other nodes; each keeps its message until then. The bound of one
+client is `MAX_WAITING_BYTES` of `wire.messages`; that of all clients is here. Beyond either a request is refused, to be
+made again later. Each client has a share that nobody else can use, so a client with small requests is always served.
 
-What always holds: what is kept is at most the bound, and the share of each client.
+Invariant: at most the bound is kept, and the share of each client.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dataplane.errors import LimitExceeded
 from dataplane.wire.messages import MAX_WAITING_BYTES
 
 MAX_ALL = 256 << 20
-"""Bytes, about, that requests of all clients keep."""
+"""Bytes, approximately, that requests of all clients keep."""
 
 SHARE = 256 << 10
 """Bytes that each client may keep whatever the others do."""
 
 REQUEST = 4096
-"""Bytes that each request is taken to keep beside what it was sent with: a task, and what that waits with."""
+"""Bytes that each request is assumed to keep besides its message: a task, and what that waits with."""
 
 SMALL = 512
-"""Bytes of a message whose values are among those."""
+"""Bytes of a message whose values are included in `REQUEST`."""
 
 _VALUE, _ITEM, _ENTRY = 64, 8, 64  # bytes, at least, of a value, of its place in a list, and in a dict
 _LARGE = 64 << 10  # bytes of a request that count as a large block of the heap
@@ -43,7 +43,7 @@ class Waits:
     def __init__(
         self, bound: int = MAX_ALL, share: int = SHARE, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
-        """`freed` is called with the bytes of a large request that is kept no more."""
+        """`freed` is called with the size of a large request that is not kept any more."""
         self.bound = bound
         self.freed = freed
         self.share = share
@@ -51,7 +51,7 @@ class Waits:
         """Of all of them."""
 
     def client(self) -> Kept:
-        """What a new client keeps: nothing yet."""
+        """The account of a new client."""
         return Kept(self)
 
 
@@ -63,7 +63,7 @@ class Kept:
         self.nbytes = 0
 
     def take(self, nbytes: int, most: int = MAX_WAITING_BYTES) -> None:
-        """Keep so many bytes more, `most` in all. Raises LimitExceeded."""
+        """Keep so many bytes more, at most `most` in all. Raises LimitExceeded."""
         waits, own = self._waits, self.nbytes + nbytes
         if own > waits.share:
             _bound("bytes of requests that wait", most, own)
@@ -80,8 +80,8 @@ class Kept:
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:
-        """Keep so many bytes of an answer meanwhile, within the bound of all clients alone: that many come at once is
-        nothing that a client could help. Raises LimitExceeded."""
+        """A context in which so many bytes of a reply are kept, within the bound of all clients only: a client
+        cannot help that many replies come at once. Raises LimitExceeded."""
         self.take(nbytes, self._waits.bound)
         try:
             yield
@@ -96,7 +96,8 @@ def _bound(what: str, limit: int, asked: int) -> None:
 
 
 def footprint(value: Any, most: int) -> int:
-    """About how many bytes the values of a message take in this process; somewhat more than `most` where it is more."""
+    """Approximately how many bytes the values of a message take in this process; somewhat more than `most` if it is
+    more."""
     total, left = 0, [value]
     while left and total <= most:
         each = left.pop()

@@ -1,1 +1,1 @@
-"""Shards of other hosts: read where they are, kept as if they were here, stored twice on request, offered to others."""
+"""Shards of other hosts: read where they are, kept as local copies, replicated on request, offered to others."""

@@ -1,11 +1,11 @@
-"""Shards of other hosts, as shards of this one: described when they are first asked for, fetched when they are read.
+"""Shards of other hosts as local shards: described at the first request, fetched when they are read.
 
-A fetched shard is a copy. The store keeps it like any shard that is on disk too: many may ask for it, and it is fetched
-once; it is bounded by the same budget; and its memory is the first to be taken. Read again, it is fetched again. A copy
-that is in memory outlives its owner.
+A fetched shard is a copy. The store keeps it like a shard that is on disk too: it is fetched once for many readers, is
+bounded by the same budget, and its memory is the first to be reclaimed. Read again, it is fetched again. A copy in
+memory outlives its owner.
 
-What always holds: what a copy holds was checked as everything is that a client writes; a copy is never another's bytes,
-since a node's number is new with each start.
+Invariants: a copy's contents are validated like everything that a client writes. A copy never has another shard's
+bytes, since a node gets a new identity with each start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dataplane.wire.messages import MAX_LIVE, Selection
 from dataplane.wire.peer import Peers
 
 MAX_COPIES = 1 << 16
-"""Shards of others that are remembered; the first known are forgotten."""
+"""Shards of other nodes that are remembered; the oldest are forgotten."""
 
 _CONTROL_S = 5.0
 
@@ -57,7 +57,7 @@ class Fetcher:
 
     @property
     def fetched_bytes(self) -> int:
-        """What has come from other nodes, ever."""
+        """Bytes received from other nodes, ever."""
         return self._inline_bytes + self.reading.fetched_bytes
 
     @property
@@ -66,9 +66,9 @@ class Fetcher:
         return len(self._copies)
 
     async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
-        """The numbers that shards of other nodes have here: of each its node, its number there, and what of it is to be
-        read. When this returns, that comes with the shard, or is there. Raises OwnerDied, Freed, PeerUnavailable,
-        Backpressure, Misuse for columns or rows that a shard has not."""
+        """The local numbers of shards of other nodes: for each its node, its number there, and what of it is to be
+        read. When this returns, that is here or comes with the shard. Raises OwnerDied, Freed, PeerUnavailable,
+        Backpressure, Misuse for columns or rows that a shard does not have."""
         keys = [(owner, shard) for owner, shard, _ in wanted]
         unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
         for owner, shard, wants in wanted:
@@ -81,7 +81,7 @@ class Fetcher:
         return [await self._ready(key, wants, deadline) for key, (_, _, wants) in zip(keys, wanted, strict=True)]
 
     def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
-        """Whether what is wanted of this is here, or can be read where more of it was read before."""
+        """Whether what is wanted of this shard is here, or can be read where more of it was read before."""
         copy = self._copies.get(key)
         if copy is None or not self._store.mend(copy):
             return False
@@ -89,7 +89,7 @@ class Fetcher:
         return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
-        """The number here of a shard that is known; what is wanted of it is there, or comes with it."""
+        """The local number of a known shard; what is wanted of it is here, or comes with it."""
         replica = self.replicas.here(key)
         if replica is not None:
             return replica
@@ -105,8 +105,8 @@ class Fetcher:
         return number
 
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
-        """Learn what these shards of the owner are, from it or, where it has gone, from who keeps replicas. An error is
-        returned, so that the others are learnt of too."""
+        """Get descriptions of these shards from the owner or, if it is gone, from a holder of replicas. An error is
+        returned, so that the other shards are described too."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_s):
                 await self._membership.joined()  # or this node knows nothing of the owner yet
@@ -130,7 +130,8 @@ class Fetcher:
                 await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
 
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
-        """Learn of shards of the owner from where they are, of each its number and that there."""
+        """Get descriptions of shards of the owner from the node that has them: of each its number and its number
+        there."""
         member = member_of(self._membership, source)
         request = pm.Describe(self._peers.next_id(), [number for _, number in numbered], True)
         reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
@@ -166,7 +167,7 @@ class Fetcher:
     async def _learn_live(
         self, address: str, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
     ) -> Live:
-        """Which cells of a large shard there still count. Raises as `Store.adopt`, and ProtocolMismatch."""
+        """Which cells of a large shard are not freed. Raises as `Store.adopt`, and ProtocolMismatch."""
         _, rows, columns, _ = described
         check_described(*described)
         live = Live(columns, rows)
@@ -188,8 +189,8 @@ class Fetcher:
         self._store.free([number])
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
-        """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
-        PeerUnavailable, ProtocolMismatch for no parts of a shard."""
+        """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.
+        Raises PeerUnavailable, ProtocolMismatch for invalid parts."""
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
@@ -200,7 +201,7 @@ class Fetcher:
             await self.replicas.free_all(owner, parts)
 
     def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
-        """Free the same of copies. Of shards that others own something of, what is left is learnt when it is read."""
+        """Free the same parts of local copies. Of shards with other owners, the rest is found out when it is read."""
         for number, columns, rows in parts:
             shard = shard_of(number)
             copy = self._copies.get((owner, shard))
@@ -217,8 +218,8 @@ class Fetcher:
                 self._forget((owner, shard))
 
     async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
-        """Have the owner make links to parts of its shards; their numbers. Raises OwnerDied, PeerUnavailable, and as
-        `Store.retain`."""
+        """Have the owner make links to parts of its shards. Returns their numbers. Raises OwnerDied,
+        PeerUnavailable, and as `Store.retain`."""
         member = member_of(self._membership, owner)
         request = pm.RetainParts(self._peers.next_id(), shards)
         linked = await self._peers.request(member.address, request, pm.Linked, _CONTROL_S)
@@ -227,7 +228,7 @@ class Fetcher:
         return linked.links
 
     def patch(self, number: int, patch: Patch) -> Callable[[], None]:
-        """Have the copy of this number here made by that, if it is read; until what this returns is called."""
+        """Have the copy with this number made by `patch` if it is read, until the returned function is called."""
         remote = self._remotes.get(number)
         if remote is None:  # a replica, or forgotten meanwhile
             return lambda: None
@@ -240,12 +241,12 @@ class Fetcher:
         return undo
 
     def forget(self, key: ShardKey) -> None:
-        """Nobody here asks for this shard of another node soon."""
+        """No local client will ask for this shard of another node soon."""
         if key in self._copies:
             self._forget(key)
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The number here of a shard of which all is here in memory, for others to read."""
+        """The local number of a shard that is in memory here as a whole, for others to read."""
         number = self._copies.get((owner, shard))
         there = number is not None and self._remotes[number].complete and self._store.ready(number)
         return number if there else None

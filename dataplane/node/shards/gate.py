@@ -1,7 +1,7 @@
-"""So many at a time, and of each party no more than its part; who has to wait comes in turn.
+"""A semaphore that is fair between parties.
 
-What always holds: no more than `most` are inside, and no more than `each` of one party; a party that has asked for a
-thousand turns delays another's first by one, not by a thousand; nobody waits who could go in.
+Invariants: at most `most` are inside, and at most `each` of one party. A party that has asked for a thousand turns
+delays another party's first turn by one, not by a thousand. Nobody waits who could enter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """Who is inside, and who waits. To be used from one event loop."""
+    """Who is inside, and who waits. Used from one event loop."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -26,7 +26,7 @@ class Gate:
 
     @asynccontextmanager
     async def turn(self, who: Hashable) -> AsyncIterator[None]:
-        """Inside as long as this is."""
+        """A context that is inside the gate."""
         await self.enter(who)
         try:
             yield
@@ -34,7 +34,7 @@ class Gate:
             self.leave(who)
 
     async def enter(self, who: Hashable) -> None:
-        """Wait for a turn; `leave` ends it. Cancelled, it takes none."""
+        """Wait for a turn, which `leave` ends. Cancelled, it takes none."""
         if self._free(who) and who not in self._waiting:
             self._inside[who] += 1
             return
@@ -55,7 +55,7 @@ class Gate:
         return self._inside.total() < self._most and self._inside[who] < self._each
 
     def leave(self, who: Hashable) -> None:
-        """A turn has ended: the next comes in."""
+        """A turn has ended: the next enters."""
         self._inside[who] -= 1
         if not self._inside[who]:
             del self._inside[who]
@@ -64,7 +64,7 @@ class Gate:
                 self._admit_one(party)
 
     def _admit_one(self, who: Hashable) -> None:
-        """The first who still wants to; the others of its party come after everybody else's."""
+        """Admit the first of the party that still waits; the others of that party come after all other parties."""
         queue = self._waiting.pop(who)
         while queue:
             admitted = queue.popleft()

@@ -1,10 +1,10 @@
 """The shards of a node that rows of streams and tables need.
 
 Rows own what is appended to them: the columns of an append or extend are freed when no row needs them any more. The
-same stored rows may come twice, in two streams or in one, as what one stream delivers is appended to the next; then
-they are freed when the last has done with them.
+same stored rows may be needed twice, by two streams or one, if what one stream delivers is appended to another; then
+they are freed when the last is done with them.
 
-What always holds: a part of a shard that a row needs is there; what no row needs is freed at once.
+Invariants: a part of a shard that a row needs exists; a part that no row needs is freed at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers 
 
 
 class NeededShards:
-    """Those of one node."""
+    """The needed shards of one node."""
 
     def __init__(self, node: bytes, store: Store) -> None:
         self._node = node
@@ -38,8 +38,8 @@ class NeededShards:
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
 
     def free_parts(self, parts: Iterable[tuple[int, Sequence[int], Rows]]) -> None:
-        """Who put these lets go of them: of shards that rows of streams or tables need with the last need, of others
-        now. Raises ValueError, IndexError for no part of a shard; LimitExceeded."""
+        """The client that put these frees them: parts of shards that rows need go with the last need, others now.
+        Raises ValueError or IndexError for an invalid part; LimitExceeded."""
         for shard, columns, rows in parts:
             key = self._node, shard
             if self._needed[key] <= 0:
@@ -52,8 +52,8 @@ class NeededShards:
             self._spent[key].append((tuple(columns), rows))
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
-        """A part of a replica here was freed at its first, or all of it: it goes when rows of streams need it no
-        more."""
+        """A part of a replica was freed at its owner, or all of it (None): it goes when rows of streams do not need
+        it any more."""
         number = self.replica(key)
         if number is None:
             return
@@ -70,7 +70,7 @@ class NeededShards:
             self._store.free_part(number, columns, rows)
 
     def relink(self, ref: BatchRef) -> None:
-        """Rows of an earlier life need what `ref` means: have the links again by which it names shards that are here,
+        """Rows from before a restart need what `ref` refers to: recreate the links by which it names local shards,
         each until its last need. Raises Freed, Corrupt."""
         for key in ref.shards():
             number = self.number(key)
@@ -79,14 +79,14 @@ class NeededShards:
                 self._whole.add(key)
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
-        """These shards here, each with its name, are of an earlier life, and rows that need them have said so: nobody
-        else owns a part of one. Free what no row needs; the rest goes with the last need."""
+        """These local shards, each with its key, are from before a restart, and the rows that need them are known:
+        nobody else owns a part of one. Free what no row needs; the rest goes with the last need."""
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
     def keep(self, ref: BatchRef, owner: str) -> None:
-        """Rows of a stream or table (`owner`) of this node alone are about to need what `ref` means. Raises Freed,
-        Corrupt; OwnerDied for what another node stored."""
+        """Rows of a stream or table (`owner`) of this node alone are about to need what `ref` refers to. Raises
+        Freed, Corrupt; OwnerDied for what another node stored."""
         _check_bytes(ref.stored_nbytes)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
@@ -101,8 +101,8 @@ class NeededShards:
             self._store.attribute(shard, owner)
 
     def need(self, ref: BatchRef, owner: str) -> tuple[ShardKey, ...]:
-        """The rows of a partition (`owner`: its stream or table), wherever it is led, are about to need what is here of
-        `ref`: the shards of that. Raises Freed, Corrupt, LimitExceeded."""
+        """The rows of a partition (`owner`: its stream or table), wherever it is led, are about to need what is here
+        of `ref`. Returns the keys of those shards. Raises Freed, Corrupt, LimitExceeded."""
         _check_bytes(ref.stored_nbytes)
         found = []
         for key, selected in ref.footprint().items():
@@ -116,14 +116,14 @@ class NeededShards:
         return tuple(found)
 
     def unneed(self, shards: Iterable[ShardKey]) -> None:
-        """One need less of each of these shards; what is freed of those that have none left is what was freed
-        before."""
+        """Subtract a need from each of these shards. Of those without another need, what was freed before is freed."""
         shards = tuple(shards)
         self._needed.subtract(shards)
         self._free(shards)
 
     def done(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
-        """No row of the partition needs what is in these shards of `ref` any more: free it, once nobody else does."""
+        """No row of the partition needs what is in these shards of `ref` any more: free it once nobody else needs
+        it."""
         shards = tuple(shards)
         footprint = ref.footprint()
         for key in shards:
@@ -132,8 +132,8 @@ class NeededShards:
         self.unneed(shards)
 
     def thin(self, ref: BatchRef) -> None:
-        """No row of a table needs these cells any more, each of which is stored by itself. They are freed now if nobody
-        else needs something of where they are stored, else with the last of it."""
+        """No row of a table needs these cells any more, each of which is stored by itself. They are freed now if
+        nobody else needs a part of their shard, else with the last need."""
         for key, selected in ref.footprint().items():
             number = self.number(key)
             if number is not None and self._needed[key] > 1:
@@ -143,7 +143,7 @@ class NeededShards:
                     self._store.free_part(number, columns, rows, hollow=True)
 
     def keep_stored(self, shard: int, nbytes: int, owner: str) -> None:
-        """As `keep`, of all of a shard that was stored here just now, of so many bytes of values."""
+        """As `keep`, of a whole shard that was stored here just now, with so many bytes of values."""
         _check_bytes(nbytes)
         self._needed[self._node, shard] += 1
         self._store.attribute(shard, owner)
@@ -153,17 +153,17 @@ class NeededShards:
         self._needed.update(ref.shards())
 
     def forget(self, ref: BatchRef) -> None:
-        """Drop a need of each shard; free what was freed before of those that have none left."""
+        """Subtract a need of each shard; of those without another need, what was freed before is freed."""
         self._needed.subtract(ref.shards())
         self._free(ref.shards())
 
     def free(self, ref: BatchRef) -> None:
-        """No row came to need what this means."""
+        """No row came to need what this refers to: free it."""
         self.keep_too(ref)
         self.released([Patch(ref, len(ref))])
 
     def released(self, patches: Iterable[Patch], stream: str = "") -> None:
-        """No row needs these any more, of the stream of this name if it is one's."""
+        """No row, of the stream with this name if it is one's, needs these patches any more."""
         freeings = self._store.freeings
         before, freeings.cause = freeings.cause, Cause("stream", stream) if stream else freeings.cause
         try:
@@ -177,7 +177,7 @@ class NeededShards:
             freeings.cause = before
 
     def thinned(self, over: Iterable[Over]) -> None:
-        """No row of a table here needs these cells any more."""
+        """No row of a local table needs these cells any more."""
         for each in over:
             if not each.done and each.written.exact:
                 self.thin(each.ref)
@@ -203,15 +203,15 @@ class NeededShards:
                     self._store.attribute(number, "")
 
     def unscope(self, ref: BatchRef) -> None:
-        """What `ref` means is under no scope any more: rows of streams keep it."""
+        """What `ref` refers to is under no scope any more: rows of streams keep it."""
         self._store.unscope(number for node, number in ref.shards() if node == self._node)
 
     def number(self, key: ShardKey) -> int | None:
-        """The number of a shard here, be it a replica of another's; None where it is not."""
+        """The local number of a shard, which may be a replica; None if it is not here."""
         return key[1] if key[0] == self._node else self.replica(key)
 
     def free_scope(self, scope: str) -> None:
-        """Free what was put under a scope; what rows of streams need of it, when they do no more."""
+        """Free what was put under a scope; what rows of streams need of it goes with the last need."""
         for number in self._store.scope(scope):
             key = (self._node, number)
             if self._needed[key] > 0:

@@ -1,8 +1,8 @@
-"""What other nodes may read of this one: shards that are held for them, a ticket each.
+"""What other nodes may read here: shards that are held for them, each with a ticket.
 
-What always holds: what is offered to another node stays as it is until it has been read, the offer has run out, or that
-node is no member any more: it is pinned in memory or, where it is on disk alone, its file is open; no more than
-`MAX_OFFERS` are at a time, and who waits comes in turn, by nodes; who has waited for long is told to ask again.
+Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no member any
+more: it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time;
+waiting requests are served in turn by node, and those that have waited long are told to ask again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataplane.transport.base import Memory, SendsFiles, Transport
 from dataplane.wire import peer_messages as pm
 
 MAX_OFFERS = 48
-"""Shards that are read by other nodes at a time: of four streams each, fewer than the connections that tcp takes."""
+"""Shards that other nodes read at a time: with four streams each, fewer than the connections that tcp accepts."""
 
 _WAIT = 0.8  # of the time that the asker gives, until it is told to ask again
 _LONGEST_S = 3600.0
@@ -43,7 +43,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """`undo` gives back what it holds; `here`: whether the bytes are this node's, and not elsewhere."""
+    """`undo` releases what it holds; `here`: whether the bytes are this node's, and not elsewhere."""
 
     reader: _Reader
     shard: int
@@ -54,13 +54,13 @@ class _Offer:
 
 
 class Others(Protocol):
-    """What a node knows of others."""
+    """What a node knows of other nodes."""
 
     def member(self, node: bytes) -> bool:
         """Whether this is a member."""
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The number that a shard has here which is here as a whole, or None."""
+        """The local number of a shard that is here as a whole, or None."""
 
 
 class Offers:
@@ -81,7 +81,7 @@ class Offers:
         return len(self._offers)
 
     async def offer(self, request: pm.Offer) -> pm.Offered:
-        """Leave for another node to read a shard, here or at a third. Raises Freed, Corrupt, ProtocolMismatch,
+        """Permit another node to read a shard, here or at a third node. Raises Freed, Corrupt, ProtocolMismatch,
         Backpressure; PeerUnavailable for a copy that is not here."""
         if not request.timeout_s >= 0:  # NaN too
             raise ProtocolMismatch(f"a timeout is seconds, not {request.timeout_s}")
@@ -114,12 +114,12 @@ class Offers:
         return offered
 
     def _check_member(self, node: bytes) -> None:
-        """Of others nobody would drop the pins when they go."""
+        """Refuse a node that is no member: nobody would release its pins when it ends."""
         if not self._others.member(node):
             raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
 
     def _number(self, request: pm.Offer) -> int:
-        """The shard's number here."""
+        """The shard's local number."""
         if request.owner in (b"", self._node):
             return request.shard
         number = self._others.copy(request.owner, request.shard)
@@ -138,7 +138,7 @@ class Offers:
     async def _offer_file(
         self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
     ) -> pm.Offered | None:
-        """What is on disk is sent from there, to who can check it, and takes no memory."""
+        """Offer a shard on disk to a reader that can check it: it is sent from the file, and takes no memory."""
         if not request.checks or not isinstance(transport, SendsFiles):
             return None
         opened = await self._store.opened(shard)
@@ -167,7 +167,7 @@ class Offers:
         return pm.Offered(request.id, ticket)
 
     def withdraw(self, request: pm.Withdraw) -> None:
-        """The reader says that it has read. What is not offered to it is passed over."""
+        """The reader says that it has read. What is not offered to it is ignored."""
         offer = self._offers.get(request.ticket)
         if offer is not None and offer.reader.node == request.node:
             if offer.here:
@@ -177,7 +177,7 @@ class Offers:
             self._withdraw_soon(request.ticket)
 
     def gone(self, nodes: Collection[bytes]) -> None:
-        """These are no members any more."""
+        """These nodes are no members any more."""
         self._sources.gone(nodes)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in nodes]:
             self._withdraw_soon(ticket)
@@ -194,7 +194,7 @@ class Offers:
             await offer.undo.aclose()
 
     async def aclose(self) -> None:
-        """Take all back."""
+        """Withdraw all offers."""
         for ticket in list(self._offers):
             await self._withdraw(ticket)
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,11 +1,11 @@
-"""Shards of other nodes that are made here, of one that is here already and of what changed.
+"""Shards of other nodes that are made here, from a local shard and its changes.
 
-What is asked for says, of a shard, the steps that lead to it: another shard, and the delta (`weights.deltas`) that
-makes the one of the other; then of which that one is made, and so on. Where one of them is here in memory, whole, the
-deltas from there on are fetched, as any shard, before memory is taken for what is made of them.
+A request says of a shard the steps that lead to it: another shard, and the delta (`weights.deltas`) that turns that one
+into it; then how that one is made, and so on. If one of them is in memory here as a whole, the deltas from there on are
+fetched, like any shard, before memory is reserved for the result.
 
-What always holds: what does not work, for whatever reason, is fetched as if nothing had been said; what is made has the
-bytes that its owner's has, by the sums of the delta.
+Invariants: if this fails for any reason, the shard is fetched as if no steps had been given. The result has the
+bytes of the owner's shard, by the checksums of the delta.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ONE_ROW: list[Want] = [((0,), Rows.range(0, 1), [])]
 
 
 class Patching:
-    """The shards that one node makes of others. To be used from its event loop."""
+    """The shards that one node makes from others. Used from its event loop."""
 
     def __init__(self, node: bytes, store: Store, fetcher: Fetcher) -> None:
         self._node = node
@@ -55,7 +55,8 @@ class Patching:
 
     @asynccontextmanager
     async def ready(self, wanted: Sequence[tuple[int, Sequence[Step]]], deadline: Deadline) -> AsyncIterator[None]:
-        """While this is entered, those of these copies, by their numbers here, are made of others that can be."""
+        """A context in which those of these copies, by local number, are made from others for which that is
+        possible."""
         chosen = {number: found for number, steps in wanted if steps and (found := self._found(number, steps))}
         keys = list(dict.fromkeys(key for _, needed in chosen.values() for key in needed))
         async with AsyncExitStack() as undo:
@@ -71,7 +72,7 @@ class Patching:
             yield
 
     def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
-        """What is here of which the copy can be made, and the deltas that lead there; None where nothing is."""
+        """A local shard from which the copy can be made, and the deltas from there; None if there is none."""
         if self._store.coming(number):
             return None
         needed: list[ShardKey] = []
@@ -83,13 +84,13 @@ class Patching:
         return None
 
     def _drop(self, keys: Sequence[ShardKey], numbers: Sequence[int]) -> None:
-        """What was made needs them no more."""
+        """The result does not need them any more."""
         self._store.unpin(self, numbers)
         for key in keys:
             self._fetcher.forget(key)
 
     async def _patch(self, base: int, needed: Sequence[Pinned], layout: bytes, memory: memoryview) -> bool:
-        """Make a shard of this layout in `memory`; whether that is what its owner has."""
+        """Make a shard of this layout in `memory`. Returns whether it equals the owner's."""
         held = self._store.pin_now(self, [base])
         if held is None:
             return False
@@ -121,7 +122,7 @@ Shard = tuple[memoryview, bytes]
 
 
 def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
-    """In a thread: raises Corrupt where the shard can not be made."""
+    """In a thread. Raises Corrupt if the shard cannot be made."""
     deltas.apply(_values(old), [_values(change) for change in changes], _values(target))
     memory, encoded = target
     head = _place(target)[0]
@@ -131,7 +132,7 @@ def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
 
 
 def _place(shard: Shard) -> tuple[int, int]:
-    """Where the values of its one ragged column lie. Raises Corrupt."""
+    """The place of the values of the shard's only column, which is ragged. Raises Corrupt."""
     memory, encoded = shard
     layout = one(encoded, len(memory)).layout
     if len(layout.columns) != 1 or layout.columns[0][1].field != FIELD:

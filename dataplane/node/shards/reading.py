@@ -1,9 +1,8 @@
-"""Reading shards of other nodes: at their owner, or where that says; by the best transport that works; checked.
+"""Reads shards of other nodes: at their owner or where it says, by the best transport that works, checked.
 
-What always holds: no more than `_FROM_ONE` reads from one node are under way, so that a thousand shards asked for at
-once come one after the other; a read ends when its owner is no member any more, with OwnerDied, and a read of a copy
-when its holder is none, to begin again at the owner; bytes from another's disk are compared with the sums that came
-with the offer, or are not taken.
+Invariants: at most `_FROM_ONE` reads from one node run at a time, so that a thousand shards come one after the
+other. A read ends with OwnerDied when its owner is no member any more; a read of a copy whose holder is gone begins
+again at the owner. Bytes from another node's disk are compared with the checksums of the offer before they are used.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too mu
 
 
 def member_of(membership: Membership, node: bytes) -> Member:
-    """Raises OwnerDied where the node has died, PeerUnavailable where it is away."""
+    """The member. Raises OwnerDied if the node has died, PeerUnavailable if it is away."""
     member = membership.members.get(node)
     if member is None:
         raise absent(membership, node)
@@ -49,7 +48,7 @@ def member_of(membership: Membership, node: bytes) -> Member:
 
 
 def absent(membership: Membership, node: bytes) -> DataplaneError:
-    """What to raise about a node that is no member."""
+    """The error to raise for a node that is no member."""
     name = node.hex()
     if membership.gone(name) or not membership.known(name):
         return OwnerDied(
@@ -61,8 +60,8 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Stretches of a shard, and where they are to be. `whole`: then all of it is there. `fresh`: nobody looks at that
-    memory yet, so it may be written with what proves false, and with more than was asked for, but not where it is
+    """Byte ranges of a shard, and where they are to be written. `whole`: these are the entire shard. `fresh`: nobody
+    reads that memory yet, so invalid bytes, or more than was asked for, may be written to it, except to what is
     `there` already."""
 
     owner: bytes
@@ -75,16 +74,16 @@ class Wanted:
 
     @property
     def timeout_s(self) -> float:
-        """What a read is given."""
+        """The time limit of a read."""
         return _LEAST_S + total(self.stretches) / _LEAST_RATE
 
 
 class _Damaged(Exception):
-    """What came is not what was written."""
+    """The bytes received are not those that were written."""
 
 
 class Reading:
-    """The reads of one node. To be used from its event loop."""
+    """The reads of one node. Used from its event loop."""
 
     def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: Choice) -> None:
         self._node = node
@@ -103,12 +102,12 @@ class Reading:
 
     @property
     def under_way_s(self) -> float:
-        """For how many seconds one read or more was under way, ever."""
+        """For how many seconds at least one read was running, ever."""
         return self._under_way_s + (time.monotonic() - self._since if self._under_way else 0.0)
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
-        """A read is under way."""
+        """A context in which a read counts as running."""
         if not self._under_way:
             self._since = time.monotonic()
         self._under_way += 1
@@ -133,8 +132,8 @@ class Reading:
         return True
 
     async def read(self, wanted: Wanted) -> Stretches:
-        """Fill what is wanted of the memory, by the best transport that both have and that works; which stretches have
-        come, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
+        """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges that
+        were read, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         async with self._turns.turn(wanted.owner):
             with self._one_more():
                 return await self._read(wanted)
@@ -161,8 +160,8 @@ class Reading:
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
     async def _read_by(self, transport: Transport, address: str, member: Member, wanted: Wanted) -> Stretches:
-        """Read at the owner, or where it says; what has no copy there any more, at the next place that it says; what
-        came wrong from its disk, when it has itself read that back."""
+        """Read at the owner, or where it says. If there is no copy there any more, read at the next place; if bytes
+        from the owner's disk were wrong, read again once it has read them back itself."""
         avoid: list[bytes] = []
         while True:
             whole = wanted.whole and len(avoid) < _COPIES_TRIED
@@ -188,7 +187,7 @@ class Reading:
                 avoid.append(offered.holder)
 
     async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> Stretches:
-        """Read what is offered at that address, and check it if it comes from a disk; which stretches."""
+        """Read what is offered at that address, and check it if it comes from a disk. Returns the ranges."""
         stretches, began = wanted.stretches, time.monotonic_ns()
         if offered.chunk:
             size = len(wanted.memory)
@@ -214,7 +213,7 @@ class Reading:
         return stretches
 
     async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> Stretches:
-        """Read at a node that has a copy; nothing where that did not come."""
+        """Read at a node with a copy; nothing if that fails."""
         member = self._membership.members.get(holder)
         address = None if member is None else member.transports.get(transport.name)
         if member is None or address is None:
@@ -243,7 +242,7 @@ class Reading:
         avoid: Sequence[bytes] = (),
         patience_s: float = _PATIENCE_S,
     ) -> pm.Offered:
-        """Leave to read; asked for again and again from who has much to do."""
+        """Ask for permission to read, again and again if the node is busy."""
         patience = Deadline.after(patience_s)
         timeout_s, node, checks = wanted.timeout_s, self._node, wanted.fresh and not owner
         while True:
@@ -268,7 +267,7 @@ class Reading:
 
 
 def _check(memory: memoryview, stretches: Stretches, chunk: int, sums: bytes) -> None:
-    """In a thread: raises _Damaged where a chunk of these stretches is not what its sum says."""
+    """In a thread. Raises _Damaged if a chunk of these ranges does not match its checksum."""
     for start, stop in stretches:
         for begin in range(start, stop, chunk):
             expected = int.from_bytes(sums[8 * (begin // chunk) :][:8], "little")

@@ -1,7 +1,7 @@
-"""A shard of another host, in the place of the file that a shard of this host may have.
+"""A shard of another host, in place of the file of a local shard.
 
-What of it anybody wanted is read: all of a small one, of a larger one the tables of its columns, which are checked, and
-the values of the rows.
+What anybody wanted of it is read: all of a small shard; of a larger one the tables of its columns, which are
+validated, and the values of the rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataplane.node.shards.reading import Reading, Wanted
 from dataplane.wire import messages as m
 
 Want: TypeAlias = tuple[Sequence[int], Rows, m.EncodedCut] | bytes
-"""Rows, ascending, of columns by their ordinals, and what of each row; or bytes of the values of the only column, as
-`Pin.chunks` has them."""
+"""Ascending rows of columns by ordinal, and which part of each row; or bytes of the values of the only column, as in
+`Pin.chunks`."""
 
 Patch: TypeAlias = Callable[[bytes, memoryview], Awaitable[bool]]
-"""Makes a shard of this encoded layout in memory; whether it could."""
+"""Makes a shard with this encoded layout in memory. Returns whether it could."""
 
 _WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
 _NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a stretch
@@ -37,7 +37,7 @@ def wanted_of(
     shards: Sequence[m.Wanted], parts: Sequence[m.RowParts], chunks: Sequence[m.ChunkPart] = ()
 ) -> list[tuple[bytes, int, list[Want]]]:
     """What a message wants of shards of other nodes: rows, `parts` of rows, or bytes of `chunks`. Raises ValueError
-    where that is none."""
+    if it is invalid."""
     for told in (parts, chunks):
         if told and len(told) != len(shards):
             raise ValueError(f"parts of {len(told)} shards where {len(shards)} are wanted")
@@ -57,9 +57,9 @@ def wanted_of(
 
 
 class Remote:
-    """A shard of another host, to be read again whenever its memory here was taken: what of it anybody wanted.
+    """A shard of another host. What anybody wanted of it is read again whenever its local memory was reclaimed.
 
-    What always holds: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
+    Invariants: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
     """
 
     def __init__(self, reading: Reading, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
@@ -77,7 +77,7 @@ class Remote:
         """By which it is made, rather than fetched."""
 
     def want(self, wants: Iterable[Want]) -> bool:
-        """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
+        """Somebody reads these rows of these columns. Returns whether that was not wanted before. Raises Misuse."""
         new = [want for want in wants if want not in self._wants]
         columns = self._layout.columns
         for want in new:
@@ -95,11 +95,11 @@ class Remote:
         return True
 
     def covers(self, wants: Iterable[Want]) -> bool:
-        """Whether these rows of these columns are there, if any of it is in memory."""
+        """Whether these rows of these columns are here, if any of the shard is in memory."""
         return self.complete or all(want in self._wants for want in wants)
 
     def _stretches(self, want: bytes) -> Stretches:
-        """Where these bytes of the only column are. Raises Misuse."""
+        """The places of these bytes of the only column. Raises Misuse."""
         columns = self._layout.columns
         found = np.frombuffer(want[: len(want) // 16 * 16], "<i8").reshape(-1, 2)
         if len(columns) != 1 or columns[0][1].field.kind != "ragged" or 16 * len(found) != len(want):
@@ -119,12 +119,12 @@ class Remote:
 
     @property
     def source(self) -> bytes:
-        """The node that it is read from."""
+        """The node from which it is read."""
         return self._owner
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there, if any is in memory."""
+        """Whether all of it is here, if any is in memory."""
         return self._there == [(0, self._size)]
 
     async def read(self, memory: memoryview) -> None:
@@ -137,7 +137,7 @@ class Remote:
                 await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not there. Raises as `Reading.read`."""
+        """Fetch what is wanted and not here. Raises as `Reading.read`."""
         async with self._turn:
             await self._complete(memory, fresh=False)
 

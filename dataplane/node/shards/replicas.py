@@ -1,10 +1,11 @@
-"""Shards that are stored twice: those of other nodes that are kept here for them, and where those of this node are.
+"""Shards that are stored twice: replicas of other nodes' shards here, and the places of the replicas of this node's
+shards.
 
-A replica is a shard of its own here, spilled and bounded as any other, under a number of its own; who reads the first
-and does not find its node asks where it is. What is freed of the first is freed of the replica. It is made right after
-the shard, on another host that all shards of one put share, so that their rows have one place to go on.
+A replica is a local shard with its own number, spilled and bounded like any other. A reader that does not find the
+owner asks where the replica is. What is freed of the original is freed of the replica. It is made right after the
+shard, on another host, the same for all shards of one put, so that their rows stay together.
 
-What always holds: a put that asked for replicas returns when they are there; a replica is whole, and as it was written.
+Invariants: a put with replicas returns when they exist; a replica is complete, and as it was written.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Replicas:
     # of this node's shards
 
     async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
-        """Have these shards on so many nodes, this one among them; which others. Raises LimitExceeded where there are
-        fewer, Backpressure, PeerUnavailable, Freed."""
+        """Store these shards on so many nodes, including this one. Returns the others. Raises LimitExceeded if there
+        are fewer, Backpressure, PeerUnavailable, Freed."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
         if len(keeping) >= replicas - 1:  # what is durable has to be on their disks, and who puts does not know yet
@@ -85,7 +86,7 @@ class Replicas:
         return chosen
 
     def _retained(self, link: int, selected: Selected) -> None:
-        """A link was made to some of a shard of this node."""
+        """A link to a part of a local shard was made."""
         told = [(link, selection_of(selected))]
         for node in self._elsewhere.get(shard_of(link), ()):
             member = self._membership.members.get(node)
@@ -93,7 +94,7 @@ class Replicas:
                 self._peers.tell(member.address, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
 
     def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
-        """Some of a shard of this node was freed, or of what a link to one has; without rows, all of it."""
+        """A part of a local shard, or of what a link to one has, was freed; all of it if `rows` is None."""
         if shard_of(number) in self._keys and self._store.put_by(shard_of(number)) is None:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
@@ -118,19 +119,20 @@ class Replicas:
                 self._elsewhere[shard] = [other for other in nodes if other != node]
 
     def here(self, key: ShardKey) -> int | None:
-        """The number here of another node's shard that is kept here, or of the same link to it; None for one that is
+        """The local number of another node's shard that is replicated here, or of the same link to it; None if it is
         not."""
         node, number = key
         here = self._here.get((node, shard_of(number)))
         return None if here is None else linked(here, link_of(number))
 
     def restored(self, key: ShardKey, number: int) -> None:
-        """Another node's shard is kept here, under this number."""
+        """Another node's shard is replicated here, with this number."""
         self._here[key] = number
         self._keys[number] = key
 
     async def take(self, request: pm.TakeReplicas) -> Done:
-        """Keep shards of another node. Raises Backpressure, LimitExceeded, OwnerDied, PeerUnavailable, Freed."""
+        """Store replicas of another node's shards. Raises Backpressure, LimitExceeded, OwnerDied, PeerUnavailable,
+        Freed."""
         if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         deadline = Deadline.after(request.timeout_s)
@@ -164,7 +166,7 @@ class Replicas:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """While something is being read, its memory is not taken for that of somebody who is silent."""
+        """A context of a read, during which its memory is not reclaimed as that of a silent client."""
         loop, going = asyncio.get_running_loop(), True
 
         def sign() -> None:
@@ -179,7 +181,7 @@ class Replicas:
             going = False
 
     def free(self, owner: bytes, parts: Sequence[Part]) -> None:
-        """Some of another node's shards was freed, of one without rows all. Raises ProtocolMismatch."""
+        """A part of another node's shards was freed, all of one without rows. Raises ProtocolMismatch."""
         for named, columns, rows in parts:
             key = (owner, shard_of(named))
             number = self._here.get(key)
@@ -191,7 +193,7 @@ class Replicas:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
 
     def retain(self, request: pm.RetainReplicas) -> None:
-        """Links were made to another node's shards. Those that are not here are passed over. Raises ProtocolMismatch,
+        """Links to another node's shards were made. Shards that are not here are ignored. Raises ProtocolMismatch,
         Freed, Corrupt, LimitExceeded."""
         for number, selected in links_of(request.links):
             here = self._here.get((request.node, shard_of(number)))
@@ -201,12 +203,12 @@ class Replicas:
                 self._store.retain_as(here, selected, holder=f"replica of {request.node.hex()}", link=link_of(number))
 
     def found(self, request: pm.FindReplicas) -> pm.FoundReplicas:
-        """Which of another node's shards are here: their numbers here, 0 for none."""
+        """Which of another node's shards are here: their local numbers, 0 for none."""
         return pm.FoundReplicas(request.id, [self._here.get((request.node, shard), 0) for shard in request.shards])
 
     async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
-        """By node, which of these shards of a node that has gone are there, and under which numbers. Raises OwnerDied
-        where one is nowhere."""
+        """By node, which of these shards of a node that is gone are there, and with which numbers. Raises OwnerDied
+        if one is nowhere."""
         others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
@@ -230,7 +232,7 @@ class Replicas:
             return []
 
     async def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
-        """Free parts of the shards of a node that has gone, wherever they are."""
+        """Free parts of the shards of a node that is gone, wherever they are."""
         self.free(owner, parts)
         for node, member in list(self._membership.members.items()):
             if node != self._node:

@@ -11,7 +11,7 @@ from dataplane.wire.messages import Selection
 
 
 def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selected]]:
-    """Of each shard the rows of columns that a link is to be to. Raises ProtocolMismatch for none."""
+    """For each shard the rows of columns to which a link is to be made. Raises ProtocolMismatch for none."""
     if not shards or not all(selection for _, selection in shards):
         raise ProtocolMismatch("a link to no rows of a shard")
     try:

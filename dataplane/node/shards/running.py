@@ -1,11 +1,11 @@
-"""What runs, and needs other hosts for it: it ends when one of them has gone or does not answer, and not when its
-streams find out.
+"""Operations that need other hosts: each ends when one of those hosts is gone or does not answer, without waiting for
+its connections to find out.
 
-A node that is needed for longer than a moment is asked again and again whether it answers: its host may have fallen
-silent, which says nothing of whether it lives, and who waits for it is to hear of it soon.
+A node that is needed for longer than a moment is asked again and again whether it answers: its host may have become
+unreachable, which says nothing of whether it lives, and those who wait for it are to be told soon.
 
-What always holds: who is told so gets TimeoutError, which is none of its caller's cancellations; nothing that has ended
-is remembered.
+Invariants: they are told by TimeoutError, which is never a cancellation by the caller; nothing that has ended is
+remembered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_S = 1.0  # between askings
 
 
 class Running:
-    """What runs in one node. To be used from its event loop."""
+    """The operations of one node. Used from its event loop."""
 
     def __init__(self, membership: Membership, answers: Callable[[bytes], Awaitable[bool]]) -> None:
         """`answers(node)`: whether a member answers, within a few seconds."""
@@ -33,7 +33,7 @@ class Running:
 
     @asynccontextmanager
     async def needing(self, *nodes: bytes) -> AsyncIterator[None]:
-        """What is done within needs these nodes. Raises TimeoutError as soon as one of them is no member, or does not
+        """A context that needs these nodes. Raises TimeoutError as soon as one of them is no member, or does not
         answer."""
         async with asyncio.timeout(None) as end:
             for node in nodes:
@@ -51,7 +51,7 @@ class Running:
                         self._asking.pop(node).cancel()
 
     async def _ask(self, node: bytes) -> None:
-        """Ask this node, for as long as it is needed."""
+        """Ask this node for as long as it is needed."""
         while True:
             await asyncio.sleep(_LOOK_S)
             needing = {*self._ends[node]}

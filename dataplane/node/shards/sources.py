@@ -1,14 +1,14 @@
 """Where a shard of this node can be read: here, or at a host that has read all of it.
 
-So that many hosts that want one shard do not all read it here: few read at one place at a time, the next are sent to
-those who have it by then, and wait for that. The number of places doubles with each round.
+Many hosts that want one shard do not all read it here: few read at one place at a time; the next are sent to hosts that
+have it by then, and wait for that. The number of places doubles with each round.
 
-What always holds: who waits, waits for a bounded time, and for no longer than a slow read takes without one ending,
-after which it is sent to the place with the fewest readers; a node is named to another only while it is a member, and
-not again after somebody has found no copy there. A copy is a place to read bytes at, no more: whether a shard is there,
-and what of it was freed, this node alone says, and says first.
+Invariants: a reader waits a bounded time, and no longer than a slow read takes without one ending; then it is sent to
+the place with the fewest readers. A node is named to another only while it is a member, and not again after somebody
+found no copy there. A copy is only a place to read bytes at: this node alone, asked first, says whether a shard exists
+and what of it was freed.
 
-Rejected: to let all read here at once (the sixth waits as long as six reads take); to pass pieces on while they come
+Rejected: to let all read here at once (the sixth waits as long as six reads take); to forward pieces while they come
 (it might be faster, and is a chain of hosts, each of which may stall or die in the middle).
 """
 
@@ -21,16 +21,16 @@ from collections.abc import Collection
 from dataplane.clock import Deadline
 
 READERS = 1
-"""Who read one shard at one place at a time."""
+"""Readers of one shard at one place at a time."""
 
 SHARED = 1 << 20
-"""Bytes of a shard from which on others are sent to its copies."""
+"""Bytes of a shard from which on readers are sent to its copies."""
 
 _MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # that are remembered; the first are forgotten
 
 
 class Sources:
-    """The places of one node's shards. To be used from its event loop."""
+    """The places of one node's shards. Used from its event loop."""
 
     def __init__(self, node: bytes) -> None:
         self._node = node
@@ -41,8 +41,9 @@ class Sources:
     async def choose(
         self, shard: int, reader: bytes, avoid: Collection[bytes], patience_s: float, deadline: Deadline
     ) -> bytes:
-        """The node that the reader is to read the shard at, which counts until `ended`: as soon as one has few readers
-        of it, or the one that has the fewest when no read has ended for `patience_s`, or at the deadline."""
+        """The node at which the reader is to read the shard; the read counts until `ended`. Returns as soon as a
+        place has few readers, or the place with the fewest when no read has ended for `patience_s`, or at the
+        deadline."""
         idle = False
         for node in avoid:
             self._holders.get(shard, {}).pop(node, None)
@@ -66,7 +67,7 @@ class Sources:
         self._tell(shard)
 
     def has(self, shard: int, node: bytes) -> None:
-        """This node has all of the shard."""
+        """This node has the entire shard."""
         holders = self._holders.setdefault(shard, {})
         holders[node] = None
         if len(holders) > _MOST_HOLDERS:
@@ -76,7 +77,7 @@ class Sources:
         self._tell(shard)
 
     def gone(self, nodes: Collection[bytes]) -> None:
-        """These are no members any more."""
+        """These nodes are no members any more."""
         for holders in self._holders.values():
             for node in nodes & holders.keys():
                 del holders[node]
