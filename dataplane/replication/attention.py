@@ -1,8 +1,8 @@
-"""A replica that was not running heard nobody, and takes nobody for silent because of that.
+"""A replica that did not run for a while does not blame others for the silence.
 
-A replica is ticked every beat. One whose tick is overdue was stopped, or starved, or its whole host was; what others
-sent meanwhile it has yet to hear, and what it should have sent itself nobody could acknowledge. So it judges others
-again only two beats after it has gone on. To judge later is always safe.
+A replica is ticked at every beat. If a tick is overdue, the process was stopped or starved, or the whole host was:
+it has not yet received what others sent meanwhile, and has not sent what others should have acknowledged. So it
+judges others again only two beats after it continued. Judging later is always safe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 class Attention:
-    """Of one replica, by its clock."""
+    """The attention of one replica, by its clock."""
 
     __slots__ = ("_most_s", "_since_s", "_ticked_s")
 
@@ -27,5 +27,5 @@ class Attention:
         self._ticked_s = now
 
     def judges(self, now: float) -> bool:
-        """Whether silence of others is theirs."""
+        """Whether silence is the fault of the others."""
         return now - self._ticked_s <= self._most_s and now - self._since_s >= self._most_s

@@ -1,12 +1,11 @@
-"""Who replicates a partition, as the coordinator has it (PacificA, section 2.2).
+"""The replicas of a partition, as the coordinator stores them (PacificA, section 2.2).
 
-A configuration changes by compare-and-set at the coordinator and in no other way, and each change adds one to the
-epoch. So an epoch has one configuration for ever, one leader at most, and whoever has seen a configuration may tell
-others of it: it needs no proof. For the same reason the compare-and-set can compare the value itself; no value comes
-back.
+A configuration changes only by compare-and-set at the coordinator, and each change increments the epoch. So an epoch
+has exactly one configuration and at most one leader. Whoever has seen a configuration may pass it on without proof. For
+the same reason the compare-and-set can compare the value itself: no value ever returns.
 
-A replica is one life of one log: a node that has lost its log comes back under another incarnation, so as another
-replica, and nothing that the configuration says of the first is true of the second.
+A replica is one incarnation of a log. A node that has lost its log returns with another incarnation, as another
+replica, and nothing that the configuration says of the first applies to the second.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import msgspec
 from dataplane.errors import Corrupt
 
 ReplicaId = tuple[str, int]
-"""(node, incarnation of the log that the node keeps)."""
+"""(node, incarnation of the node's log)."""
 
 GENERATION = 1 << 16
-"""Epochs between two coordinators of which the second knows nothing of the first: more than one ever made."""
+"""Epochs between two coordinators of which the second does not know the first: more than are ever made."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -30,15 +29,15 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     followers: tuple[ReplicaId, ...] = ()
 
     def holds(self, replica: ReplicaId) -> bool:
-        """Whether the replica has, for sure, every command that was committed by this epoch."""
+        """Whether the replica certainly has every command that was committed by this epoch."""
         return replica == self.leader or replica in self.followers
 
     def restarted(self) -> Configuration:
-        """The next epoch with the same replicas: a leader that starts again has forgotten what it proposed in this."""
+        """The next epoch with the same replicas: a leader that restarts has forgotten what it proposed in this one."""
         return Configuration(self.epoch + 1, self.leader, self.followers)
 
     def without(self, replicas: frozenset[ReplicaId]) -> Configuration:
-        """The next epoch, in which followers that do not answer are none."""
+        """The next epoch, without these followers, which do not answer."""
         return Configuration(self.epoch + 1, self.leader, tuple(f for f in self.followers if f not in replicas))
 
     def joined_by(self, replica: ReplicaId) -> Configuration:
@@ -46,18 +45,18 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration(self.epoch + 1, self.leader, (*self.followers, replica))
 
     def deposed_by(self, follower: ReplicaId) -> Configuration:
-        """The next epoch, led by a follower, without the leader that it has not heard from (section 2.4)."""
+        """The next epoch, led by a follower, without the leader from which it has heard nothing (section 2.4)."""
         return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
 
     def restored_by(self, replica: ReplicaId) -> Configuration:
-        """What the leader, or a follower whose leader has ended, tells a coordinator that has forgotten the partition:
-        that it leads. The epoch is of the next generation, so it is none that others know of those forgotten."""
+        """The configuration that the leader, or a follower whose leader has ended, writes to a coordinator that has
+        lost the partition: it leads. Its epoch is of the next generation, so it differs from every lost one."""
         epoch = (self.epoch // GENERATION + 1) * GENERATION
         return Configuration(epoch, replica, tuple(f for f in self.followers if f != replica))
 
 
 def encode(configuration: Configuration) -> bytes:
-    """The value that the coordinator keeps. Equal configurations have equal values."""
+    """The value that the coordinator stores. Equal configurations have equal values."""
     return msgspec.msgpack.encode(configuration)
 
 

@@ -1,7 +1,8 @@
-"""What a replica wants of its driver, to be carried out in the order given.
+"""What a replica asks of its driver, to be executed in the order given.
 
-None of them has to succeed. A message may be lost, come late or twice; a compare-and-set may happen without an answer.
-Only `Store` has an order that matters: what is on disk after a crash is what the first so many operations made.
+None of them has to succeed. A message may be lost, delayed or duplicated; a compare-and-set may take effect without
+an answer. Only the order of `Store` matters: after a crash the disk has the result of some first part of the
+operations.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """Compare-and-set the partition's configuration (`expected` None: there is none); tell the replica what the value
-    is afterwards (`configured`, `forgotten`)."""
+    """Compare-and-set the partition's configuration (`expected` None: there is none), then tell the replica what the
+    value is (`configured`, `forgotten`)."""
 
     expected: Configuration | None
     wanted: Configuration
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Put an operation of the log on disk, and call `stored(ticket)` once it and all before it are."""
+    """Write an operation of the log to disk, and call `stored(ticket)` once it and all before it are durable."""
 
     ticket: int
     operation: Operation

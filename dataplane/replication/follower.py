@@ -1,7 +1,7 @@
-"""A replica that does not lead: it takes what the leader of its epoch sends, and takes its place if that falls silent.
+"""A replica that does not lead: it accepts what the leader of its epoch sends, and takes over if that falls silent.
 
-Also the role of one that is no member: a recruit that catches up, or one that was dropped and may be recruited again.
-It acknowledges as a follower does, but no configuration names it, so it can't ask for the lead.
+This is also the role of a replica outside the configuration: a recruit that catches up, or a dropped follower that
+may be recruited again. It acknowledges as a follower does but, since no configuration names it, cannot take over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Follower:
         self.begin()
 
     def begin(self) -> None:
-        """A new epoch: nothing is known of how its leader's log compares with this one."""
+        """A new epoch: it is not known how its leader's log compares with this one."""
         self._matched = 0  # the log is the leader's up to here
         self._acknowledged = 0
         self._sent_s = -math.inf  # of the newest message of this leader
@@ -34,7 +34,8 @@ class Follower:
         self._parts = bytearray()
 
     def append(self, message: Append, now: float) -> None:
-        """Append what follows the entries that both logs have, and acknowledge it once it is on disk (section 2.1)."""
+        """Append the entries that follow those that both logs have, and acknowledge them once they are on disk
+        (section 2.1)."""
         self._hear(message, now)
         state, log = self._state, self._state.log
         if not log.has(message.previous, message.previous_epoch):
@@ -48,8 +49,8 @@ class Follower:
         self._acknowledge()
 
     def install(self, message: Install, now: float) -> None:
-        """Take a part of the leader's snapshot, and all of it once it is there, unless this log has got as far in the
-        meantime. Raises Corrupt for what is no part of one."""
+        """Accept a part of the leader's snapshot, and install the snapshot once it is complete, unless this log has
+        got as far meanwhile. Raises Corrupt for an invalid part."""
         self._hear(message, now)
         state = self._state
         if message.index > state.committed:

@@ -1,13 +1,13 @@
 """The replica that leads: it orders commands, sends them, and answers when every in-sync follower has them.
 
-What always holds (PacificA, sections 2.1 and 2.4):
+Invariants (PacificA, sections 2.1 and 2.4):
 
-- A command is committed once it is on every replica that the coordinator may have as in-sync, this one too. So whoever
-  leads next, having been in-sync, has it; `reconfiguration` says why "may".
-- A new leader first proposes again all that it has, behind an entry of its own epoch. Once that is committed it knows
-  all that any leader ever answered (reconciliation), and what other replicas have beyond it is gone.
-- It answers only while it holds the lease of each of them, and once its own promise to earlier leaders is over
-  (`lease`). The outcome of a command needs neither: committed is committed, whoever leads by then.
+- A command is committed once every replica has it that may be in-sync according to the coordinator, this one included.
+  So whoever leads next, having been in-sync, has it; `reconfiguration` explains "may".
+- A new leader first proposes all of its log again, followed by an entry of its own epoch. Once that is committed it
+  knows all that any leader ever answered (reconciliation), and entries beyond it on other replicas are discarded.
+- A leader answers only while it holds the lease of each in-sync follower, and once its own promise to earlier leaders
+  has ended (`lease`). The outcome of a command needs neither: committed is committed, whoever leads by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataplane.replication.state import State
 
 
 class Leader:
-    """The role of a leader, over a replica's state, from the epoch `term` on until somebody else leads."""
+    """The role of a leader, over a replica's state, from the epoch `term` on until another replica leads."""
 
     __slots__ = ("_lease", "_out", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
 
@@ -49,7 +49,7 @@ class Leader:
     # Requests
 
     def serves(self, now: float) -> bool:
-        """Whether this replica may answer: nobody else can, and it knows all that was ever answered."""
+        """Whether this replica may answer: no other can, and it knows all that was ever answered."""
         state = self._state
         return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
@@ -113,7 +113,7 @@ class Leader:
             peer.flow(self._state.configuration, now)
 
     def gone(self, node: str, before_s: float) -> None:
-        """Drop those of a process that has ended, unless one was heard since."""
+        """Drop the replicas of a process that has ended, unless one was heard since."""
         for replica in [*self._peers]:
             if replica[0] == node and not self._lease.since(replica, before_s):
                 self._drop(replica, before_s)
@@ -125,13 +125,13 @@ class Leader:
     # Time, and the configuration
 
     def tick(self, now: float) -> None:
-        """Beat, and give up recruits that do not answer."""
+        """Send what is due at a beat, and give up recruits that do not answer."""
         self._recruitment.give_up(self._followers(), now)
         for peer in self._peers.values():
             peer.beat(self._state.configuration, now)
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to ask for, if another is due: without followers that do not answer, or with a recruit
+        """The configuration to ask for, if a change is due: without followers that do not answer, or with a recruit
         that has caught up."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
@@ -146,16 +146,17 @@ class Leader:
         return None if recruit is None else configuration.joined_by(recruit)
 
     def restored(self, now: float) -> Configuration | None:
-        """The configuration to tell a coordinator that has forgotten it: the same, if no follower, nor one that may
-        have become one unheard, can have taken the lead: this replica holds its lease, or held it when its process
-        ended."""
+        """The configuration to write to a coordinator that has lost it: the same one, if no follower, nor a replica
+        that may have become one unheard, can have taken over: this replica holds its lease, or held it when its
+        process ended."""
         configuration, lease = self._state.configuration, self._lease
         if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
             return configuration.restored_by(self._state.me)
         return None
 
     def reconfigured(self, now: float) -> None:
-        """A configuration in which this replica leads on: tell everybody, and count anew who has to have a command."""
+        """A configuration in which this replica still leads: tell all replicas, and count again which of them must
+        have a command."""
         state = self._state
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
@@ -180,7 +181,7 @@ class Leader:
         self._peers[replica].send_batch(state.configuration, now)
 
     def step_down(self) -> None:
-        """Somebody else leads: the outcome of what is not committed is the new leader's to say."""
+        """Another replica leads: it decides the outcome of what is not committed."""
         epoch = self._state.configuration.epoch
         for number in self._requests.values():
             error = OutcomeUnknown(
@@ -197,12 +198,12 @@ class Leader:
         return state.reconfiguration.followers(state.configuration)
 
     def _dropped(self, followers: tuple[ReplicaId, ...], now: float) -> frozenset[ReplicaId]:
-        """The followers to go on without."""
+        """The followers to continue without."""
         lease, out, judges = self._lease, self._out, self._state.attention.judges(now)
         return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
     def _heard(self, sender: ReplicaId, sent_s: float) -> Progress | None:
-        """The peer that acknowledges a message, unless it is none (any more)."""
+        """The peer that acknowledges a message; None if it is not one, or not any more."""
         peer = self._peers.get(sender)
         if peer is None or sent_s <= self._out.get(sender, -math.inf):
             return None
@@ -211,7 +212,7 @@ class Leader:
         return peer
 
     def _drop(self, peer: ReplicaId, until_s: float) -> None:
-        """Go on without a peer: ask for that, if it may be a follower."""
+        """Continue without a peer: ask for that, if it may be a follower."""
         if peer in self._followers():
             self._out[peer] = until_s
         else:
@@ -224,7 +225,7 @@ class Leader:
             peer.flow(self._state.configuration, now)
 
     def _commit(self, now: float) -> None:
-        """Commit what this replica's disk and all followers have, and may have to have."""
+        """Commit what is on this replica's disk and on all followers that there are or may be."""
         state, peers = self._state, self._peers
         to = state.log.persisted
         for follower in self._followers():

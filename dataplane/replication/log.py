@@ -1,8 +1,8 @@
-"""The log of one replica: a snapshot, the entries after it, and how far they are on disk.
+"""The log of one replica: a snapshot, the entries after it, and how much of them is on disk.
 
-What always holds: two logs that have an entry of one epoch at one index are equal up to it. An epoch has one leader,
-which never changes what it proposed, and an entry is taken only after the one before it (`has`). So a pair of numbers
-says whether two logs agree, and `Append` need not carry more.
+Invariant: two logs with an entry of the same epoch at the same index are equal up to it. An epoch has one leader,
+which never changes what it proposed, and an entry is accepted only after the one before it (`has`). So (index,
+epoch) is enough to compare two logs, and `Append` carries no more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataplane.replication.storage import Extend, Operation, Rebase, Stored, Tru
 
 
 class Log:
-    """`changes` collects (ticket, operation) for the disk; the replica takes them. Indices begin at 1."""
+    """`changes` collects (ticket, operation) for the disk, for the replica to take. Indices begin at 1."""
 
     __slots__ = ("_entries", "_pending", "_ticket", "base", "changes", "durable", "last", "persisted", "snapshot")
 
@@ -41,14 +41,14 @@ class Log:
         return self._entries[index - self.base - 1].command
 
     def has(self, index: int, epoch: int) -> bool:
-        """Whether this log agrees with one that has an entry of `epoch` at `index`, up to there."""
+        """Whether this log equals one that has an entry of `epoch` at `index`, up to there."""
         if index < self.base:
             return True  # the snapshot holds committed commands only, and all logs agree on those
         return index <= self.last and self.epoch_at(index) == epoch
 
     def after(self, index: int, most: int, most_bytes: int) -> tuple[Entry, ...]:
-        """At most so many entries after an index, which is `base` or more; of so many bytes, unless the first has
-        more."""
+        """At most so many entries after an index, which is at least `base`; of at most so many bytes, unless the
+        first has more."""
         start = index - self.base
         entries = self._entries[start : start + most]
         for count, entry in enumerate(entries):
@@ -64,10 +64,12 @@ class Log:
         self._change(Extend(first, entries))
 
     def merge(self, previous: int, entries: tuple[Entry, ...], committed: int) -> None:
-        """Take entries that follow `previous`, where this log `has` the sender's. From the first one that differs on,
-        this log's own go: they were proposed in an epoch that is over, and never committed (PacificA, section 2.4).
+        """Append entries that follow `previous`, where this log `has` the sender's. From the first one that differs on,
+        this log's own are removed: they were proposed in an epoch that has ended, and never committed (PacificA,
+        section 2.4).
 
-        Raises Corrupt where that would take a committed one: somebody's log or message is not what it was."""
+        Raises Corrupt if that would remove a committed one: a log or message was altered.
+        """
         skip = max(0, self.base - previous)
         for i in range(skip, len(entries)):
             index = previous + 1 + i
@@ -90,15 +92,15 @@ class Log:
         self._change(Truncate(last))
 
     def compact(self, snapshot: Snapshot) -> None:
-        """Let a snapshot of committed commands take the place of their entries."""
+        """Replace the entries of committed commands by a snapshot."""
         del self._entries[: snapshot.index - self.base]
         self.snapshot, self.base = snapshot, snapshot.index
         self._change(Rebase(snapshot, True))
 
     def install(self, snapshot: Snapshot) -> None:
-        """Let the leader's snapshot take the place of the log up to its index; what follows stays if the log agrees
-        with it there. A follower that has just restarted may have committed entries beyond the snapshot, and lead
-        before it hears more (Raft's InstallSnapshot; Ongaro and Ousterhout, ATC 2014, section 7)."""
+        """Replace the log up to the index of the leader's snapshot by it. Later entries stay if the log agrees with
+        the snapshot there: a follower that has just restarted may have committed entries beyond the snapshot, and
+        lead before it hears more (Raft's InstallSnapshot; Ongaro and Ousterhout, ATC 2014, section 7)."""
         if self.has(snapshot.index, snapshot.epoch):
             self.compact(snapshot)
             return
@@ -110,7 +112,7 @@ class Log:
         self._change(Rebase(snapshot, False))
 
     def stored(self, ticket: int) -> None:
-        """The disk has the operations up to a ticket."""
+        """The operations up to this ticket are on disk."""
         while self._pending and self._pending[0][0] <= ticket:
             self.persisted = max(self.persisted, self._pending.popleft()[1])
 

@@ -1,6 +1,7 @@
-"""Which nodes a partition takes for lost, with the shards that they stored, as part of its state.
+"""The nodes that a partition considers lost, with the shards that they stored, as part of its state.
 
-A node that comes back is away no more, and what it stores from some shard on is there. The last ones are remembered.
+A node that returns is not lost any more, and what it stores from some shard on exists. The last lost nodes are
+remembered.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 ALL = (1 << 63) - 1
-"""A number that is higher than every shard's."""
+"""A number higher than every shard's."""
 
 MAX_LOST = 4096
 """Nodes that are remembered."""
 
 
 class LostNodes:
-    """See the module. A node is `in` this while it is away."""
+    """A node is `in` this while it is away."""
 
     def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:
         self._before = dict(state)
@@ -32,7 +33,7 @@ class LostNodes:
         return shard < self._before.get(node, 0)
 
     def lose(self, node: bytes, before: int = ALL) -> None:
-        """A node is lost, with the shards whose numbers are less."""
+        """A node is lost, with its shards below this number."""
         before = max(before, self._before.pop(node, 0))
         self._before[node] = before
         if before == ALL:
@@ -43,7 +44,7 @@ class LostNodes:
             self.away.discard(oldest)
 
     def come_back(self, node: bytes, first: int) -> None:
-        """A node that was away is there, with the shards from this one on."""
+        """A node has returned, with its shards from this number on."""
         if node in self.away:
             self.away.remove(node)
             del self._before[node]
@@ -51,5 +52,5 @@ class LostNodes:
                 self._before[node] = first
 
     def state(self) -> list[tuple[bytes, int]]:
-        """For a snapshot."""
+        """The state for a snapshot."""
         return list(self._before.items())

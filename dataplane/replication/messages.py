@@ -1,10 +1,10 @@
-"""What replicas of a partition say to each other.
+"""The messages between replicas of a partition.
 
-A leader sends `Append` and `Install`; the rest are answers. Each carries its epoch: an older one is refused
-by `Outdated`, which shows the newer configuration, and an answer of another epoch than the leader's own is passed over.
+A leader sends `Append` and `Install`; the rest are answers. Each has its epoch: a message of an older epoch is answered
+by `Outdated` with the newer configuration, and an answer of another epoch than the leader's is ignored.
 
-Indices of a log begin at 1. `sent_s` is by the leader's clock and comes back as it was: a follower's acknowledgement
-renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
+Indices of a log begin at 1. `sent_s` is by the leader's clock and is returned unchanged: a follower's
+acknowledgement renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataplane.replication.configuration import Configuration
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A command of the log, with the epoch that it was first proposed in. No command: a leader began its epoch here."""
+    """A command of the log, with the epoch in which it was first proposed. Without a command: a leader began its
+    epoch here."""
 
     epoch: int
     command: bytes
@@ -30,7 +31,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The entries after `previous`, where the leader's log has an entry of `previous_epoch`. None: a beacon."""
+    """The entries after `previous`, at which the leader's log has an entry of `previous_epoch`. Without entries: a
+    heartbeat."""
 
     configuration: Configuration
     sent_s: float
@@ -41,7 +43,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A part of a snapshot, for a replica whose log ends before the leader's begins: the bytes of its state from
+    """A part of a snapshot, for a replica whose log ends before the leader's begins: the bytes of the state from
     `offset` on, of `size` in all."""
 
     configuration: Configuration
@@ -54,7 +56,8 @@ class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The follower's log is the leader's up to `match`, and stays so through a crash if the partition is durable."""
+    """The follower's log equals the leader's up to `match`, and stays so through a crash if the partition is
+    durable."""
 
     epoch: int
     sent_s: float
@@ -62,8 +65,8 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The follower lacks the entry at `previous`, before those of the message that was sent then. What it knows to be
-    committed is as at the leader."""
+    """The follower lacks the entry at `previous`, before those of the message that was sent then. What it knows to
+    be committed equals the leader's."""
 
     epoch: int
     sent_s: float
@@ -72,7 +75,7 @@ class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The sender's epoch is over: this is a newer configuration."""
+    """The sender's epoch has ended: this is a newer configuration."""
 
     configuration: Configuration
 

@@ -1,10 +1,10 @@
-"""What a partition has to tell the nodes that store columns of its rows: which of them no row needs any more.
+"""What a partition must tell the nodes that store columns of its rows: which of them no row needs any more.
 
-An entry says that the partition needs what a reference means once less. Each node that has some of it, or a copy, has
-an outbox, whose entries are numbered from 1 without gaps, so that a node that is told again, by another leader perhaps,
-knows what it was told before. They are part of the partition's state.
+An entry says that the partition needs what a reference refers to once less. Each node with a part of it, or a copy, has
+an outbox. Its entries are numbered from 1 without gaps, so that a node that receives an entry again, perhaps from
+another leader, recognises it. Outboxes are part of the partition's state.
 
-Who holds columns is counted beside: that follows from the rows.
+Which nodes have columns is counted besides: it follows from the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES = 1 << 20  # of entries that are told at once, unless the first has more
 
 
 class OutboxState(msgspec.Struct, array_like=True):
-    """The outbox of a node: the number of its last entry, and the entries that it was not told."""
+    """The outbox of a node: the number of its last entry, and the entries that it has not confirmed."""
 
     node: bytes
     last: int
@@ -27,7 +27,7 @@ class OutboxState(msgspec.Struct, array_like=True):
 
 
 class Outboxes:
-    """See the module. Iterated over: the nodes that there is something to tell."""
+    """The outboxes of a partition. Iteration gives the nodes with unconfirmed entries."""
 
     def __init__(self, state: Sequence[OutboxState] = ()) -> None:
         self.holders: dict[bytes, int] = {}
@@ -42,12 +42,12 @@ class Outboxes:
         return iter(list(self._entries))
 
     def hold(self, nodes: Iterable[bytes]) -> None:
-        """Rows need a reference of which these nodes have something."""
+        """Rows need a reference of which these nodes have a part."""
         for node in dict.fromkeys(nodes):
             self.holders[node] = self.holders.get(node, 0) + 1
 
     def release(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """No row needs it any more: tell those nodes that are not gone."""
+        """No row needs it any more: add the entry for those of the nodes that are not gone."""
         for node in dict.fromkeys(nodes):
             held = self.holders.pop(node, 0) - 1
             if held > 0:
@@ -55,14 +55,15 @@ class Outboxes:
         self.tell(entry, nodes, gone)
 
     def tell(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """Tell those nodes that are not gone what is no end of a reference."""
+        """Add an entry that does not end a reference, for those of the nodes that are not gone."""
         for node in dict.fromkeys(nodes):
             if node not in gone:
                 self._last[node] = self._last.get(node, 0) + 1
                 self._entries.setdefault(node, deque()).append(entry)
 
     def recount(self, needed: Iterable[Iterable[bytes]], gone: Container[bytes]) -> None:
-        """These are the nodes of each reference that rows need; there is nothing to tell nodes that are gone."""
+        """Count anew: these are the nodes of each reference that rows need. Outboxes of nodes that are gone are
+        removed."""
         self.holders.clear()
         for nodes in needed:
             self.hold(nodes)
@@ -85,7 +86,7 @@ class Outboxes:
         return self._last.get(node, 0)
 
     def told(self, node: bytes, last: int) -> None:
-        """The node knows its entries up to this number."""
+        """The node has confirmed its entries up to this number."""
         entries = self._entries.get(node, deque())
         for _ in range(min(len(entries), last - (self._last.get(node, 0) - len(entries)))):
             entries.popleft()

@@ -1,7 +1,7 @@
-"""How far one peer's log follows the leader's, and what is on its way there.
+"""How far one peer's log follows the leader's, and what is in flight to it.
 
-One batch is on its way to a peer at a time; commands that come meanwhile gather for the next. So messages grow with
-load and with distance, and no window has to be tuned.
+One batch is in flight to a peer at a time; commands that come meanwhile are in the next one. So batches grow with
+load and latency, and there is no window to tune.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Progress:
         self._received = 0
 
     def appended(self, message: Appended) -> None:
-        """The peer has so much of the log."""
+        """The peer has the log up to there."""
         match = min(message.match, self._state.log.last)
         if match > self.match:
             self.match = match
@@ -55,23 +55,23 @@ class Progress:
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have."""
+        """The peer lacks the entry before a batch: continue from what is committed there, which all logs have."""
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
 
     def installing(self, message: Installing) -> None:
-        """The peer has so much of a snapshot after the newest part: go on from there."""
+        """The peer has so much of a snapshot after the newest part: continue from there."""
         if self._snapshot is not None and message.index == self._snapshot.index and message.sent_s == self._batch_s:
             self._received = min(message.received, len(self._snapshot.state))
             self._on_its_way = False
 
     def flow(self, configuration: Configuration, now: float) -> None:
-        """Send the next batch, if there is one and none is on its way."""
+        """Send the next batch, if there is one and none is in flight."""
         if not self._on_its_way and self._next <= self._state.log.last:
             self.send_batch(configuration, now)
 
     def beat(self, configuration: Configuration, now: float) -> None:
-        """Send a batch again that was not acknowledged in time; a beacon where nothing was sent for a beat."""
+        """Send a batch again that was not acknowledged in time; a heartbeat if nothing was sent for a beat."""
         settings = self._state.settings
         if self._on_its_way and now - self._batch_s >= settings.retry_s:
             self._next = max(self._next, self.match + 1)
@@ -83,13 +83,13 @@ class Progress:
                 self.send_batch(configuration, now)
 
     def send_batch(self, configuration: Configuration, now: float) -> None:
-        """Send what comes next, or nothing but the leader's word where there is nothing, and expect to hear of it."""
+        """Send the next batch, or a heartbeat if there is none, and expect an acknowledgement."""
         self._batch_s = now
         self._on_its_way = True
         self._target = self._send(configuration, self._next - 1, self._state.settings.max_batch, now)
 
     def _send(self, configuration: Configuration, previous: int, most: int, now: float) -> int:
-        """Send at most so many entries after `previous`, or the snapshot; the index that they end at."""
+        """Send at most so many entries after `previous`, or the snapshot. Returns the index of the last."""
         state, log = self._state, self._state.log
         self._sent_s = now
         if previous < log.base:
@@ -102,8 +102,8 @@ class Progress:
         return previous + len(entries)
 
     def _send_part(self, configuration: Configuration, now: float) -> int:
-        """Send the next part of a snapshot; the index that all of it ends at. The snapshot that was begun is finished,
-        though a newer has taken its place in the log."""
+        """Send the next part of a snapshot. Returns the index of the snapshot. A snapshot that was begun is finished
+        even if the log has a newer one."""
         state = self._state
         if self._snapshot is None or not self._received:
             self._snapshot, self._received = state.log.snapshot, 0

@@ -1,9 +1,9 @@
-"""Changes that were asked of the coordinator and may have happened already (PacificA, sections 2.2 and 2.4).
+"""Configuration changes that were requested and may have taken effect already (PacificA, sections 2.2 and 2.4).
 
 The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after the
-replica that sent it was started again. So what was asked *may be true* from when it is asked until another
-configuration is seen: all changes asked of one configuration compare with it, so at most one of them happens, and
-seeing the next epoch, whoever made it, rules out the others. Nothing is ever taken back; asking again is always safe.
+replica that sent it has restarted. So a requested change *may be true* from the request until another configuration
+is seen: all changes of one configuration compare with it, so at most one of them takes effect, and the next epoch,
+whoever made it, rules out the others. Nothing is ever undone; requesting again is always safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataplane.replication.effects import Effect, Swap
 
 
 class Reconfiguration:
-    """What one replica has asked for in place of the configuration that it knows."""
+    """What one replica has requested in place of the configuration that it knows."""
 
     __slots__ = ("_asked_s", "_followers", "_retry_s", "asked")
 
@@ -27,7 +27,8 @@ class Reconfiguration:
         """Those that may be the partition's configuration already, in the order asked."""
 
     def ask(self, current: Configuration | None, wanted: Configuration, now: float, effects: list[Effect]) -> None:
-        """Ask for a change, or again for one that was not answered for `retry_s`. `current` None: there is none."""
+        """Request a change, or request it again if it was not answered for `retry_s`. `current` None: there is no
+        configuration."""
         if wanted in self.asked:
             if now - self._asked_s < self._retry_s:
                 return
@@ -38,13 +39,13 @@ class Reconfiguration:
         effects.append(Swap(current, wanted))
 
     def settled(self) -> None:
-        """A newer configuration was seen: none of what was asked of the last can happen any more."""
+        """A newer configuration was seen: no earlier request can take effect any more."""
         self.asked.clear()
         self._followers = None
 
     def followers(self, current: Configuration) -> tuple[ReplicaId, ...]:
-        """All who are followers, or may be: any of them could take the leader's place, so each has to have what is
-        committed, and to renew the lease."""
+        """All that are followers, or may be: any of them could take over, so each must have what is committed, and
+        renew the lease."""
         if not self.asked:
             return current.followers
         if self._followers is None:

@@ -1,9 +1,9 @@
-"""New followers: a snapshot, then the log's tail, then in-sync (PacificA, section 2.4).
+"""New followers: first a snapshot, then the log after it, then in-sync (PacificA, section 2.4).
 
-A recruit gets all that followers get, and nobody waits for it. Once it has every committed command, and the rest of the
-log within one batch, the leader asks for the configuration in which it follows; from the asking on, nothing is
-committed without it. A recruit that falls silent is given up. Who is to be recruited is for others to say: `choose`
-does.
+A recruit receives everything that followers receive, and nobody waits for it. Once it has every committed command
+and all but one batch of the rest, the leader asks for the configuration in which it follows; from then on nothing is
+committed without it. A recruit that falls silent is given up. Which replicas to recruit is decided outside, by
+`choose`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dataplane.replication.state import State
 def choose(
     partition: str, configuration: Configuration, candidates: Iterable[ReplicaId], wanted: int
 ) -> tuple[ReplicaId, ...]:
-    """The candidates to recruit for `wanted` followers in all: those of the highest rendezvous hash on other nodes."""
+    """The candidates to recruit for `wanted` followers in all: those with the highest rendezvous hash on other
+    nodes."""
     lack = wanted - len(configuration.followers)
     if lack <= 0:
         return ()
@@ -33,7 +34,7 @@ def choose(
 
 
 class Recruitment:
-    """The recruits of one leader. Their progress is among its peers'."""
+    """The recruits of one leader. Their progress is among that of its peers."""
 
     __slots__ = ("_lease", "_peers", "_recruits")
 
@@ -52,7 +53,7 @@ class Recruitment:
         self._recruits.pop(replica, None)
 
     def give_up(self, followers: tuple[ReplicaId, ...], now: float) -> None:
-        """Forget recruits that are silent, but for those that may be followers already."""
+        """Forget silent recruits, except those that may be followers already."""
         for replica, progress in [*self._recruits.items()]:
             if replica not in followers and self._lease.silent(replica, progress.since, now):
                 del self._recruits[replica], self._peers[replica]
@@ -69,8 +70,8 @@ class Recruitment:
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
     def lag(self, state: State) -> int:
-        """How many more entries to keep before a snapshot takes their place: those that recruits are about to get, or
-        they would be sent snapshot after snapshot; at most three times as many as there are kept anyway."""
+        """How many more entries to keep before a snapshot replaces them: those that recruits are about to receive,
+        or they would be sent snapshot after snapshot; at most three times as many as are kept anyway."""
         if not self._recruits:
             return 0
         slowest = min(progress.match for progress in self._recruits.values())

@@ -1,15 +1,14 @@
-"""One replica of one partition: events go in with the time, effects come out. It does nothing else.
+"""One replica of one partition: each event is passed in with the time, and effects are returned. It does nothing else.
 
-Each method is an event, `now` is by a clock of this replica that never goes back, and the effects returned are to be
-carried out in their order. The replica that asks (`Swap`) and the driver that watches the partition's value tell it of
-configurations by the same event, `configured`; a message of a newer epoch tells it too. Which of them comes first makes
-no difference.
+Each method is an event. `now` is by a clock of this replica that never goes back. The effects are to be executed in
+order. A replica learns of configurations by one event, `configured`, from the answer to its own request (`Swap`) and
+from the driver that watches the value, and from messages of a newer epoch, in any order.
 
-A replica that has just been started does not lead before it has asked for a new epoch, even if it is the leader in the
-coordinator's: it has forgotten what it proposed in that one, and answers to that may still be on their way. For this,
-and for the promise that it may have made (`lease`), restarting is the same with an old log as with a new one. Until
-it was told what the coordinator has, by a read that began after it was started, it hears no message: an old one could
-show it an epoch before that one, and it would take that one for new.
+A replica that has just started does not lead before it has requested a new epoch, even if the coordinator names it
+as leader: it has forgotten what it proposed in that epoch, and acknowledgements may still be in flight. Therefore,
+and because of promises it may have made (`lease`), a restart is the same with an old log as with a new one. It
+accepts no message until it was told the coordinator's configuration by a read that began after it started: an old
+message could show it an earlier epoch, which it would take for new.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from dataplane.replication.storage import Stored
 
 
 class Replica:
-    """See the module. `stored` is what its log was on disk; a new one's is `Stored()`. `fresh`: no replica of this id
-    was ever started before, so it has promised nothing to anybody, and proposed nothing that it has forgotten. `alone`:
-    there is no other replica, and never was, so nobody was promised anything."""
+    """`stored` is the log on its disk; a new one's is `Stored()`. `fresh`: no replica with this id was ever started
+    before, so it made no promise and proposed nothing. `alone`: there is and was no other replica, so no promise was
+    made to any."""
 
     __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
@@ -72,7 +71,7 @@ class Replica:
 
     @property
     def mute(self) -> bool:
-        """Whether it will never tell the coordinator, which has forgotten it, who leads."""
+        """Whether it will never tell a coordinator that has lost the partition who leads."""
         return self._forgotten and not self.leads
 
     def serves(self, now: float) -> bool:
@@ -89,19 +88,19 @@ class Replica:
     # Events
 
     def configured(self, configuration: Configuration, now: float) -> list[Effect]:
-        """The coordinator has, or had, this configuration. The first has to be read after the replica was made."""
+        """The coordinator has, or had, this configuration. The first must be read after the replica was made."""
         self._forgotten = False
         self._adopt(configuration, now)
         return self._effects(now)
 
     def forgotten(self, now: float) -> list[Effect]:
-        """The coordinator has no configuration, having lost what it had. A leader that knows that no other replica can
-        have a newer one says what it knows, so there are no two leaders of an epoch, nor two that answer."""
+        """The coordinator has lost the configuration. A leader that knows that no other replica can have a newer one
+        writes its own, so there are never two leaders of an epoch, nor two that answer."""
         self._forgotten = True
         return self._effects(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
-        """A request of a client; `number` comes back with the answer."""
+        """A request of a client; `number` is returned with the answer."""
         if self._leader is None:
             configuration = self._state.configuration
             error = NotLeader(
@@ -115,7 +114,7 @@ class Replica:
         return self._effects(now)
 
     def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
-        """A message of another replica. Raises Corrupt where its log can not be one of this partition."""
+        """A message of another replica. Raises Corrupt if its log cannot be one of this partition."""
         if not self._state.configuration.epoch:
             return []
         if isinstance(message, Append | Install):
@@ -136,7 +135,7 @@ class Replica:
         return self._effects(now)
 
     def stored(self, ticket: int, now: float) -> list[Effect]:
-        """The operations of `Store` up to this ticket will be there after a crash."""
+        """The operations of `Store` up to this ticket will survive a crash."""
         self._state.log.stored(ticket)
         if self._leader is not None:
             self._leader.stored(now)
@@ -153,8 +152,8 @@ class Replica:
         return self._effects(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
-        """The process that `node` was until `before_s`, by this replica's clock, has ended. To be said of one that has
-        certainly ended (`lease`); of a node that was started again since, it is true of the process before."""
+        """The process that `node` was until `before_s`, by this replica's clock, has ended. Only to be called if it
+        certainly has (`lease`); if the node was restarted since, this is about the process before."""
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
@@ -165,7 +164,7 @@ class Replica:
         return self._effects(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
-        """Make a replica a follower, if this one leads; it may have any log of this partition, or none."""
+        """Make a replica a follower, if this one leads. It may have any log of this partition, or none."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.recruit(replica, now)
         return self._effects(now)
@@ -173,7 +172,7 @@ class Replica:
     # Inside
 
     def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
-        """Whether a leader's message is of this replica's epoch, after it has learnt of a newer one."""
+        """Whether a leader's message is of this replica's epoch, once it has learned of a newer one."""
         state = self._state
         if configuration.epoch < state.configuration.epoch:
             state.send(sender, Outdated(state.configuration))
@@ -207,7 +206,7 @@ class Replica:
             state.promise.hear(configuration.leader, now)
 
     def _effects(self, now: float) -> list[Effect]:
-        """Ask for the configuration that is due, and return what is to be done: the disk first."""
+        """Ask for the configuration that is due, and return the effects: those for the disk first."""
         state = self._state
         leader = self._leader
         wanted = self._follower.wanted(now) if leader is None else leader.wanted(now)

@@ -1,11 +1,11 @@
-"""Producer sequences: a command that is sent again is answered as it was the first time.
+"""Producer sequences: a command that is sent again gets its first answer.
 
-A producer numbers its commands 1, 2, 3, … and has at most `WINDOW` of them unanswered at once. The table keeps the
-results of each producer's last `WINDOW` numbers, so commands may overtake each other on the way, and any retry within
-the window finds its result. A lower number was answered before, since the producer has gone on; its result is gone, and
-it is refused rather than done again. Kafka keeps five batches a producer for the same reason, and refuses gaps besides.
+A producer numbers its commands 1, 2, 3, ... and has at most `WINDOW` of them unanswered. The table keeps the results of
+each producer's last `WINDOW` numbers, so commands may overtake each other, and any retry within the window finds its
+result. A lower number was answered before, since the producer has continued; its result is gone, and the retry is
+refused rather than executed again. Kafka keeps five batches a producer for the same reason, and also refuses gaps.
 
-The table is part of a state machine's state, so of its snapshots; the order of its entries is that of the log.
+The table is part of a state machine's state, and so of its snapshots; its entries are in the order of the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Session(msgspec.Struct, array_like=True):
 
 
 class Settled(Exception):
-    """The sequence is below the window: it was answered, and the result is no longer kept."""
+    """The sequence is below the window: it was answered, and the result is not kept any more."""
 
 
 class Sessions:
@@ -37,7 +37,7 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def result(self, producer: str, sequence: int) -> bytes | None:
-        """The result of a command that was applied, or None for one that was not. Raises Settled."""
+        """The result of a command that was applied; None for one that was not. Raises Settled."""
         session = self._sessions.get(producer)
         if session is None:
             return None
@@ -46,7 +46,7 @@ class Sessions:
         return session.results.get(sequence)
 
     def keep(self, producer: str, sequence: int, result: bytes) -> None:
-        """Remember the result of a command that has been applied just now."""
+        """Remember the result of a command that has just been applied."""
         session = self._sessions.pop(producer) if producer in self._sessions else _Session()
         self._sessions[producer] = session
         if len(self._sessions) > MAX_SESSIONS:
@@ -59,16 +59,16 @@ class Sessions:
 
     @property
     def producers(self) -> list[str]:
-        """Those that are remembered."""
+        """The producers that are remembered."""
         return list(self._sessions)
 
     def drop(self, producer: str) -> None:
-        """Forget a producer that is known to have ended. To be called by commands only."""
+        """Forget a producer that is known to have ended. Only to be called by commands."""
         self._sessions.pop(producer, None)
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self._sessions)
 
     def restore(self, state: bytes) -> None:
-        """Raises msgspec.MsgspecError for what is no snapshot."""
+        """Raises msgspec.MsgspecError for an invalid snapshot."""
         self._sessions = msgspec.msgpack.decode(state, type=dict[str, _Session])

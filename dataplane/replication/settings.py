@@ -6,7 +6,7 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All seconds are of the clock of the replica that counts them; clocks may run fast or slow by `drift` at most."""
+    """All seconds are of the clock of the replica that counts them; clocks drift by at most `drift`."""
 
     lease_s: float = 3.0
     """A leader answers for so long after it sent the oldest message that each follower has acknowledged since."""

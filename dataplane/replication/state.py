@@ -1,6 +1,6 @@
-"""What a replica is in either role: its log, how much of it is committed, and the state that has been applied.
+"""The state of a replica in either role: its log, how much of it is committed, and the applied state.
 
-Committed and applied are one number here: what is known to be committed is applied at once.
+Committed and applied are one number: what is known to be committed is applied at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataplane.replication.settings import Settings
 from dataplane.replication.storage import Stored
 
 _ENTRY = 128
-"""Bytes that an entry of the log takes beside its command, about."""
+"""Bytes, approximately, that an entry of the log takes besides its command."""
 
 
 class State:
-    """Shared by the two roles of one replica."""
+    """The state that the two roles of one replica share."""
 
     __slots__ = (
         "attention",
@@ -59,7 +59,8 @@ class State:
     def commit(self, to: int, requests: dict[int, int]) -> None:
         """Apply commands up to an index that every in-sync replica has, and answer the requests that wait for them.
 
-        `requests`: index -> request."""
+        `requests`: request number by index.
+        """
         log, machine = self.log, self.machine
         while self.committed < to:
             index = self.committed + 1
@@ -72,15 +73,15 @@ class State:
                 self.effects.append(Answer(request, result))
 
     def install(self, snapshot: Snapshot) -> None:
-        """Go on from the leader's snapshot, with its log."""
+        """Continue from the leader's snapshot, with its log."""
         self.machine.restore(snapshot.state)
         self.log.install(snapshot)
         self.committed = snapshot.index
         self.since_snapshot = 0
 
     def compact(self, spare: int) -> None:
-        """Let a snapshot take the place of committed commands once there are `snapshot_every`, and `spare` more, and
-        they have as many bytes as the last snapshot: so a large state is not encoded more often than it is written."""
+        """Replace committed commands by a snapshot once there are `snapshot_every` and `spare` more, and they have
+        as many bytes as the last snapshot: so a large state is not encoded more often than it is written."""
         log = self.log
         few = self.committed - log.base < self.settings.snapshot_every + spare
         if few or self.since_snapshot < len(log.snapshot.state):

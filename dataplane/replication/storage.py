@@ -1,9 +1,9 @@
-"""The durable log: operations in order, and what they make.
+"""The durable log: an ordered list of operations, and their result.
 
-A replica changes its log in memory and says each change as an operation. Storage writes them in that order; after a
-crash it gives back what some first part of them made, never less than was synced. It may give back more, and of an
-`Extend` any first part of its entries. A snapshot is there whole or not at all. That is what SQLite's write-ahead log
-gives, with a transaction for each batch, and all that the replica relies on.
+A replica changes its log in memory and emits each change as an operation. Storage writes them in order; after a
+crash it returns the result of some first part of them, at least what was synced. It may return more, and of an
+`Extend` any first part of its entries. A snapshot is there entirely or not at all. This is what SQLite's write-ahead
+log provides with a transaction for each batch, and all that the replica relies on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EMPTY = Snapshot(0, 0, b"")
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Entries after the last, of which the first has the index `first`."""
+    """Append entries, of which the first has the index `first`."""
 
     first: int
     entries: tuple[Entry, ...]
@@ -33,7 +33,7 @@ class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Rebase(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The snapshot takes the place of all entries up to its index, and of those after it unless they are kept."""
+    """The snapshot replaces all entries up to its index, and those after it unless they are kept."""
 
     snapshot: Snapshot
     keep: bool
@@ -43,7 +43,7 @@ Operation = Extend | Truncate | Rebase
 
 
 class Stored(msgspec.Struct):
-    """A log as operations have made it."""
+    """A log, as the result of operations."""
 
     snapshot: Snapshot = EMPTY
     entries: list[Entry] = []
@@ -60,8 +60,8 @@ class Stored(msgspec.Struct):
 
 
 class Storage(ABC):
-    """Where the log of one replica lies. Called by one thread at a time. An error of `write` is of all that was written
-    since the last sync, as one transaction may hold it."""
+    """Where the log of one replica is stored. Called by one thread at a time. An error of `write` concerns all that
+    was written since the last sync, since one transaction may contain it."""
 
     durable = True
     """Whether it outlives the process."""
@@ -72,12 +72,12 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, operations: Iterable[Operation]) -> None:
-        """Write operations after those before. Raises Backpressure where there is no room; then none is written."""
+        """Write operations after the earlier ones. Raises Backpressure if there is no room; then none is written."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Return once all that was written will be there after a crash. Raises Backpressure as `write`: then nothing
-        is there of what was written since the last sync, and it is to be written again."""
+        """Return once all that was written will survive a crash. Raises Backpressure as `write`: then nothing is
+        there of what was written since the last sync, and it must be written again."""
 
 
 class MemoryStorage(Storage):
