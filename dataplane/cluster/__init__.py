@@ -1,1 +1,1 @@
-"""Who is there: membership of hosts."""
+"""The members of a cluster of hosts."""

@@ -1,6 +1,6 @@
-"""How a node shows itself to an external etcd, and which etcd it believes: TLS and a login, from files.
+"""How a node authenticates to an external etcd, and which etcd it trusts: TLS and a login, from files.
 
-What always holds: a file with a secret that others may read is refused, as the cluster's key is.
+Invariant: a file with a secret that others can read is refused, like the cluster's key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataplane.config import ClusterConfig
 
 
 def access(config: ClusterConfig) -> tuple[ssl.SSLContext | None, tuple[str, str] | None]:
-    """TLS and login, each None where there is none. Raises OSError, and ValueError for files that are no such."""
+    """TLS and login, each None if there is none. Raises OSError, and ValueError for invalid files."""
     return _tls(config), _login(config)
 
 

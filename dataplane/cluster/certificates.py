@@ -1,11 +1,12 @@
-"""Certificates by which the holders of a cluster's key know each other over TLS, for the etcd that they run.
+"""Certificates by which the holders of a cluster's key recognise each other over TLS, for the etcd that they run.
 
-The private key of the authority is derived from the cluster's key, so every holder can sign, nobody else can, and no
-certificate has to be brought from host to host. A node signs one for itself, of a private key that it makes as it
-starts and keeps in memory; who shows one that this authority signed is a holder of the cluster's key, as over CURVE.
+The authority's private key is derived from the cluster's key, so every holder can sign, nobody else can, and no
+certificate has to be copied between hosts. A node signs one for itself, for a private key that it generates at its
+start and keeps in memory. A certificate signed by this authority proves that its owner holds the cluster's key, as over
+CURVE.
 
-What always holds: the authority's private key is in no file; certificates are valid at any time, since who was a holder
-is one until the cluster has another key, and clocks may be wrong.
+Invariants: the authority's private key is in no file. Certificates are valid at any time, since a holder stays one
+until the cluster has another key, and clocks may be wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def check_installed() -> None:
-    """Raises ValueError where certificates can not be made."""
+    """Raises ValueError if certificates cannot be made."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
@@ -47,7 +48,7 @@ class Certificates:
     private: bytes
 
     def client(self) -> ssl.SSLContext:
-        """To speak with servers of this authority, at whatever address: each is run by a holder of the key."""
+        """The TLS context for servers of this authority, at any address: each is run by a holder of the key."""
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         tls.check_hostname = False
@@ -62,7 +63,7 @@ class Certificates:
 
 
 def certificates(key: Key, hosts: Iterable[str]) -> Certificates:
-    """A node's certificates, good for a server at these hosts."""
+    """A node's certificates, valid for a server at these hosts."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -125,7 +126,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def in_memory(name: str, content: bytes) -> int:
-    """A descriptor of a file without a name, which only this user may read."""
+    """A descriptor of a file without a name, which only this user can read."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, content)

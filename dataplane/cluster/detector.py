@@ -1,13 +1,13 @@
-"""Which processes of members have ended: a failure detector that believes the kernel of their host, and no silence.
+"""A failure detector: which members' processes have ended. It trusts the kernel of their host, and never silence.
 
-A connection of the control channel that closes is a reason to look, and so is a registration that is there no more: who
-refuses connections where it listened has ended, as its host says. Each node is connected to the next member in the
-order of their names, so the end of any process is seen by somebody, who takes its registration away; all others look
-then. The cost is one idle connection a node, whatever their number.
+If a connection of the control channel closes, or a registration disappears, it connects to the address: a host that
+refuses the connection says that the process has ended. Each node is connected to the next member in the order of names,
+so the end of any process is seen by some node, which removes its registration; then all others look. The cost is one
+idle connection for each node.
 
-What always holds: nothing that is merely slow is taken for dead: not a process that is stopped or starved, not a host
-behind a cut link. Who refuses from the beginning (a firewall, say) proves nothing while it is registered, unless it is
-on this machine: a node that is started again at once is to know that the one before it has ended.
+Invariant: nothing that is merely slow is considered dead: no process that is stopped or starved, no host behind a
+cut link. A host that refuses from the beginning (a firewall, say) proves nothing while the member is registered,
+unless it is this machine: a node that is restarted at once must learn that its predecessor has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_S = 1.0  # that one of them takes at most
 
 
 class Detector:
-    """See the module. `run` it beside the membership, in the same loop."""
+    """The detector of one node. `run` it beside the membership, in the same event loop."""
 
     def __init__(self, peers: Peers, membership: Membership) -> None:
         self._peers = peers
@@ -50,14 +50,14 @@ class Detector:
                 self._group = None  # which begins nothing more as it ends
 
     def suspect(self, nodes: Iterable[str]) -> None:
-        """There is a reason to look whether the processes of these have ended."""
+        """There is a reason to look whether the processes of these nodes have ended."""
         for node in nodes:
             member = self._membership.current.get(node)
             if member is not None and node != self._membership.me:
                 self._probe(node, member.life, member.address, _LOOKS_S, absent=False)
 
     def _closed(self, address: str) -> None:
-        """A connection to who listens there was open, and is not any more."""
+        """A connection to this address was open and has closed."""
         self.suspect([node for node, member in self._membership.current.items() if member.address == address])
 
     def _changed(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 def first_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
-    """The first error of a group, or of groups in it. Raises the others where some are not of these kinds.
+    """The first error of a group, or of nested groups. Raises the others if some are not of these kinds.
 
-    Not by `except*`: what is raised there is in a group again, or is not, depending on the Python (gh-103590)."""
+    Not by `except*`: whether what is raised there is in a group again depends on the version of Python (gh-103590).
+    """
     if isinstance(error, BaseExceptionGroup):
         others = error.split(kinds)[1]
         if others is not None:

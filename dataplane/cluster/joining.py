@@ -1,4 +1,4 @@
-"""A node's coordinator, by its settings, and its membership there."""
+"""A node's coordinator, by its settings, and its membership."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """The etcd that a node asks, which seeds run themselves, and its membership."""
+    """The etcd that a node uses, which seeds run themselves, and its membership."""
 
     def __init__(self, config: ClusterConfig, peers: Peers, me: str, member: Member, key: Key | None) -> None:
-        """`peers` have been started. Raises OSError; ValueError where something is not installed; Rejected where this
+        """`peers` have been started. Raises OSError; ValueError if something is not installed; Rejected if this
         node's directory is another cluster's."""
         how = config.joined
         self._seeds: Seeds | None = None
@@ -43,7 +43,7 @@ class Cluster:
         self.detector = Detector(peers, self.membership)
 
     async def run(self) -> None:
-        """Be a member until cancelled, and then leave. Raises Rejected where this node may not be one."""
+        """Be a member until cancelled, and then leave. Raises Rejected if this node is not admitted."""
         running = [asyncio.ensure_future(work) for work in (self.membership.run(), self.detector.run())]
         if self._seeds is not None:
             running.append(asyncio.ensure_future(self._seeds.run()))
@@ -58,14 +58,14 @@ class Cluster:
                 task.result()
 
     async def aclose(self) -> None:
-        """Let go of all, once it runs no more. Idempotent."""
+        """Release everything, after `run` has ended. Idempotent."""
         await self.coordinator.aclose()
         if self._seeds is not None:
             await self._seeds.aclose()
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """End these."""
+    """End these tasks."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

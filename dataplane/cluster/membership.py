@@ -1,18 +1,18 @@
-"""Who is a member: this node's registration at the coordinator, and the others'.
+"""The members: this node's registration at the coordinator, and the others'.
 
-A member is a node whose registration the coordinator has; one renewal of a lease and one watch are the cost of a node,
-whatever their number. Nodes are named in hex at the coordinator and by partitions, and are bytes in references and
-shards: `current` and `members` are the same under either.
+A member is a node with a registration at the coordinator. A node costs one renewal of a lease and one watch, whatever
+their number. Nodes are named in hex at the coordinator and by partitions, and by bytes in references and shards:
+`current` and `members` are the same under either name.
 
-What always holds:
+Invariants:
 
-- Silence is not death. A node is *away* when it is no member, and *gone*, and with it what it alone had, once its
+- Silence is not death. A node is *away* when it is no member. It is *gone*, and with it what it alone had, once its
   process is known to have ended (`cluster.detector`), or after it was away for `LOST_S`.
 - While the coordinator is away, members stay members. It is away from the first renewal or watch that fails until both
-  have been answered again. A member that is absent is removed only once the coordinator has answered for a whole lease
-  without a break, or once its process has ended: after an outage, and at a coordinator that was wiped, each has had the
-  time to register again.
-- An entry is believed if it carries the code that only a holder of the cluster's key can compute.
+  have been answered again. An absent member is removed only once the coordinator has answered for an entire lease
+  without a break, or once its process has ended: after an outage, or at a wiped coordinator, each has had the time to
+  register again.
+- An entry is accepted only with the authentication code that a holder of the cluster's key can compute.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MAX_MEMBERS = 4096
 
 LEASE_S = 20.0
 LOST_S = 120.0
-"""After which a node that is away is taken to come back with nothing, whatever became of it."""
+"""Seconds after which a node that is away is assumed to return with nothing, whatever became of it."""
 KEPT_S = 24 * 3600.0
-"""The same, of what a node keeps of durable partitions: it may take long to be started again."""
+"""The same for what a node keeps of durable partitions: its restart may take long."""
 
 _RENEWALS = 4  # in a lease
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
@@ -50,9 +50,9 @@ _LEAVE_S = 1.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """What others read of a member. `life`: of its process. `address`: where its control channel listens. `host`: the
-    same for nodes that fail together. `transports`: where they are found, by name. `keeps`: what it has survives its
-    process, which is started again under the same name. `first`: the least number of a shard that its process has
+    """What others read of a member. `life`: of its process. `address`: where its control channel listens. `host`:
+    equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: what it has survives its
+    process, which is restarted under the same name. `first`: the least number of a shard that its process has
     stored."""
 
     life: int
@@ -66,14 +66,14 @@ class Member(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Coordination:
-    """The coordinator that a node asks: what it is and where, and whether it answered last."""
+    """The coordinator that a node uses: what it is and where, and whether it answered last."""
 
     coordinator: str
     answers: bool
 
 
 class Membership:
-    """See the module. To be used from one loop."""
+    """The membership of one node. Used from one event loop."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Membership:
 
     @property
     def missing(self) -> Mapping[str, Member]:
-        """Those that are registered no more, and may live."""
+        """Nodes that are not registered any more, and may be alive."""
         return {name: member for name, (member, _) in self._missing.items() if name not in self._ended}
 
     @property
@@ -169,15 +169,15 @@ class Membership:
         return (ended is not None and ended.life == life) or (last is not None and last[0].life != life)
 
     def ended_by(self, node: str) -> float:
-        """When it was known that the process had ended that this node was; now, if only another process says so."""
+        """When it became known that this node's process had ended; now, if only another process says so."""
         return self._ended_s[node] if node in self._ended and node in self._ended_s else self._clock()
 
     def known(self, node: str) -> bool:
-        """Whether this node may be a member, or come back: one that was never seen here died before."""
+        """Whether this node may be a member, or return: one that was never seen here died before."""
         return node in self.current or node in self._missing or not self._seen.is_set()
 
     def address(self, node: str) -> str | None:
-        """Where a node's control channel listens."""
+        """The address of a node's control channel."""
         member = self.current.get(node)
         return None if member is None else member.address
 
@@ -199,11 +199,11 @@ class Membership:
     # This node's own place
 
     async def joined(self) -> None:
-        """When this returns, this node is a member, and knows the others."""
+        """Return once this node is a member, and knows the others."""
         await self._seen.wait()
 
     async def run(self) -> None:
-        """Be a member, and keep watch over the others, until cancelled."""
+        """Be a member, and watch the others, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep())
@@ -234,7 +234,7 @@ class Membership:
                     await self._again.wait()
 
     async def _register(self) -> None:
-        """Have a registration; not in place of another process that has taken this node's number since."""
+        """Register, but not in place of another process that has taken this node's number since."""
         self._registration = None
         if self._registered_once:
             found = (await self._coordinator.members()).get(self.me)
@@ -253,7 +253,7 @@ class Membership:
     def _contact(
         self, *, renewed: bool | None = None, watched: bool | None = None, why: BaseException | None = None
     ) -> None:
-        """Whether the coordinator answered."""
+        """Note whether the coordinator answered."""
         before = self._renewed and self._watched
         self._renewed = self._renewed if renewed is None else renewed
         self._watched = self._watched if watched is None else watched
@@ -266,7 +266,7 @@ class Membership:
             log.warning("the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
 
     async def leave(self) -> None:
-        """Be no member any more; `run` has ended."""
+        """Be a member no more, after `run` has ended."""
         registration, self._registration = self._registration, None
         if registration is not None:
             try:
@@ -292,7 +292,7 @@ class Membership:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S, self._lease_s / _RENEWALS)
 
     async def _sweep(self) -> None:
-        """Remove those that are absent once that can be believed."""
+        """Remove absent members once their absence can be believed."""
         pause_s = self._lease_s / (2 * _RENEWALS)
         awake_s = self._clock()
         while True:
@@ -352,7 +352,7 @@ class Membership:
         return member
 
     def _settle(self) -> None:
-        """Say who is a member by now."""
+        """Determine the current members."""
         steady = self._answers_since is not None and self._clock() >= self._answers_since + self._lease_s
         found = {self.me: self._member}
         found |= {name: member for name, (member, _) in self._registered.items() if name not in self._ended}
@@ -369,7 +369,7 @@ class Membership:
             changed()
 
     def _evict(self, name: str) -> None:
-        """Take away the registration of a process that has ended."""
+        """Remove the registration of a process that has ended."""
         if name in self._registered:
             task = asyncio.get_running_loop().create_task(self._evict_now(name, self._registered[name][1]))
             self._evicting.add(task)

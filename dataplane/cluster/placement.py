@@ -1,8 +1,8 @@
-"""Which of several nodes, or partitions, is to have a group: the one with the highest hash of both (rendezvous hashing,
-Thaler and Ravishankar 1998).
+"""Which of several nodes or partitions gets a group: the one with the highest hash of both (rendezvous hashing, Thaler
+and Ravishankar 1998).
 
-What always holds: all who know the same names give the same answer, in whatever order they came to know them; when one
-comes or goes, only what it wins or had won moves.
+Invariants: all who know the same names compute the same answer, in whatever order they learned them. When a name is
+added or removed, only what it wins or had won moves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Placement:
         self._seeds = np.array([xxhash.xxh3_64_intdigest(node) for node in self.nodes], np.uint64)
 
     def winners(self, stream: str, groups: Sequence[str | int]) -> Index:
-        """For each of these groups of the stream, the position in `nodes` of the one that has it."""
+        """For each of these groups of the stream, the position in `nodes` of its winner."""
         if len(self.nodes) == 1:
             return np.zeros(len(groups), np.int64)
         seed = xxhash.xxh3_64_intdigest(stream.encode())
@@ -37,7 +37,7 @@ class Placement:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def winner(self, stream: str, group: str | int) -> bytes:
-        """The one that has one group."""
+        """The winner of one group."""
         return self.nodes[int(self.winners(stream, [group])[0])]
 
 
@@ -46,8 +46,8 @@ def _encoded(group: str | int) -> bytes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), by which each bit of what goes in changes half of the
-    bits of what comes out: hashes that were merely combined would leave pairs of nodes with related weights."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), by which each input bit changes half of the output
+    bits: hashes that were merely combined would leave pairs of nodes with related weights."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)

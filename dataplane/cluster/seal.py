@@ -1,6 +1,6 @@
-"""The code of authenticity that entries at a coordinator carry: HMAC-SHA256 by a key derived from the cluster's.
+"""The authentication code of entries at a coordinator: HMAC-SHA256 with a key derived from the cluster's.
 
-Without a key there is none, on loopback alone.
+Without a key, on loopback only, there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Seal:
         return entry if self._key is None else self._code(self._key, name, entry) + entry
 
     def opened(self, name: str, value: bytes) -> bytes:
-        """The entry in a value that is there under this name. Raises ValueError where the code is not right."""
+        """The entry in a value under this name. Raises ValueError if the code is wrong."""
         if self._key is None:
             return value
         code, entry = value[:64], value[64:]

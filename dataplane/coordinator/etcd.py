@@ -1,14 +1,13 @@
-"""The coordinator that is an etcd (v3), external or one that the nodes run themselves (`cluster.seeds`).
+"""The coordinator on etcd (v3), external or run by the nodes themselves (`cluster.seeds`).
 
-Keys lie below `/dataplane/NAME/`: `members/MEMBER`, each on a lease of its own, and `values/KEY`. A compare-and-set is
-one transaction that compares `VALUE`, or `VERSION` with 0 for a key that is not there.
+Keys are below `/dataplane/NAME/`: `members/MEMBER`, each with its own lease, and `values/KEY`. A compare-and-set is one
+transaction that compares `VALUE`, or `VERSION` with 0 for a missing key.
 
-What always holds: one stream of etcd's serves all watches of a client, whatever their number; a watch reads its first
-value after that stream has begun, and takes from the stream only later revisions, so it misses nothing and never goes
-back. Where the stream breaks, every watch raises Unavailable: nothing is resumed from a revision that etcd may have
-compacted, or that another etcd with other revisions may have come to since. A swap is the same request however often it
-is made, so an attempt that was not answered is made again at the next endpoint, and only a swap that no endpoint
-answered raises OutcomeUnknown.
+Invariants: all watches of a client share one stream of etcd. A watch reads its first value after that stream has
+begun, and uses only later revisions from the stream, so it misses nothing and never goes back. If the stream breaks,
+every watch raises Unavailable: nothing is resumed from a revision that etcd may have compacted, or that another etcd
+with other revisions may have reached since. A repeated swap is the same request, so an unanswered attempt is
+repeated at the next endpoint, and only a swap that no endpoint answered raises OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _EtcdRegistration(Registration):
 
 
 class _Subscription:
-    """The latest change of each key that a watch has not looked at yet. `broken`: the stream has ended."""
+    """The latest change of each key that a watch has not read yet. `broken`: the stream has ended."""
 
     __slots__ = ("broken", "changed", "changes")
 
@@ -61,7 +60,7 @@ class _Subscription:
         self.broken: Unavailable | None = None
 
     async def next(self) -> Mapping[bytes, Event]:
-        """Wait for changes, and take them. Raises Unavailable."""
+        """Wait for changes, and return them. Raises Unavailable."""
         while not self.changes:
             if self.broken is not None:
                 raise Unavailable(str(self.broken))
@@ -72,7 +71,7 @@ class _Subscription:
 
 
 class _Stream:
-    """etcd's one stream of changes below a prefix, for all that watch something there. It runs while anybody does."""
+    """The stream of changes below a prefix, shared by all watches. It runs while there are any."""
 
     def __init__(self, gateway: Gateway, prefix: str) -> None:
         self._gateway = gateway
@@ -82,7 +81,7 @@ class _Stream:
         self._running: asyncio.Task[None] | None = None
 
     async def subscribe(self, prefix: str) -> _Subscription:
-        """Changes of the keys with this prefix, all from before this returns. Raises Unavailable."""
+        """Receive changes of the keys with this prefix, from before this returns. Raises Unavailable."""
         subscription = _Subscription()
         self._subscriptions[subscription] = prefix
         if self._began is None:
@@ -102,7 +101,7 @@ class _Stream:
         return subscription
 
     async def unsubscribe(self, subscription: _Subscription) -> None:
-        """It looks no more."""
+        """Receive no more."""
         self._subscriptions.pop(subscription, None)
         if not self._subscriptions:
             await self._end()
@@ -133,7 +132,7 @@ class _Stream:
                 subscription.changed.set()
 
     def _break(self, error: Unavailable) -> None:
-        """Every watch is over; who watches next begins another stream."""
+        """End every watch; the next one begins another stream."""
         for subscription in self._subscriptions:
             subscription.broken = error
             subscription.changed.set()
@@ -153,7 +152,7 @@ class _Stream:
 
 
 class EtcdCoordinator(Coordinator):
-    """See the module."""
+    """A coordinator on one etcd."""
 
     def __init__(
         self,
@@ -164,8 +163,8 @@ class EtcdCoordinator(Coordinator):
         login: tuple[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`endpoints`: HOST:PORT of its servers; `name`: the cluster's; `login`: user and password. Raises ValueError
-        where no HTTP client is installed."""
+        """`endpoints`: HOST:PORT of its servers; `name`: the cluster's; `login`: user and password. Raises
+        ValueError if no HTTP client is installed."""
         self._gateway = Gateway(endpoints, timeout_s, tls, login)
         self._members = f"/dataplane/{name}/members/"
         self._values = f"/dataplane/{name}/values/"
@@ -176,7 +175,7 @@ class EtcdCoordinator(Coordinator):
         return f"etcd at {', '.join(self._gateway.endpoints)}"
 
     def use(self, endpoints: Sequence[str]) -> None:
-        """Its servers are these now."""
+        """Use these servers from now on."""
         self._gateway.use(endpoints)
 
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
@@ -269,7 +268,7 @@ class EtcdCoordinator(Coordinator):
 
 
 def _equals(key: str, value: bytes | None) -> dict[str, Any]:
-    """The comparison of a key's value; of its version where it is to have none."""
+    """The comparison of a key's value; of its version if it is to have none."""
     if value is None:
         return {"key": key, "target": "VERSION", "result": "EQUAL", "version": "0"}
     return {"key": key, "target": "VALUE", "result": "EQUAL", "value": encoded(value)}

@@ -3,12 +3,12 @@ endpoints.
 
 gRPC would bring grpcio and protobuf, whose versions the other libraries of a training job pin against each other; the
 gateway needs an HTTP client that streams. There keys and values are base64, 64-bit integers are text, and empty fields
-are left out.
+are omitted.
 
-What always holds: a request ends by its deadline with etcd's answer, Unavailable or OutcomeUnknown. An endpoint that
-fails is left for the next within that deadline, so requests are ones that may be made twice. OutcomeUnknown is raised
-where one attempt may have reached etcd and none was answered; Unavailable where none can have had an effect: no
-connection was made, or etcd refused. A login is renewed when etcd no longer knows its token.
+Invariants: a request ends by its deadline with etcd's answer, Unavailable or OutcomeUnknown. If an endpoint fails,
+the next is tried within that deadline, so requests must be repeatable. OutcomeUnknown is raised if an attempt may
+have reached etcd and none was answered; Unavailable if none can have had an effect: no connection was made, or etcd
+refused. A login is renewed when etcd does not know its token any more.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRY_S = 0.5
-"""What is on its way to etcd's leader when that dies is never answered, and has to be asked again."""
+"""A request on its way to etcd's leader when that dies is never answered, and must be sent again."""
 
 _MAX_ANSWER = 64 << 20  # bytes of an answer, or of a line of a watch; etcd itself refuses requests over 1.5 MiB
 _REFUSED = {3, 5, 7, 8, 9, 11, 12, 16}
-"""Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes effect.
-Others, UNAVAILABLE among them ("request timed out", "leader changed"), leave open whether it does."""
+"""Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes
+effect. Others, such as UNAVAILABLE ("request timed out", "leader changed"), leave open whether it does."""
 _LOGIN = ("invalid auth token", "user name is empty", "revision in header is old")
 
 
@@ -63,7 +63,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A server of etcd's, as the others know it."""
+    """A server of etcd, as the other servers know it."""
 
     ID: int = 0
     name: str = ""
@@ -73,7 +73,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The fields of all answers that are read here. What is streamed comes in `result`."""
+    """The fields of all answers that are read here. Streamed ones are in `result`."""
 
     result: Answer | None = None
     header: Header = Header()
@@ -98,7 +98,7 @@ class Refused(Unavailable):
 
 
 class _Unanswered(Exception):
-    """An attempt failed. `sent`: etcd may have had it."""
+    """An attempt failed. `sent`: etcd may have received it."""
 
     def __init__(self, why: str, sent: bool) -> None:
         super().__init__(why)
@@ -109,7 +109,7 @@ _decoder = msgspec.json.Decoder(Answer, strict=False)  # integers as text
 
 
 def check_installed() -> None:
-    """Raises ValueError where there is no HTTP client."""
+    """Raises ValueError if there is no HTTP client."""
     try:
         import aiohttp  # noqa: F401
     except ImportError as error:
@@ -117,7 +117,7 @@ def check_installed() -> None:
 
 
 class Gateway:
-    """One client of an etcd. To be used from one event loop."""
+    """One client of an etcd. Used from one event loop."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Gateway:
         login: tuple[str, str] | None = None,
         try_s: float = TRY_S,
     ) -> None:
-        """`endpoints`: HOST:PORT of each server; `login`: user and password; `try_s`: for which an endpoint is waited
-        for in the first round. Raises ValueError where no HTTP client is installed."""
+        """`endpoints`: HOST:PORT of each server; `login`: user and password; `try_s`: seconds to wait for an
+        endpoint in the first round. Raises ValueError if no HTTP client is installed."""
         check_installed()
         self.timeout_s = timeout_s
         self._try_s = try_s
@@ -142,18 +142,18 @@ class Gateway:
 
     @property
     def endpoints(self) -> list[str]:
-        """The HOST:PORT of each server; who is asked first, first."""
+        """The HOST:PORT of each server, in the order in which they are asked."""
         return [_endpoint(url) for url in self._urls]
 
     def use(self, endpoints: Sequence[str]) -> None:
-        """Ask these servers from now on, as far as they are the same in the order so far."""
+        """Ask these servers from now on; those known already keep their order."""
         urls = [f"{'https' if self._tls else 'http'}://{endpoint}/v3/" for endpoint in endpoints]
         kept = [url for url in self._urls if url in urls]
         self._urls = kept + [url for url in urls if url not in kept]
 
     async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> Answer:
-        """Ask each endpoint in turn, with more patience in each round, until one answers. Raises Unavailable (Refused,
-        where etcd says so) and, if `writes`, OutcomeUnknown."""
+        """Ask each endpoint in turn, with a longer timeout in each round, until one answers. Raises Unavailable
+        (Refused, if etcd says so) and, if `writes`, OutcomeUnknown."""
         deadline, each_s = time.monotonic() + self.timeout_s, self._try_s
         sent, why, first = False, "", self._urls[0]
         while True:
@@ -220,8 +220,8 @@ class Gateway:
         return _understood(said)
 
     async def stream(self, question: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint
-        is asked now and then for something that takes a majority of the servers: without one the watch says nothing.
+        """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint is
+        regularly asked for something that needs a majority of the servers: without one the watch would be silent.
         Raises Unavailable."""
         url = self._urls[0]
         reading: asyncio.Queue[Answer | Unavailable] = asyncio.Queue(1)
@@ -292,7 +292,7 @@ class Gateway:
         )
 
     async def aclose(self) -> None:
-        """End. Idempotent."""
+        """Close it. Idempotent."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -301,7 +301,7 @@ class Gateway:
 
 
 def _understood(said: bytes | bytearray) -> Answer:
-    """Raises _Unanswered for what is no answer, or leaves open what happens; Refused where etcd refuses."""
+    """Raises _Unanswered for something that is no answer, or leaves the outcome open; Refused if etcd refuses."""
     try:
         answer = _decoder.decode(said)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -319,11 +319,11 @@ def _endpoint(url: str) -> str:
 
 
 def encoded(text: str | bytes) -> str:
-    """Base64, as keys and values go to etcd."""
+    """Base64, as etcd takes keys and values."""
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
 def below(prefix: str) -> dict[str, Any]:
-    """The range of the keys with a prefix: up to the first that is greater than all of them."""
+    """The range of the keys with a prefix: up to the first key that is greater than all of them."""
     name = prefix.encode()
     return {"key": encoded(name), "range_end": encoded(name[:-1] + bytes([name[-1] + 1]))}

@@ -1,5 +1,5 @@
-"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do; its values
-may be kept by whoever made it, for the next one."""
+"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do; its
+creator may keep the values for the next one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class _ProcessRegistration(Registration):
 
 
 class ProcessCoordinator(Coordinator):
-    """See the module. Every client in the process uses the same one; closing it is for all of them.
+    """A coordinator that all clients in the process share; closing it closes it for all.
 
-    `values`: of an earlier one. `keep(key, value)` is awaited before a value changes, of one key once at a time. What
-    it raises, who changes the value is told, and the value is as before."""
+    `values`: of an earlier one. `keep(key, value)` is awaited before a value changes, for each key one at a time. If
+    it raises, the caller of the change gets the error, and the value is unchanged.
+    """
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class ProcessCoordinator(Coordinator):
             del self._watches[event]
 
     def values(self) -> Mapping[str, bytes]:
-        """All values, for another coordinator that takes this one's place."""
+        """All values, for another coordinator that replaces this one."""
         return self._registry.values()
 
     def _watched(self, key: str) -> asyncio.Event:

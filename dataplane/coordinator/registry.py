@@ -1,7 +1,7 @@
-"""The coordinator's state, without I/O or a clock: each call is one moment of it.
+"""The coordinator's state, without I/O or a clock: each call is atomic.
 
-`process` puts an asyncio interface before it, the simulator a network. Time is handed in, and never goes back; leases
-that have run out by then are gone before anything else happens.
+`process` adds an asyncio interface, the simulator a network. The time is passed in, and never goes back; leases that
+have expired by then are removed before anything else happens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Registry:
         self.value_changed: Callable[[str], None] = lambda key: None
 
     def register(self, member: str, value: bytes, lease_s: float, now: float) -> int:
-        """The number of the registration, which renews it."""
+        """The number of the registration, with which it is renewed."""
         self.expire(now)
         self._registration += 1
         self._members[member] = _Member(value, lease_s, now + lease_s, self._registration)
@@ -39,7 +39,7 @@ class Registry:
         return self._registration
 
     def renew(self, member: str, registration: int, now: float) -> bool:
-        """Whether that registration is still there, and is kept."""
+        """Whether that registration still exists, and is kept."""
         self.expire(now)
         found = self._members.get(member)
         if found is None or found.registration != registration:
@@ -61,7 +61,7 @@ class Registry:
             self.members_changed()
 
     def expire(self, now: float) -> None:
-        """Drop members whose leases have run out."""
+        """Remove members whose leases have expired."""
         gone = [name for name, member in self._members.items() if member.until_s <= now]
         for name in gone:
             del self._members[name]
@@ -69,7 +69,7 @@ class Registry:
             self.members_changed()
 
     def next_expiry(self) -> float | None:
-        """When the next lease runs out."""
+        """When the next lease expires."""
         return min((member.until_s for member in self._members.values()), default=None)
 
     def members(self, now: float) -> Mapping[str, bytes]:
