@@ -1,1 +1,1 @@
-"""How bulk bytes cross hosts."""
+"""Transports: how bulk bytes move between hosts."""

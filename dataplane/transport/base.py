@@ -1,7 +1,7 @@
-"""What moves bytes between hosts: one side offers a stretch of memory, the other reads it, once.
+"""The interface of a transport: one side offers a range of memory, the other reads it, once.
 
-The offer is a ticket, a few bytes that the control channel carries. A transport knows no shards and decides nothing: it
-reports errors, and who is alive is for the control channel to say.
+The offer is a ticket, a few bytes that the control channel carries. A transport knows nothing of shards and decides
+nothing: it reports errors, and the control channel knows which peers are alive.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 
 
 class TransportError(Exception):
-    """The bytes did not come. Which of them did is not known; what was written of the target is worthless."""
+    """The bytes were not read. Which of them were is not known; the contents of the target are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A stretch of a file in memory: a descriptor that can be read, an offset and a size in bytes."""
+    """A range of a file in memory: a readable descriptor, an offset and a size in bytes."""
 
     fd: int
     offset: int
@@ -27,15 +27,15 @@ class Memory:
 
 @runtime_checkable
 class SendsFiles(Protocol):
-    """A transport that reads files on disk for others as well as memory."""
+    """A transport that also sends files from disk."""
 
     def offer_file(self, file: Memory) -> bytes:
-        """As `Transport.offer`. The file may be deleted meanwhile, and what is on the disk may be wrong: to compare it
-        with what was written is the reader's part."""
+        """As `Transport.offer`. The file may be deleted meanwhile, and its contents may be damaged: the reader has
+        to check them."""
 
 
 class Transport(ABC):
-    """One way to move bytes. Made and used in one event loop; what blocks runs in threads of its own."""
+    """One way to move bytes. Created and used in one event loop; blocking work runs in its own threads."""
 
     #: What it is called in settings and messages.
     name: str
@@ -43,7 +43,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where others find it, in a form of its own; told to them by the control channel."""
+        """Its address, in its own form, which the control channel tells others."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -51,12 +51,11 @@ class Transport(ABC):
 
     @abstractmethod
     def offer(self, memory: Memory) -> bytes:
-        """A ticket to read this memory once. The memory must stay as it is until the offer is withdrawn."""
+        """A ticket to read this memory once. The memory must not change until the offer is withdrawn."""
 
     @abstractmethod
     async def withdraw(self, ticket: bytes) -> None:
-        """The offer ends. When this returns nobody reads the memory any more. A ticket that is not there is passed
-        over."""
+        """End the offer. When this returns nobody reads the memory any more. An unknown ticket is ignored."""
 
     @abstractmethod
     async def read(
@@ -67,9 +66,9 @@ class Transport(ABC):
         timeout_s: float,
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Fill `into`, which is as long as what was offered at that address, or these stretches of it, (start, stop),
-        ascending and apart. Raises TransportError. When this returns, raises or is cancelled, nothing writes there any
-        more."""
+        """Fill `into`, which is as long as what was offered at that address, or these ranges of it, (start, stop),
+        ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes
+        there any more."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -1,13 +1,12 @@
-"""Which transports a node has, and which of them reads from whom.
+"""Which transports a node has, and which of them is used to read from a peer.
 
-A node that was not told has tcp, and before it those that would use RDMA here: nixl, whose wheel carries it, where
-there is a device; ucx where there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is
-faster than plain sockets between hosts, so neither is taken unasked. Nor is nccl, which is for memory of devices, and
-brings torch into the node. A node that was told has those, in that order, and
-no other.
+By default a node has tcp, and before it those that would use RDMA here: nixl, whose wheel contains it, if there is a
+device; ucx if there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is faster than plain
+sockets between hosts, so neither is used unasked. Nor is nccl, which is for memory of devices, and imports torch into
+the node. A node with configured transports has those, in that order, and no other.
 
-What always holds: a read is tried by every transport that both sides have, one that has failed the last few times only
-after the others, until its time is over; so a transport that fails costs time, not reads, while another works.
+Invariant: a read is tried with every transport that both sides have, within its time limit; one that failed the last
+few times comes last. So a failing transport costs time, not reads, while another works.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ def _nccl(host: str, told: str) -> Transport:
 
 
 MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl, "nccl": _nccl}
-"""Every transport there is, by its name."""
+"""Every transport, by its name."""
 
 
 def has_rdma(devices: Path = _DEVICES) -> bool:
-    """Whether this host has a device for it."""
+    """Whether this host has an RDMA device."""
     try:
         return any(devices.iterdir())
     except OSError:
@@ -66,7 +65,7 @@ def has_rdma(devices: Path = _DEVICES) -> bool:
 
 
 def automatic() -> list[str]:
-    """The names of what suits this host, the best first."""
+    """The names of the transports that suit this host, the best first."""
     if not has_rdma():
         return ["tcp"]
     names = ["nixl"] if any(map(importlib.util.find_spec, ("nixl_cu13", "nixl_cu12", "nixl"))) else []
@@ -78,8 +77,8 @@ def automatic() -> list[str]:
 
 
 async def started(names: Sequence[str], host: str, told: str = "") -> list[Transport]:
-    """The transports of these names, or those that suit this host, the best first, listening there, and found by
-    others at `told`, if it is another. One that was named and does not start raises OSError; another is left out."""
+    """The transports with these names, or those that suit this host, the best first, listening there, and reached by
+    others at `told` if it is given. One that was named and does not start raises OSError; another is left out."""
     ready: list[Transport] = []
     try:
         for name in names or automatic():
@@ -110,7 +109,7 @@ class _Record:
 
 
 class Choice:
-    """What reads from whom, by what has worked. Used from one event loop."""
+    """Which transport reads from which peer, by what has worked. Used from one event loop."""
 
     def __init__(self, transports: Sequence[Transport], clock: Clock = monotonic) -> None:
         """`transports`: those of this node, the best first."""
@@ -120,7 +119,7 @@ class Choice:
         self._read_bytes = {transport.name: 0 for transport in transports}
 
     def of(self, node: bytes, addresses: Mapping[str, str]) -> list[Transport]:
-        """Those that this node and another have, which is found at these addresses, in the order to be tried."""
+        """The transports that this node and another, with these addresses, both have, in the order to be tried."""
         now = self._clock()
         known = [transport for transport in self._transports if transport.name in addresses]
         return sorted(known, key=lambda each: self._record(node, each).aside_until > now)
@@ -131,7 +130,7 @@ class Choice:
         self._records.pop((node, transport.name), None)
 
     def failed(self, node: bytes, transport: Transport, error: Exception) -> None:
-        """It has read nothing."""
+        """It has failed to read."""
         record = self._record(node, transport)
         record.failures += 1
         log.warning("nothing came from node %s by %s: %s", node.hex(), transport.name, error)
@@ -147,5 +146,5 @@ class Choice:
         return self._records.get((node, transport.name)) or _Record()
 
     def statistics(self) -> dict[str, int]:
-        """The bytes that each has read."""
+        """The bytes that each transport has read."""
         return dict(self._read_bytes)

@@ -1,10 +1,10 @@
-"""Where a transport listens, and who has come in: each is served in a thread of its own.
+"""The listening socket of a transport, and its connections: each is served in its own thread.
 
-Who comes has to name a ticket before he is inside (`transport.strangers`), so those without one take no place from
-those who have one.
+A connection must name a ticket before it is served (`transport.strangers`), so connections without one use no place of
+those with one.
 
-What always holds: there are never more inside than there may be, who comes then is sent away; once `cut` has returned
-nobody is inside any more, nor before the door.
+Invariants: there are never more connections than permitted; further ones are closed. Once `cut` has returned no
+connection is served any more, nor waits to be.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _AGAIN_S = 0.1  # after which what the system refused is tried again
 
 
 class Door:
-    """A listening socket, on any port of `host`, that others find at `told`, if that is another. `serve(connected)` is
-    called for each who names a ticket that is `known`, in a thread, with nothing taken from the socket, and the
-    connection closed when it returns. Used from one event loop."""
+    """A listening socket, on any port of `host`, which others reach at `told` if it is given. `serve(connected)` is
+    called in a thread for each connection that names a ticket that is `known`, with nothing read from the socket,
+    and the connection is closed when it returns. Used from one event loop."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Door:
 
     @property
     def open(self) -> bool:
-        """Whether somebody may come."""
+        """Whether it accepts connections."""
         return self._listener is not None
 
     @property
     def address(self) -> str:
-        """HOST:PORT by which others find it; empty while it is not open."""
+        """HOST:PORT for others; empty while it is closed."""
         if self._listener is None:
             return ""
         host, port = self._listener.getsockname()[:2]
@@ -73,7 +73,7 @@ class Door:
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _pause(self, listener: socket.socket) -> None:
-        """Who comes waits, until it is tried again to accept."""
+        """Let connections wait until accepting is tried again."""
         asyncio.get_running_loop().call_later(_AGAIN_S, self._hear_again, listener)
 
     def _hear_again(self, listener: socket.socket) -> None:
@@ -118,7 +118,7 @@ class Door:
             connected.close()
 
     def close(self) -> None:
-        """Nobody comes any more."""
+        """Accept no more."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -126,7 +126,7 @@ class Door:
             self._strangers.close()
 
     async def cut(self) -> None:
-        """Who is inside is cut off."""
+        """Disconnect all connections."""
         for connected in list(self._inside):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)

@@ -62,17 +62,16 @@ _PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
 
 
 class Lane(ABC):
-    """One way that bytes go, beside one socket. Used by one thread at a time. Its methods raise OSError or EOFError,
-    soon after the socket was shut down if not before; whoever has met one closes it."""
+    """One connection of a library, beside one socket. Used by one thread at a time. Its methods raise OSError or
+    EOFError, at the latest soon after the socket was shut down; the caller then closes it."""
 
     @abstractmethod
     def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
-        """Let the other end have these stretches, (start, stop), until it has said on the socket that it does."""
+        """Let the other end have these ranges, (start, stop), until it has confirmed that on the socket."""
 
     @abstractmethod
     def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
-        """Fill these stretches. When this returns or raises, and the lane was closed in the second case, nothing
-        writes there any more."""
+        """Fill these ranges. When this returns, or raises and the lane was closed, nothing writes there any more."""
 
     @abstractmethod
     def close(self) -> None:
@@ -94,14 +93,14 @@ class _Way:
         self.stream.close()
 
     def fresh(self) -> bool:
-        """Whether it can be used once more."""
+        """Whether it can be used again."""
         poller = select.poll()
         poller.register(self.stream, select.POLLIN | select.POLLRDHUP)
         return time.monotonic() - self.since < _KEPT_S / 2 and not poller.poll(0)
 
 
 class _Attempt:
-    """A read that can be given up from another thread."""
+    """A read that another thread can cancel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +109,7 @@ class _Attempt:
         self.reading = False
 
     def use(self, stream: socket.socket | None) -> None:
-        """This connection ends if the attempt is given up. Raises EOFError where it was."""
+        """This connection ends if the attempt is cancelled. Raises EOFError if it was."""
         with self._lock:
             if self._over:
                 raise EOFError("given up")
@@ -126,8 +125,8 @@ class _Attempt:
 
 
 class Lanes(Transport):
-    """See the module. A subclass says how a lane is made. `host`: where to listen, on any port; `told`: where
-    others find that, if not there."""
+    """A transport over lanes. A subclass defines how a lane is made. `host`: where to listen, on any port; `told`:
+    the address for others, if it differs."""
 
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
@@ -140,11 +139,11 @@ class Lanes(Transport):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """In a thread: see that lanes can be made here. Raises OSError that says what is missing."""
+        """In a thread: check that lanes can be made here. Raises OSError that says what is missing."""
 
     @abstractmethod
     def _lane(self, stream: socket.socket) -> Lane:
-        """In a thread: this end of a lane. The other is made at the same time: `tell` it what it must know."""
+        """In a thread: make this end of a lane, while the other end is made: `tell` it what it must know."""
 
     @property
     def address(self) -> str:
@@ -162,7 +161,7 @@ class Lanes(Transport):
         return ticket
 
     def had(self) -> list[bytes]:
-        """The tickets of what was offered and has been read, all of it."""
+        """The tickets of offers that were read completely."""
         return [ticket for ticket, offered in self._offers.items() if offered.had]
 
     async def withdraw(self, ticket: bytes) -> None:
@@ -278,7 +277,7 @@ class Lanes(Transport):
         self._keep(way)
 
     def _way(self, attempt: _Attempt, address: str, timeout_s: float) -> _Way:
-        """A connection to that address, one that is there already if there is one."""
+        """A connection to that address, an existing one if there is one."""
         stale = self._swept()
         with self._keeping:
             way = next((way for way in reversed(self._kept) if way.address == address), None)
@@ -318,7 +317,7 @@ class Lanes(Transport):
         way.close()
 
     def _swept(self) -> list[_Way]:
-        """Those kept that can not be used any more, which are kept no longer."""
+        """Those kept that cannot be used any more, which are removed."""
         with self._keeping:
             fresh = [(way, way.fresh()) for way in self._kept]
             self._kept = [way for way, good in fresh if good]
@@ -338,7 +337,7 @@ class Lanes(Transport):
 
 
 def exactly(stream: socket.socket, count: int, within_s: float | None = None) -> bytes:
-    """So many bytes of the socket. Raises EOFError where it ends before, and TimeoutError after so many seconds."""
+    """So many bytes of the socket. Raises EOFError if it ends before, and TimeoutError after so many seconds."""
     deadline = time.monotonic() + (_STEP_S if within_s is None else within_s)
     data = bytearray()
     while len(data) < count:
@@ -351,12 +350,12 @@ def exactly(stream: socket.socket, count: int, within_s: float | None = None) ->
 
 
 def tell(stream: socket.socket, what: bytes) -> None:
-    """Something that the other end of a lane must know, of any length up to a megabyte; it hears it with `told`."""
+    """Send something that the other end of a lane must know, at most a megabyte, which it reads with `told`."""
     stream.sendall(_LENGTH.pack(len(what)) + what)
 
 
 def told(stream: socket.socket) -> bytes:
-    """What the other end says with `tell`."""
+    """What the other end sends with `tell`."""
     (length,) = _LENGTH.unpack(exactly(stream, _LENGTH.size))
     if length > _TOLD:
         raise ValueError(f"{length} bytes to tell")
@@ -364,8 +363,8 @@ def told(stream: socket.socket) -> bytes:
 
 
 def agree(stream: socket.socket, version: str) -> None:
-    """See that the other end has the same version of the library, which may end the process where one that it does not
-    know talks to it. Raises OSError."""
+    """Check that the other end has the same version of the library, which may end the process if an unknown version
+    connects. Raises OSError."""
     tell(stream, version.encode())
     other = told(stream).decode("ascii", "replace")
     if other != version:
@@ -373,7 +372,7 @@ def agree(stream: socket.socket, version: str) -> None:
 
 
 def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
-    """Whether a byte lies in the socket, or comes in time. Raises EOFError where the other end has gone."""
+    """Whether a byte is in the socket, or comes in time. Raises EOFError if the other end is gone."""
     if not _ready(stream, within_s):
         return False
     if not stream.recv(1, socket.MSG_PEEK):
@@ -382,7 +381,7 @@ def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
 
 
 def _ready(stream: socket.socket, within_s: float) -> bool:
-    """Whether the socket has something to say, in time."""
+    """Whether the socket becomes readable in time."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     return bool(poller.poll(within_s * 1000))
@@ -390,7 +389,7 @@ def _ready(stream: socket.socket, within_s: float) -> bool:
 
 @contextmanager
 def mapped(memory: Memory) -> Iterator[Bytes]:
-    """The memory, to be read. Views of it that are left delay its end."""
+    """The memory, for reading. Views of it that are left delay its end."""
     before = memory.offset % mmap.ALLOCATIONGRANULARITY
     file = mmap.mmap(memory.fd, before + memory.size, prot=mmap.PROT_READ, offset=memory.offset - before)
     try:

@@ -1,4 +1,4 @@
-"""Stretches of memory as messages: long ones as they lie, in parts of `_PIECE` bytes; runs of short ones packed."""
+"""Ranges of memory as messages: long ones as they are, in parts of `_PIECE` bytes; runs of short ones packed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SMALL, _PACK = 64 << 10, 1 << 20  # stretches of fewer bytes are packed, into s
 
 
 def messages(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """What goes into each message: a part of one stretch, or several short stretches."""
+    """The contents of each message: a part of one range, or several short ranges."""
     packed: list[tuple[int, int]] = []
     size = 0
     for start, stop in stretches:

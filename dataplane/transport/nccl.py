@@ -45,19 +45,19 @@ _END_S = 0.3  # for a message that is under way when a read ends early
 
 @dataclass(frozen=True, slots=True)
 class OnDevice(Memory):
-    """The bytes of a uint8 tensor of one dimension, which may be on a device. They are there already."""
+    """The bytes of a one-dimensional uint8 tensor, which may be on a device. They are complete."""
 
     tensor: Any = None
 
     @classmethod
     def of(cls, tensor: Any) -> OnDevice:
-        """That tensor's."""
+        """The bytes of that tensor."""
         return cls(-1, 0, len(tensor), tensor)
 
 
 class Nccl(Lanes):
-    """See the module. `device`: what sends and receives, a CUDA device or "cpu"; if None, the current CUDA device
-    where this torch has NCCL, else the host."""
+    """The transport. `device`: what sends and receives, a CUDA device or "cpu"; if None, the current CUDA device if
+    this torch has NCCL, else the host."""
 
     name = "nccl"
 
@@ -101,7 +101,7 @@ _turns: dict[Any, tuple[threading.Lock, threading.Lock]] = {}
 
 
 def _turn(device: Any, which: int) -> AbstractContextManager[Any]:
-    """What is held while this device gives (0) or takes (1); nothing, of the host's memory."""
+    """The lock held while this device sends (0) or receives (1); none for the host's memory."""
     if device.type == "cpu":
         return nullcontext()
     with _making:
@@ -166,7 +166,7 @@ class _NcclLane(Lane):
                 _scatter(target, message, buffer)
 
     def _wait(self, done: Wait) -> None:
-        """Have a thread wait, and look at the socket until it has. Raises EOFError where either end shuts it."""
+        """Have a thread wait, and watch the socket meanwhile. Raises EOFError if either end closes it."""
         told, tells = socket.socketpair()
         with told:
             waiting = self._waits.submit(_waited, done, tells)
@@ -183,7 +183,7 @@ class _NcclLane(Lane):
 
 
 def _waited(done: Wait, tells: socket.socket) -> None:
-    """In a thread: wait, and tell when that has ended."""
+    """In a thread: wait, and signal the end of that."""
     with tells:
         done(_STEP_S)
 
@@ -199,7 +199,7 @@ def _tensor(memory: Memory) -> Iterator[Any]:
 
 
 def _gathered(source: Any, message: list[tuple[int, int]]) -> Any:
-    """The bytes of a message: as they lie where they are one stretch."""
+    """The bytes of a message: not copied if they are one range."""
     parts = [source[start:stop] for start, stop in message]
     if len(parts) == 1:
         return parts[0]
@@ -209,7 +209,7 @@ def _gathered(source: Any, message: list[tuple[int, int]]) -> Any:
 
 
 def _place(target: Any, message: list[tuple[int, int]]) -> Any:
-    """Where a message is received: in its place where it is one stretch."""
+    """Where a message is received: in its place if it is one range."""
     if len(message) == 1:
         return target[message[0][0] : message[0][1]]
     return target.new_empty(sum(stop - start for start, stop in message))

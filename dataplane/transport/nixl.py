@@ -46,7 +46,7 @@ _WHERE = struct.Struct("<Q")
 
 
 class Nixl(Lanes):
-    """See the module."""
+    """The transport."""
 
     name = "nixl"
 
@@ -58,8 +58,8 @@ class Nixl(Lanes):
 
 
 def _library() -> Any:
-    """The API. Raises OSError where it is not there. The package `nixl` would choose among the others by importing
-    torch, for which a node has no other use."""
+    """The API. Raises OSError if it is not installed. The package `nixl` would choose among variants by importing
+    torch, which a node does not need."""
     failed: ImportError | None = None
     for name in ("nixl_cu13", "nixl_cu12", "nixl"):
         try:
@@ -176,7 +176,7 @@ def _errors() -> Iterator[None]:
 
 
 def _parts(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """What goes into each transfer."""
+    """The contents of each transfer."""
     part: list[tuple[int, int]] = []
     left = _PIECE
     for start, stop in stretches:

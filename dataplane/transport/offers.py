@@ -1,7 +1,7 @@
-"""One offer: which of its bytes were asked for, by whom they are read, and that it ends.
+"""One offer: which of its bytes were requested, by whom they are read, and its end.
 
-What always holds: no byte is granted twice, and none that is not there; once `end` has returned nobody reads, and a
-reader that was not told before that its bytes were as they were offered is never told.
+Invariants: no byte is granted twice, and none outside the offer. Once `end` has returned nobody reads; a reader that
+was not confirmed before that its bytes were those offered is never confirmed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataplane.transport.base import Memory
 from dataplane.transport.sockets import mapping
 
 Asked: TypeAlias = npt.NDArray[np.int64]
-"""[n, 2]: where each stretch starts, and where it stops."""
+"""[n, 2]: the start and the stop of each range."""
 
 DONE = b"\x01"
-"""What a reader says when it has everything, and hears when that was as it was offered."""
+"""What a reader sends when it has everything, and receives if that was as it was offered."""
 
 
 class Offered:
-    """Memory that is offered, and the connections that read it. Used by the threads of its transport."""
+    """Offered memory, and the connections that read it. Used by the threads of its transport."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -48,15 +48,15 @@ class Offered:
             return not self._streams and self._taken.tolist() == [[0, self.memory.size]]
 
     def map(self) -> mmap.mmap:
-        """The memory, mapped once for all who read it, until the offer ends."""
+        """The memory, mapped once for all readers, until the offer ends."""
         with self._left:
             if self._mapped is None:
                 self._mapped = mapping(self.memory)
             return self._mapped
 
     def take(self, stream: socket.socket, stretches: npt.ArrayLike) -> bool:
-        """Whether this connection may read these stretches, (start, stop) each and none empty, which then nobody else
-        may. If so, it has to `leave`."""
+        """Whether this connection may read these ranges, (start, stop) each and none empty, which no other may then.
+        If so, it must `leave`."""
         asked: Asked = np.asarray(stretches, np.int64).reshape(-1, 2)
         with self._left:
             taken = np.concatenate([self._taken, asked])
@@ -69,8 +69,8 @@ class Offered:
             return True
 
     def confirm(self, stream: socket.socket) -> None:
-        """Tell the reader that what it has is what was offered, and leave, at once: the offer may end before this
-        returns, and the connection then serves another. Raises EOFError where the offer has ended."""
+        """Confirm to the reader that it has what was offered, and leave, at once: the offer may end before this
+        returns, and the connection then serves another. Raises EOFError if the offer has ended."""
         with self._left:
             if self._over:
                 raise EOFError("the offer has ended")
@@ -79,14 +79,14 @@ class Offered:
             stream.sendall(DONE)
 
     def leave(self, stream: socket.socket) -> None:
-        """Nothing of this connection touches the memory any more."""
+        """This connection does not use the memory any more."""
         with self._left:
             self._streams.discard(stream)
             self._left.notify_all()
 
     def end(self, patience_s: float) -> None:
-        """Nobody reads the memory any more when this returns. Readers are asked to stop, and cut off if they have not
-        after so many seconds."""
+        """Nobody reads the memory any more when this returns. Readers are asked to stop, and disconnected if they
+        have not after so many seconds."""
         with self._left:
             self._over = True
             for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
@@ -100,6 +100,6 @@ class Offered:
 
 
 def _joined(taken: Asked) -> Asked:
-    """The same, those that touch as one: who asks for much in order costs little to remember."""
+    """The same, with adjacent ranges merged: a reader that asks for much in order costs little to remember."""
     starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
     return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)

@@ -33,31 +33,32 @@ from dataplane.transport.lanes import tell, told
 _CONNECT_S, _LOOK_S = 10.0, 20e-6
 _NCCL_S = 60.0  # of a message: whoever waits gives up before that, and breaks the group off
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-"""What a group is made with: an error breaks it off, and ends nothing else; nobody watches whether its threads live."""
+"""The settings a group is made with: an error breaks it off, and ends nothing else; nobody watches whether its
+threads live."""
 
 Wait = Callable[[float], None]
-"""Returns once it is done; raises OSError or EOFError where it can not be, or is not after so many seconds."""
+"""Returns once it is done; raises OSError or EOFError if it cannot be, or is not after so many seconds."""
 
 _making = threading.Lock()
 
 
 class Pair(ABC):
-    """One end of a group of two. Methods raise OSError, and are one thread's, but for `abort`."""
+    """One end of a group of two. Methods raise OSError, and are called by one thread, except `abort`."""
 
     @abstractmethod
     def send(self, tensor: Any) -> Wait:
-        """Begin to send a uint8 tensor, which stays as it is until what this returns has returned."""
+        """Begin to send a uint8 tensor, which must not change until the returned function has returned."""
 
     @abstractmethod
     def receive(self, into: Any) -> Wait:
-        """Begin to fill a uint8 tensor: it is filled once what this returns has returned."""
+        """Begin to fill a uint8 tensor: it is filled once the returned function has returned."""
 
     @abstractmethod
     def abort(self) -> None:
         """Break off, in any thread, also while another waits. Idempotent."""
 
     def greet(self, first: bool) -> None:
-        """Have each end hear a byte of the other, one after the other. Raises OSError."""
+        """Have each end receive a byte of the other, one after the other. Raises OSError."""
         import torch
 
         mine, theirs = torch.ones(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
@@ -69,7 +70,7 @@ class Pair(ABC):
 
 
 def joined(stream: socket.socket, rank: int, device: Any) -> Pair:
-    """The group of the two ends of this socket: over NCCL where `device` is a CUDA device, over gloo where it is the
+    """The group of the two ends of this socket: over NCCL if `device` is a CUDA device, over gloo if it is the
     host's memory. Both ends call this at the same time. Raises OSError, EOFError."""
     store = _store(stream)
     with errors():
@@ -95,7 +96,7 @@ def errors() -> Iterator[None]:
 
 
 class _Gloo(Pair):
-    """Between host memories, by gloo's sockets: it listens where the socket of the lane has come in, or gone out."""
+    """Between host memories, by gloo's sockets: it listens at the address of the lane's socket."""
 
     def __init__(self, store: Any, rank: int, stream: socket.socket) -> None:
         import torch.distributed as dist
@@ -127,7 +128,7 @@ class _Gloo(Pair):
 
 
 class _Nccl(Pair):
-    """Between GPUs. Host memory goes over the device: copied there to be sent, and from there when it has come."""
+    """Between GPUs. Host memory is copied to the device to be sent, and from it once it has come."""
 
     def __init__(self, store: Any, rank: int, device: Any) -> None:
         import torch
@@ -165,8 +166,8 @@ class _Nccl(Pair):
         return done
 
     def _done(self, work: Any, _: Any, within_s: float) -> None:
-        """Look on the host until the device is done: a wait of CUDA's has no end. Whatever the communicator left where
-        it was broken off is not taken for bytes."""
+        """Poll on the host until the device is done: a wait of CUDA has no end. What a broken-off communicator left
+        is not taken for bytes."""
         import torch
 
         until = time.monotonic() + within_s
@@ -195,7 +196,7 @@ def _waited(work: Any, within_s: float) -> None:
 
 @contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """The process's environment with these, where it does not say otherwise."""
+    """The process's environment with these settings, unless it has its own."""
     with _making:
         added = {name: value for name, value in settings.items() if name not in os.environ}
         os.environ.update(added)
@@ -207,7 +208,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 
 
 def _store(stream: socket.socket) -> Any:
-    """A store of torch's between the two ends of a socket: what one sets, the other is told. Each key is set once."""
+    """A store of torch between the two ends of a socket: what one sets, the other receives. Each key is set once."""
     import torch.distributed as dist
 
     class Told(dist.Store):  # type: ignore[misc]  # torch is typed as Any here

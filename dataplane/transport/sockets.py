@@ -1,14 +1,15 @@
-"""Stretches of memory through a blocking socket, each as it is cheapest: `sendfile` of large ones, small ones gathered.
+"""Ranges of memory through a blocking socket, each in the cheapest way: `sendfile` for large ones, gathering for small
+ones.
 
-A call for each stretch costs more than the bytes of a small one do. So those below `SMALL` are put together, up to
-`_BATCH` bytes at a time, sent as one, and put in their places by who receives them. What crosses is the same either
-way: the bytes of all stretches, in their order. Of 16,384 rows of 1 KiB that lie apart, on one machine over loopback:
-one `sendfile` and `recv_into` each took 299 ms, `sendmsg` and `recvmsg_into` of 1,024 at a time 55, copying into one
-buffer and out of it 27. A large one goes in calls of megabytes that the system waits in: with Python's own waiting
-before each part, a receiver took 100 ms of processor time for 288 MiB, and so 75.
+A call for each range costs more than the bytes of a small one do. So those below `SMALL` are gathered, up to `_BATCH`
+bytes at a time, sent as one, and scattered by the receiver. The bytes on the wire are the same either way: those of all
+ranges, in order. Of 16,384 separate rows of 1 KiB, on one machine over loopback: one `sendfile` and `recv_into` each
+took 299 ms, `sendmsg` and `recvmsg_into` of 1,024 at a time 55, copying into one buffer and out of it 27. A large range
+is sent in calls of megabytes in which the system waits: with Python's own waiting before each part, a receiver took 100
+ms of processor time for 288 MiB, and 75 this way.
 
-What always holds: functions here run in threads, and end within a second of being told to (`over`), or when the socket
-is shut down.
+Invariant: functions here run in threads, and end within a second of being told to (`over`), or when the socket is
+shut down.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from dataplane.transport.base import Memory
 
 SMALL = 128 << 10
-"""Bytes of a stretch below which it is gathered."""
+"""Bytes of a range below which it is gathered."""
 
 _BATCH = 1 << 20  # bytes that are gathered at a time
 _CHUNK = 8 << 20  # bytes sent or received by one call, between which it is looked whether to go on
@@ -36,12 +37,12 @@ _TIMEVAL = struct.Struct("ll")
 _LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
 
 Stretch = tuple[int, int]
-"""Where it starts, and where it stops."""
+"""The start and the stop of a range."""
 
 
 def connect(host: str, port: int, timeout_s: float, over: Callable[[], bool]) -> socket.socket:
-    """A connection, by the first of a name's addresses that answers. Raises OSError, and so within `_LOOK_S` of being
-    given up: who has gone does not answer at all."""
+    """A connection, by the first of a name's addresses that answers. Raises OSError, and so within `_LOOK_S` of
+    being cancelled: a host that is gone does not answer at all."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, _, _, address in found[:-1]:
         try:
@@ -73,7 +74,7 @@ def _connect(family: int, address: tuple[Any, ...], timeout_s: float, over: Call
 
 
 def runs(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
-    """Those that go together: a large one by itself, small ones as many as fit a batch."""
+    """The ranges that are sent together: a large one by itself, small ones as many as fit a batch."""
     first = size = 0
     for i, (start, stop) in enumerate(stretches):
         count = stop - start
@@ -92,8 +93,8 @@ def send(
     stretches: Sequence[Stretch],
     over: Callable[[], bool],
 ) -> None:
-    """Send these stretches of the memory; small ones out of the mapping, where there is one. Raises OSError, EOFError
-    where the file has ended."""
+    """Send these ranges of the memory; small ones from the mapping, if there is one. Raises OSError, EOFError if the
+    file has ended."""
     base = memory.offset % mmap.ALLOCATIONGRANULARITY
     for run in runs(stretches):
         if over():
@@ -111,7 +112,7 @@ def send(
 
 
 def mapping(memory: Memory) -> mmap.mmap:
-    """The memory, to be gathered from. Raises OSError, ValueError where the file is not as long."""
+    """The memory, to gather from. Raises OSError, ValueError if the file is too short."""
     aligned = memory.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     return mmap.mmap(memory.fd, memory.offset - aligned + memory.size, prot=mmap.PROT_READ, offset=aligned)
 
@@ -128,7 +129,7 @@ def _send_file(stream: socket.socket, memory: Memory, offset: int, count: int, o
 
 
 def receive(stream: socket.socket, into: memoryview, stretches: Sequence[Stretch]) -> None:
-    """Fill these stretches. Raises OSError, EOFError where the stream has ended."""
+    """Fill these ranges. Raises OSError, EOFError if the stream has ended."""
     scratch: memoryview | None = None
     for run in runs(stretches):
         if len(run) == 1:
@@ -164,7 +165,7 @@ def _fill(stream: socket.socket, into: memoryview) -> None:
 
 @contextmanager
 def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
-    """Have the system wait in calls that go this way, for as long as Python would, which waits before each part."""
+    """Have the system wait in calls in this direction, for as long as Python would, which waits before each part."""
     timeout_s = stream.gettimeout()
     seconds, part = divmod(timeout_s or 0.0, 1.0)
     stream.settimeout(None)
@@ -178,7 +179,7 @@ def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
 
 
 def exactly(stream: socket.socket, count: int, timeout_s: float) -> bytes:
-    """So many bytes, in so much time for all of them. Raises OSError, EOFError."""
+    """So many bytes, within so much time for all of them. Raises OSError, EOFError."""
     data = bytearray(count)
     ends, done = time.monotonic() + timeout_s, 0
     with memoryview(data) as view:

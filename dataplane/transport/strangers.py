@@ -1,13 +1,12 @@
 """Connections that have not named a ticket yet: few, and for a short time.
 
-Who comes to a transport's port says first what he comes for (16 bytes of a ticket that the control channel carried, and
-a count). Until then he is a stranger, and may have come to be in the way. Strangers wait here, where one costs a
-descriptor and no thread, apart from the places of those who have a ticket. So however many come, they take nothing from
-who reads: beyond the bounds the oldest goes, of the address that most have come from, since who has a ticket says so at
-once.
+A connection to a transport's port first sends what it asks for (16 bytes of a ticket that the control channel carried,
+and a count). Until then it may be hostile. Such connections wait here, where each costs a descriptor and no thread,
+apart from those with a ticket. So however many there are, they take nothing from readers: beyond the bounds the oldest
+is closed, of the address with the most, since a reader names its ticket at once.
 
-What always holds: no more than `MOST` wait, `EACH` from one address, each for `PATIENCE_S`; nothing that one says is
-taken from the socket; whom `known` does not know is closed.
+Invariants: at most `MOST` wait, `EACH` from one address, each for `PATIENCE_S`; nothing that they send is read from
+the socket; one whose ticket is not `known` is closed.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from collections.abc import Callable
 from contextlib import suppress
 
 MOST, EACH = 128, 64
-"""Strangers in all, and from one address."""
+"""Waiting connections in all, and from one address."""
 
 PATIENCE_S = 5.0
 """Seconds to name a ticket."""
 
 TICKET = 16
 HEAD = TICKET + 4
-"""Bytes of what is said first: a ticket, and a count."""
+"""Bytes of the first message: a ticket, and a count."""
 
 
 class Strangers:
-    """Those of one port. To be used from one event loop."""
+    """The waiting connections of one port. Used from one event loop."""
 
     def __init__(self, known: Callable[[bytes], bool], enter: Callable[[socket.socket], None]) -> None:
-        """`known(ticket)`: whether it is good; `enter(connected)`: called with who has named one."""
+        """`known(ticket)`: whether it is valid; `enter(connected)`: called for a connection that has named one."""
         self._known = known
         self._enter = enter
         self._waiting: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}  # the oldest first
@@ -42,7 +41,7 @@ class Strangers:
         return len(self._waiting)
 
     def come(self, connected: socket.socket, address: str) -> None:
-        """Somebody has come from this address. The socket is theirs now."""
+        """A new connection from this address, which is owned here from now on."""
         loop = asyncio.get_running_loop()
         try:
             if self._look(connected):
@@ -57,7 +56,7 @@ class Strangers:
         self._make_room(address)
 
     def _look(self, connected: socket.socket) -> bool:
-        """Let in who has named a ticket, close who has named none that is good; whether it was one of both."""
+        """Admit a connection with a valid ticket, close one with an invalid one. Returns whether it was either."""
         try:
             head = connected.recv(HEAD, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -97,6 +96,6 @@ class Strangers:
             connected.close()
 
     def close(self) -> None:
-        """All go."""
+        """Close all."""
         for connected in list(self._waiting):
             self._drop(connected)

@@ -36,7 +36,7 @@ from dataplane.transport.offers import DONE, Asked, Offered
 from dataplane.transport.sockets import connect, exactly, receive, send
 
 STREAMS = 4
-"""Connections that one read uses, where it is of that many pieces."""
+"""Connections that one read uses, if it has as many pieces."""
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
 _REQUEST, _STRETCH = struct.Struct("<16sI"), 16  # bytes of a stretch: offset and count
@@ -47,7 +47,7 @@ _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
 
 
 class Tcp(Transport):
-    """See the module. `host`: where to listen, on any port; `told`: where others find that, if not there."""
+    """The transport. `host`: where to listen, on any port; `told`: the address for others, if it differs."""
 
     name = "tcp"
 
@@ -169,7 +169,7 @@ class Tcp(Transport):
 
 
 def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The stretches in shares of about as many bytes each, one a stream."""
+    """The ranges in shares of about as many bytes each, one for each stream."""
     total = sum(stop - start for start, stop in stretches)
     streams = max(1, min(STREAMS, total // _PIECE))
     most, left = -(-total // streams), 0
@@ -187,8 +187,8 @@ def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, in
 
 
 def _bounded(asked: bytes, size: int) -> Asked | None:
-    """Stretches of a memory of that size, (start, stop) each, as they came: offset and count. None where they are
-    none."""
+    """The requested ranges of a memory of that size, (start, stop) each, from offset and count. None if they are
+    invalid."""
     pairs = np.frombuffer(asked, "<u8").reshape(-1, 2)
     if (pairs > size).any() or not pairs[:, 1].all():
         return None

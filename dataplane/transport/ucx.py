@@ -45,7 +45,7 @@ _MOST_LOST = 32
 
 
 class Ucx(Lanes):
-    """See the module."""
+    """The transport."""
 
     name = "ucx"
 
@@ -68,7 +68,7 @@ class Ucx(Lanes):
 
 
 def _library() -> Any:
-    """The bindings. Raises OSError where they are not there."""
+    """The bindings. Raises OSError if they are not installed."""
     try:
         return importlib.import_module("ucxx._lib.libucxx")
     except ImportError as error:
@@ -76,7 +76,7 @@ def _library() -> Any:
 
 
 def carries_rdma() -> bool:
-    """Whether the UCX that is here was built with verbs, and finds a device."""
+    """Whether the installed UCX was built with verbs, and finds a device."""
     try:
         about = _library().UCXContext().info
     except Exception:  # whatever keeps it from starting: it carries nothing then
@@ -86,7 +86,7 @@ def carries_rdma() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One under way, and what holds its bytes: the request alone does not."""
+    """A message in flight, and the owner of its bytes: the request alone does not keep them."""
 
     request: Any
     buffer: Bytes
@@ -113,8 +113,8 @@ class _UcxLane(Lane):
             self._connect(self._ucx.UCXAddress.create_from_buffer(theirs[8:]), mine > theirs[:8])
 
     def _connect(self, address: Any, first: bool) -> None:
-        """The ends send each other a byte, one after the other: then what follows finds both connected. Whoever comes
-        here knows that the other does, and neither turns back half-way."""
+        """The ends send each other a byte, one after the other, so that later messages find both connected. Each end
+        is here only if the other is, and neither leaves half-way."""
         self._endpoint = self._worker.create_endpoint_from_worker_address(address, True)
         tag, byte = self._next(), np.zeros(1, np.uint8)
         arrives = _Message(self._endpoint.tag_recv(self._array(byte), tag), byte)
@@ -173,7 +173,7 @@ class _UcxLane(Lane):
                 at += stop - start
 
     def _drain(self, under_way: deque[_Message], within_s: float = _STOP_S) -> None:
-        """Wait for what has begun, but not for ever, and let UCX say what it still has to say to the other end."""
+        """Wait a bounded time for what has begun, and let UCX send what it still has for the other end."""
         until = time.monotonic() + within_s
         while under_way and time.monotonic() < until:
             if under_way[0].request.completed:
@@ -191,12 +191,12 @@ class _UcxLane(Lane):
         return self._ucx.UCXXTag(self._tag)
 
     def _first(self, under_way: deque[_Message]) -> None:
-        """Wait for the first of them, which then is no more."""
+        """Wait for the first of them, which is then removed."""
         self._wait(lambda: bool(under_way[0].request.completed))
         under_way.popleft().request.check_error()
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Let UCX work until it is done. Raises EOFError where the other end goes meanwhile."""
+        """Let UCX progress until it is done. Raises EOFError if the other end goes meanwhile."""
         poller = select.poll()
         poller.register(self._stream, select.POLLIN)
         poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
