@@ -1,17 +1,18 @@
-"""`BatchRef`: a batch that is not here. A small immutable value that names rows and columns over shards.
+"""`BatchRef`: a reference to a batch: a small immutable value that names rows and columns of shards.
 
-All reshaping of batches happens on references: each operation gives a new one, moves no bytes and asks no
-node. What a reference means is settled when it is made, and stays: shards never change. Holding one keeps
-nothing alive, so its rows may be gone (`Freed`) by the time they are asked for.
+All reshaping of batches happens on references: each operation returns a new one, copies no values and sends no message.
+What a reference refers to never changes, since shards do not. A reference keeps nothing alive, so its rows may be freed
+(`Freed`) by the time they are read.
 
-Rows are counted like a Python sequence's. A position beyond the end raises IndexError, as sequences do and
-as iteration needs; everything else that cannot be done raises a `Misuse`, and where a column is to blame, a
-`SchemaMismatch` that names it.
+Rows are counted as in a Python sequence. A position beyond the end raises IndexError, as sequences do and iteration
+needs; every other impossible operation raises a `Misuse`, or, if a column is to blame, a `SchemaMismatch` that names
+it.
 
-A reference with no rows has its columns' fields still, and names no shard.
+A reference without rows still has its columns' fields, and names no shard.
 
-A reference that a stream delivered also knows which rows of that stream its rows are: its origin, which every
-operation on rows keeps, so that what was computed from rows picked, sorted and sent anywhere finds back to them.
+A reference that a stream delivered also knows which rows of that stream its rows are: its origin. Every operation on
+rows keeps it, so that what was computed from rows that were picked, sorted and sent anywhere can be assigned to
+them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Rows in one run of one shard: the shard, the run, and of each column its name, field and ordinal there."""
+    """Contiguous rows of one shard: the shard, the range, and of each column its name, field and ordinal there."""
 
     shard: Shard
     rows: Rows
@@ -61,7 +62,7 @@ class Span(NamedTuple):
 
 
 class BatchRef:
-    """Rows and columns over shards. `len(ref)` rows; see the module for what holds of every one."""
+    """Rows and columns of shards. `len(ref)` rows; see the module for what is true of every reference."""
 
     __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
@@ -80,7 +81,7 @@ class BatchRef:
         origin: Frame | None = None,
         traces: tuple[str, ...] = (),
     ) -> None:
-        """Not for callers: `of`, `decode` and the operations make references. Takes what it is given for true."""
+        """Not for callers: `of`, `decode` and the operations make references. The arguments are not validated."""
         self._rows = rows
         self._columns = columns
         self._frames = frames
@@ -91,8 +92,8 @@ class BatchRef:
     def of(cls, node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
         """All `rows` of columns that `node` (8 bytes) stores.
 
-        Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError where that
-        describes nothing storable.
+        Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError if that describes
+        nothing storable.
         """
         if len(node) != refcodec.NODE_BYTES or rows < 0:
             raise ValueError(f"{rows} rows on node {node.hex()!r}")
@@ -108,7 +109,7 @@ class BatchRef:
 
     @classmethod
     def whole(cls, node: bytes, rows: int, named: dict[str, Place], nbytes: Sequence[int], shard: int) -> BatchRef:
-        """As `of`, of all columns of a shard in their order, which `named` says, of one frame and nobody's to change;
+        """As `of`, of all columns of a shard in order, given by `named`, of one frame and not to be changed;
         `nbytes` are their logical bytes."""
         stored = Shard(node, shard, rows)
         cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
@@ -126,15 +127,15 @@ class BatchRef:
 
     @property
     def schema(self) -> Mapping[str, Field]:
-        """What each column is, by name, in order. Read-only."""
+        """The field of each column, by name, in order. Read-only."""
         return MappingProxyType({name: column.field for name, column in self._columns.items()})
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows meant, each as often as it is meant, wherever and however often they are stored.
+        """The bytes of the rows, each counted as often as it is referred to, wherever and however often it is stored.
 
-        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share; rows of it
-        that were sliced by `start` and `stop` count whole. Narrow integers count as they are stored.
+        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share; rows that
+        were sliced by `start` and `stop` count as a whole. Narrow integers count as they are stored.
         """
         total = 0
         for frame in self._frames:
@@ -146,7 +147,7 @@ class BatchRef:
 
     @property
     def stored_nbytes(self) -> int:
-        """As `nbytes`, but a row that is meant several times counts once, and as it is stored."""
+        """As `nbytes`, but a repeated row counts once, as it is stored."""
         total = 0
         for frame in self._frames:
             for part in frame.parts:
@@ -155,7 +156,7 @@ class BatchRef:
         return total
 
     def __eq__(self, other: object) -> bool:
-        """Whether both mean the same rows of the same stored columns, in the same order under the same names."""
+        """Whether both refer to the same rows of the same stored columns, in the same order with the same names."""
         if not isinstance(other, BatchRef):
             return NotImplemented
         if self is other:
@@ -177,12 +178,12 @@ class BatchRef:
         return decode, (self.encode(),)
 
     def encode(self) -> bytes:
-        """The reference as bytes, for any channel. `decode` makes it again."""
+        """The reference as bytes, for any channel. `decode` is the inverse."""
         return refcodec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
-        """The reference that `encode` gave. Raises ProtocolMismatch where these bytes are none; runs nothing."""
+        """The reference that `encode` gave. Raises ProtocolMismatch for other bytes; executes nothing."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
         return cls(*refcodec.unpack(encoded))
@@ -190,10 +191,10 @@ class BatchRef:
     # rows
 
     def __getitem__(self, rows: Selector) -> BatchRef:
-        """The rows that a position, a slice, or a list, array or tensor of positions or flags picks.
+        """The rows selected by a position, a slice, or a list, array or tensor of positions or flags.
 
-        Positions may repeat, come in any order, and be negative, as in NumPy. One position gives a reference of
-        one row.
+        Positions may repeat, be in any order, and be negative, as in NumPy. One position gives a reference of one
+        row.
         """
         picked = positions_of(rows, self._rows)
         if isinstance(picked, range):
@@ -205,7 +206,7 @@ class BatchRef:
         return self._between(range(self._rows + 1))
 
     def repeat(self, times: int) -> BatchRef:
-        """Each row `times` in succession, as the responses of a group follow one another. Moves no bytes."""
+        """Each row `times` in succession, as the responses of a group follow one another. Copies nothing."""
         _require_count(times, 0, "a row cannot be repeated {} times")
         if times == 0 or not self._rows:
             return self._slice(0, 0)
@@ -218,14 +219,14 @@ class BatchRef:
         return self._with(rows, lambda frame: frame.repeat(int(times)))
 
     def chunk(self, count: int) -> list[BatchRef]:
-        """`count` consecutive parts of nearly equal length, the longer ones first; empty ones where rows are few."""
+        """`count` consecutive parts of nearly equal length, the longer ones first; empty ones if there are few rows."""
         _require_count(count, 1, "a batch cannot be cut into {} parts")
         least, longer = divmod(self._rows, count)
         return self._cut([least + (part < longer) for part in range(count)])
 
     def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
-        """Split into consecutive parts, as `torch.split` does. sizes: the rows of each part, which add up to all rows;
-        or an int, the rows of every part but the last, which may have fewer."""
+        """Split into consecutive parts, as `torch.split` does. sizes: the rows of each part, which add up to all
+        rows; or an int, the rows of every part but the last, which may have fewer."""
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
@@ -269,16 +270,16 @@ class BatchRef:
         start: int | npt.ArrayLike | None = None,
         stop: int | npt.ArrayLike | None = None,
     ) -> BatchRef:
-        """Of each row of a column, or of several, the items from `start` up to `stop` of its dimension `axis`, as a
-        Python slice: negative numbers count from the row's end, None is the beginning or the end, and what is beyond a
-        row is left out. Moves no bytes; who reads it has in place, or is sent, that part alone.
+        """Of each row of a column, or of several, the items from `start` to `stop` of its dimension `axis`, as a Python
+        slice: negative numbers count from the row's end, None is the beginning or the end, and positions beyond the row
+        are ignored. Copies nothing; a reader maps, or is sent, only that part.
 
-        name: columns of numbers, or structs of such, whose keys are all sliced. axis: counted in a row, so that 0 are
-        its tokens. start, stop: integers, or an array of one a row (`len(ref)`); the rows of a dense column, or of a
-        dimension that all rows share, may differ afterwards where one is an array, and the column is ragged then.
-        Slices of slices are counted in what the ones before have left. Freeing or retaining the reference is of whole
-        rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (what is no integer), LimitExceeded
-        (more than 64 slices of slices, or 4 zig-zag shares).
+        name: columns of numbers, or structs of such, whose keys are all sliced. axis: counted within a row, so 0 is
+        its tokens. start, stop: integers, or an array of one for each row (`len(ref)`); if one is an array, the rows
+        of a dense column, or of a dimension that all rows share, may have different lengths afterwards, and the
+        column is then ragged. Slices of slices count within the earlier ones. Freeing or retaining the reference
+        concerns whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer),
+        LimitExceeded (more than 64 slices of slices, or 4 zig-zag shares).
         """
         return slicing.sliced(self, name, axis, cutfields.slice_step(start, stop, self._rows))
 
@@ -292,18 +293,18 @@ class BatchRef:
         zigzag: bool = False,
         multiple: int | None = None,
     ) -> BatchRef:
-        """Of each row of a column, or of several, the share of one of `ranks` ranks of its dimension `axis`, as
-        context and sequence parallel trainers cut packed rows. Moves no bytes, as `slice_rows`.
+        """Of each row of a column, or of several, the share of one of `ranks` ranks in its dimension `axis`, as context
+        and sequence parallel trainers cut packed rows. Copies nothing, as `slice_rows`.
 
         Each row counts as if padded to a `multiple` (of `ranks`, or with zigzag of 2 x ranks; that if None). Rank r
-        has the r-th of `ranks` equal runs; with `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks,
-        as Megatron-LM and Transformer Engine balance causal attention. Padding is not there: a share ends where the row
-        does, and what is missing of it is at its end. Raises as `slice_rows`.
+        gets the r-th of `ranks` equal parts; with `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks
+        chunks, as Megatron-LM and Transformer Engine balance causal attention. There is no padding in the result: a
+        share ends where the row does, so the last ones may be shorter. Raises as `slice_rows`.
         """
         return slicing.sliced(self, name, axis, cutfields.share_step(rank, ranks, zigzag, multiple))
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
-        """The same columns in the same order; those named here, old to new, under their new names."""
+        """The same columns in the same order; those named here, old to new, with their new names."""
         if not isinstance(names, Mapping | None):
             raise Misuse(f"columns are renamed by a mapping of old names to new, not {type(names).__name__}")
         renaming = {**(names or {}), **more}
@@ -320,7 +321,7 @@ class BatchRef:
         return BatchRef(self._rows, renamed, self._frames, self._origin, self.traces)
 
     def union(self, other: BatchRef) -> BatchRef:
-        """The columns of both, ours first, side by side: row i of one is row i of the other.
+        """The columns of both, this reference's first: row i of one is row i of the other.
 
         A column that both have must be the same rows of the same stored column, and is kept once.
         """
@@ -342,11 +343,11 @@ class BatchRef:
     # where it is
 
     def sources(self, name: str) -> tuple[tuple[Piece, ...], Index | None]:
-        """Where a column's rows are, in as few pieces as can be, and in which order they are wanted. Of rows that are
-        joined (`batch.joined`), those before they are.
+        """The places of a column's rows, in as few pieces as possible, and their order. Of rows that are joined
+        (`batch.joined`), those before the join.
 
-        Row i of the column is row `order[i]` of the rows of all pieces one after another; no order: row i of
-        them. This is what a reader wants, which fetches each piece once and then puts rows in order.
+        Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
+        them. A reader fetches each piece once and then orders the rows.
         """
         column = self._require(name)
         frame = self._frames[column.frame]
@@ -354,30 +355,31 @@ class BatchRef:
         return _pieces(frame.parts, column.slot), order
 
     def pieces(self, name: str) -> tuple[Piece, ...]:
-        """Where a column's rows are: the rows of these pieces one after another. May be one a row: see `sources`."""
+        """The places of a column's rows: the rows of these pieces concatenated. May be one for each row: see
+        `sources`."""
         column = self._require(name)
         return _pieces(self._frames[column.frame].in_order(), column.slot)
 
     def shards(self) -> tuple[ShardKey, ...]:
-        """The shards meant, each once, in order of first use."""
+        """The shards referred to, each once, in order of first use."""
         cells = (cell for frame in self._frames for part in frame.parts for cell in part.cells)
         return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
 
     def numbered(self, number: Callable[[ShardKey], int]) -> BatchRef:
-        """The same rows and columns, of shards that have these numbers: links to them, or what links are to."""
+        """The same rows and columns, of shards with these numbers: links to them, or what links refer to."""
         frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in self._frames])
         return BatchRef(self._rows, self._columns, frames, self._origin, self.traces)
 
     def unlinked(self) -> BatchRef:
-        """As it is read: rows that several own, by the shard where they are."""
+        """The reference for reading: rows with several owners, by the shard where they are."""
         if all(not link_of(number) for _, number in self.shards()):
             return self
         return self.numbered(lambda key: shard_of(key[1]))
 
     def footprint(self) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
-        """Exactly what is meant, shard by shard: columns by ordinal, and their distinct rows, ascending.
+        """Exactly what is referred to, by shard: columns by ordinal, and their distinct rows, ascending.
 
-        A column comes once a shard, unless the reference has it under two names with different rows.
+        A column is there once for each shard, unless the reference has it under two names with different rows.
         """
         found: dict[ShardKey, dict[tuple[int, ...], list[Rows]]] = {}
         for frame in self._frames:
@@ -393,7 +395,7 @@ class BatchRef:
         }
 
     def is_sliced(self, name: str | None = None) -> bool:
-        """Whether of the rows of a column, or of any, parts are meant."""
+        """Whether the reference is to parts of the rows of a column, or of any."""
         frames = self._frames if name is None else [self._frames[self._require(name).frame]]
         return any(frame.cut for frame in frames)
 
@@ -410,26 +412,26 @@ class BatchRef:
     # which rows of a stream it is
 
     def with_origin(self, stream: bytes, rows: npt.ArrayLike, hold: int = 0) -> BatchRef:
-        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes), delivered under
-        the number `hold`."""
+        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes), delivered
+        with the number `hold`."""
         if not self._rows:
             return self
         return BatchRef(self._rows, self._columns, self._frames, origins.of(stream, rows, hold), self.traces)
 
     def origin(self) -> tuple[bytes, Index] | None:
-        """The stream (8 bytes) and the numbers in it of the rows, in order; None where no stream delivered them.
+        """The stream (8 bytes) and the numbers in it of the rows, in order; None if no stream delivered them.
 
-        Raises Misuse where they are of several streams.
+        Raises Misuse if they are of several streams.
         """
         return None if self._origin is None or not self._rows else origins.one(self._origin)
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
-        """As `origin`, of several streams, or parts of one that is over several hosts: of each (8 bytes) which of our
-        rows (positions, ascending) are its, and their numbers in it."""
+        """As `origin`, of several streams, or parts of one that is over several hosts: for each (8 bytes) which of
+        these rows (positions, ascending) are its, and their numbers in it."""
         return [] if self._origin is None or not self._rows else origins.each(self._origin)
 
     def holds(self) -> Index:
-        """The numbers under which a stream delivered the rows, in order, int64; none where no stream did."""
+        """The numbers with which a stream delivered the rows, in order, int64; empty if no stream did."""
         if self._origin is None or not self._rows:
             return np.empty(0, np.int64)
         return origins.holds(self._origin)
@@ -450,7 +452,7 @@ class BatchRef:
             ) from None
 
     def _with(self, rows: int, picked: Callable[[Frame], Frame]) -> BatchRef:
-        """Other rows of the same columns; the origin goes with them."""
+        """Other rows of the same columns, with their origin."""
         frames = tuple([picked(frame) for frame in self._frames])
         origin = None if self._origin is None else picked(self._origin)
         return BatchRef(rows, self._columns, frames, origin, self.traces)
@@ -464,8 +466,8 @@ class BatchRef:
         return list(self._between([*accumulate(sizes, initial=0)]))
 
     def _between(self, bounds: Sequence[int]) -> Iterator[BatchRef]:
-        """The rows between each two of these ascending positions, which begin with that of our first row and end with
-        that of our last. By halves: to cut a reference of many parts goes through all of them."""
+        """The rows between each two of these ascending positions, which begin with the first row and end with the
+        last. By halves: to cut a reference of many parts goes through all of them."""
         if len(bounds) < 4:
             for start, stop in pairwise(bounds):
                 yield self._slice(start - bounds[0], stop - bounds[0])
@@ -484,7 +486,7 @@ class BatchRef:
         return all(self._frames[a].means(other._frames[b], pairs) for (a, b), pairs in slots.items())
 
     def _beside(self, other: BatchRef) -> BatchRef:
-        """The columns of both, no name in both: frames that select alike become one."""
+        """The columns of both, which share no name: frames that select alike become one."""
         frames = list(self._frames)
         places: list[tuple[int, int]] = []  # of each frame of the other: its frame here, and its first slot there
         for theirs in other._frames:
@@ -506,7 +508,7 @@ class BatchRef:
 
 
 def span_of(ref: BatchRef) -> Span | None:
-    """What the reference means, where that is one run of rows of one shard, and no link to one; else None."""
+    """What the reference refers to, if that is contiguous rows of one shard, and no link to one; else None."""
     if len(ref._frames) != 1:
         return None
     frame = ref._frames[0]
@@ -523,13 +525,13 @@ def span_of(ref: BatchRef) -> Span | None:
 
 
 def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
-    """The frame that a column is in, and its slot in the parts of that: `sources` without an object a piece."""
+    """The frame of a column, and its slot in the parts of that: `sources` without an object for each piece."""
     column = ref._require(name)
     return ref._frames[column.frame], column.slot
 
 
 def decode(encoded: bytes) -> BatchRef:
-    """A function at module level, so that a pickle stores its name; cloudpickle would send the code of a method with
+    """A module-level function, so that a pickle stores its name; cloudpickle would send the code of a method with
     each pickle."""
     return BatchRef.decode(encoded)
 

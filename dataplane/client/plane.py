@@ -1,7 +1,7 @@
-"""The plane: this process's handle to the system. The one implementation; `client.sync` only waits for it.
+"""The plane: this process's handle to the system. This is the implementation; `client.sync` wraps it.
 
-What always holds: a put that fails or is cancelled leaves nothing behind; a get that fails or is cancelled holds
-nothing; whatever was handed out stays valid when the plane is closed.
+Invariants: a put that fails or is cancelled leaves nothing behind; a get that fails or is cancelled holds nothing;
+views stay valid after the plane is closed.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from dataplane.wire import messages as m
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-"""The deadline, in seconds, of a put, get or draft that names none."""
+"""The default timeout of a put, get or draft, in seconds."""
 
 GPU_BUDGET = 1 << 30
-"""The bytes that a plane keeps on devices where nothing else is said."""
+"""The default of the bytes that a plane keeps on devices."""
 
 
 class AsyncPlane:
-    """A connection to this host's node, and all that is done over it. Made by `connect`.
+    """A connection to this host's node. Made by `connect`.
 
-    To be used from the event loop that it was connected in. After a fork, the child connects anew.
+    Used from the event loop in which it was connected. After a fork, the child must connect by itself.
     """
 
     def __init__(
@@ -84,22 +84,21 @@ class AsyncPlane:
 
     @property
     def connection(self) -> Connection:
-        """To the node; for the package's own use."""
+        """The connection to the node; for this package only."""
         return self._connection
 
     @property
     def address(self) -> str:
-        """What other processes of this host connect to."""
+        """The address for other processes of this host."""
         return self._connection.address
 
     def check(self) -> None:
-        """Raises Closed, Forked or PeerUnavailable where this plane can not be used any more."""
+        """Raises Closed, Forked or PeerUnavailable if this plane cannot be used any more."""
         self._connection.check()
 
     def busy(self) -> bool:
-        """Whether something must go on while nobody calls: signs of life, since something is reserved, or the wait for
-        an answer to an abandoned call, since what that grants must be given back; or that others ask for what is kept.
-        """
+        """Whether work must continue without calls: signs of life while something is reserved, the wait for the
+        answer to a cancelled call, whose result must be released, or requests of others for what this process keeps."""
         return self._connection.beating or self._connection.owed or self._keeper.live
 
     @property
@@ -121,24 +120,24 @@ class AsyncPlane:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> BatchRef:
-        """Store columns of equal row count, and return a reference to them.
+        """Store columns with equal row counts, and return a reference to them.
 
-        columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch; what each
-            kind of value becomes is said in `docs/concepts.md`.
-        narrow: True, or the names of columns: integers are stored in the narrowest dtype that holds them, and read in
-            the one that they have; `Column.narrow` gives what is stored.
-        objects: "refuse": raise SchemaMismatch, which names the row, where a column would be stored as objects.
+        columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
+            `docs/concepts.md` says what each kind of value becomes.
+        narrow: True, or names of columns: integers are stored in the narrowest dtype that holds them, and read in their
+            own; `Column.narrow` gives what is stored.
+        objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
-        replicas: on how many hosts; on two, it survives the loss of one.
+        replicas: on how many hosts to store it; on two, it survives the loss of one.
         timeout: seconds to wait for room.
-        device: "keep": tensors stay in memory of this process, on the device where they are, which others of this host
-            map, within the `gpu_budget` of `connect`; what is kept longest goes to the arena for what comes. All of it
-            does when the plane is closed, and is lost (OwnerDied) where the process dies. Not with `replicas`.
+        device: "keep": tensors stay in memory of this process, on their device, which other processes of this host map,
+            within the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory. When the plane
+            is closed all are; if the process dies they are lost (OwnerDied). Not with `replicas`.
 
-        Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; says who holds it),
-        LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
-        nothing behind.
+        Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; names who holds the
+        memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
+        Cancelled, it leaves nothing behind.
         """
         if objects != "store" and refuses(objects):
             self.check()
@@ -170,7 +169,7 @@ class AsyncPlane:
     def putting(
         self, columns: Any, scope: Any, dedupe: Any, replicas: Any, timeout: Any, device: Any
     ) -> Exchange[Any, BatchRef] | None:
-        """The one request that a put of what is small and simple is; None for others. Raises as `put`."""
+        """The single request of a put of small, simple columns; None for others. Raises as `put`."""
         self.check()
         if dedupe or replicas != 1 or device is not None:
             return None
@@ -179,10 +178,10 @@ class AsyncPlane:
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S
     ) -> Draft:
-        """Room in the shared memory for columns that the caller writes in place, and then seals.
+        """Reserve shared memory for columns that the caller writes in place, and then seals.
 
-        columns: what each is, by `dataplane.dense` or `dataplane.ragged`. Raises as `put`, and SchemaMismatch where the
-        row counts differ.
+        columns: the specification of each, from `dataplane.dense` or `dataplane.ragged`. Raises as `put`, and
+        SchemaMismatch if the row counts differ.
         """
         self.check()
         return await Draft.open(self._connection, columns, _scope(scope), arguments.seconds(timeout))
@@ -198,17 +197,18 @@ class AsyncPlane:
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """The rows and columns that the reference means, in place where they lie in one run.
+        """The rows and columns of a reference, without a copy if they are contiguous.
 
         Reads back what is on disk. timeout: seconds to wait for room for that.
+
         device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
-        out: arrays or tensors by the names of columns, to be filled with those: [rows, *shape] for a dense column, all
-            items one behind another for a ragged one. SchemaMismatch where dtype or shape are others.
-        group: a group of `torch.distributed` whose ranks all ask now, each for what it wants: see
+        out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
+            for a ragged one. SchemaMismatch for another dtype or shape.
+        group: a group of `torch.distributed` whose ranks all call this now, each for what it wants: see
             `dataplane.collective.get`.
 
         Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
-        PeerUnavailable; Misuse where there is no such device.
+        PeerUnavailable; Misuse if there is no such device.
         """
         self.check()
         device = None if device is None else device_of(device)
@@ -219,32 +219,32 @@ class AsyncPlane:
         return self.placed(batch, device, out)
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
-        """The request that a `get` without a group is; None where it is none. Raises as that."""
+        """The request of a `get` without a group; None if none is needed. Raises as that."""
         self.check()
         return self._getter.getting(_reference(ref), arguments.seconds(timeout))
 
     async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
-        """As `get`, for a caller who has the batch `placed` on this `torch.device`."""
+        """As `get`, for a caller that has the batch `placed` on this `torch.device`."""
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout), device)
 
     def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
-        """As the `device` and `out` of `get` say, by the thread that calls."""
+        """Apply `device` and `out` of `get`, in the calling thread."""
         return batch if device is None and out is None else placing.placed(batch, device, out, self._pool)
 
     async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
-        """Begin to read what the reference means, from disk or from other hosts, so that a `get` soon after finds it
-        in memory. Returns at once; what fails here, the `get` will say. timeout: seconds to go on for."""
+        """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
+        Returns at once; an error is raised by the `get`. timeout: seconds to continue for."""
         self.check()
         self._getter.prefetch(_reference(ref), arguments.seconds(timeout))
 
     # Freeing
 
     async def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
-        """Free the rows and columns that a reference means, or everything put under a scope.
+        """Free the rows and columns of a reference, or everything put under a scope.
 
-        Views of them that exist stay valid. Memory goes back when the last view of a shard is dropped: whole pages of
-        the rows that are freed, and all of it with the last column of the last row. Freeing what is gone does nothing.
+        Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
+        freed rows, and the rest with the last column of the last row. Freeing what is gone does nothing.
         """
         self.check()
         if (ref is None) == (scope is None):
@@ -264,47 +264,47 @@ class AsyncPlane:
 
     async def retain(self, ref: BatchRef) -> BatchRef:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
-        freed, in any order. Moves no bytes.
+        freed, in any order. Copies nothing.
 
-        A reference frees what it owns, and no more, however often. What is put under a scope is freed with it only as
-        far as its putter owned it. A row that several own can be read by any reference to it as long as one owns it.
+        A reference frees only what it owns, however often it is freed. A scope frees only what its putter owned. A row
+        with several owners can be read by any reference to it while one owns it.
 
-        Raises Freed where a row is gone already, OwnerDied where its node is, LimitExceeded (of more rows than a
-        message can name, or where the node would have to know too much of owners), PeerUnavailable. Cancelled, it
-        leaves nothing behind.
+        Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
+        too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
         """
         (retained,) = await self.retain_each([ref])
         return retained
 
     async def _put_row(self, row: Row, timeout: float) -> tuple[bytes, int]:
-        """Store a row that `batch.single` laid out; its node, and the number of its shard. Raises as `put`."""
+        """Store a row that `batch.single` laid out. Returns its node and the number of its shard. Raises as `put`."""
         return await self._connection.exchange(self.putting_row(row, timeout))
 
     def putting_row(self, row: Row, timeout: float) -> Exchange[Any, tuple[bytes, int]]:
-        """The request that this is."""
+        """The request of `_put_row`."""
         self.check()
         return self._writer.putting_row(row, arguments.seconds(timeout))
 
     async def _put_rows(self, rows: Sequence[Row], timeout: float) -> tuple[bytes, list[int]]:
-        """As `_put_row`, of several: all at once, and all or none."""
+        """As `_put_row`, of several rows, all or none."""
         self.check()
         return self._connection.welcome.node, await self._writer.put_rows(rows, arguments.seconds(timeout))
 
     async def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-        """A link to each of these rows of stored columns of a node: the number of a shard or link, the ordinal, and the
-        row. All or none; raises as `retain`."""
+        """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
+        raises as `retain`."""
         self.check()
         return await retaining.links(self._connection, node, rows)
 
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
-        """As `retain`, of several references, each with an owner of its own: in one message, and all or none."""
+        """As `retain`, of several references, each with an owner of its own: one message, all or none."""
         self.check()
         return await retaining.retain(self._connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
-        """The figures now of this host's node, or of the member of its cluster that `members` names so.
+        """The current statistics of this host's node, or of the member of its cluster that `members` names so.
 
-        Raises PeerUnavailable where there is no such member, or it does not answer."""
+        Raises PeerUnavailable if there is no such member, or it does not answer.
+        """
         self.check()
         asked = m.Stats(self._connection.next_id(), arguments.node(node))
         reply = await self._connection.request(asked, m.Figures, 0.0)
@@ -326,21 +326,22 @@ class AsyncPlane:
         durable: bool | None = None,
         history: Any = None,
     ) -> AsyncStream:
-        """The stream of this name, made if it is not there; without tasks, one that is there.
+        """The stream with this name, created if it does not exist; without tasks, an existing one.
 
         tasks: the consumer roles; each row is delivered to each.
-        max_bytes, max_rows: what the stream may hold; an append waits for room.
-        max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
-        max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
-        replicas: on how many hosts the columns of its rows are; 1 if None. On two, rows survive the loss of one.
-        group_size: how many rows each group has; an append that makes one larger is refused. None: groups of any size.
-        durable: whether what was answered outlives every process, on the disks of nodes with a data directory
-            (`dataplane node --data-dir DIR`); not, if None.
-        history: one of `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are done,
-            beside this, by a task `history` of the stream, until the stream is done or this plane is closed.
+        max_bytes, max_rows: the capacity of the stream; an append waits for room.
+        max_lag: by how many policy versions an append may be ahead of the oldest row that some task is not done with.
+        max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
+        replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
+        group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
+            any size.
+        durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
+            (`dataplane node --data-dir DIR`); False if None.
+        history: one from `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are
+            done, by a task `history` of the stream, until the stream is done or this plane is closed.
 
-        Raises Misuse where the stream is there with other settings (and says both), or is not there and no tasks are
-        given, or is to be durable and the node has no data directory.
+        Raises Misuse if the stream exists with other settings (and names both), if it does not exist and no tasks
+        are given, or if it is to be durable and the node has no data directory.
         """
         self.check()
         arguments.text("a stream's name", name)
@@ -368,8 +369,8 @@ class AsyncPlane:
         return following.follow(stream, followed)
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
-        """The figures of all streams of the node, by name; of a cluster, those of the partitions that it leads, or that
-        the member `node` does. Raises as `stats`."""
+        """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
+        member `node` leads. Raises as `stats`."""
         self.check()
         member = arguments.node(node)
         found: dict[str, Any] = {}
@@ -385,10 +386,10 @@ class AsyncPlane:
     ) -> AsyncStream:
         """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
 
-        Nobody else sees it before all of it is there; if this fails or its process dies, nothing of it stays. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is cut, changed, or none), ProtocolMismatch (it
-        is of a format that is not read any more), Misuse (no file is there to be read, or a stream of the name is),
-        Backpressure, LimitExceeded.
+        Nobody else sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
+        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint),
+        ProtocolMismatch (its format is not supported any more), Misuse (there is no file to be read, or a stream
+        with the name exists), Backpressure, LimitExceeded.
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
@@ -407,14 +408,14 @@ class AsyncPlane:
         tasks: Sequence[str] | None = None,
         **how: Any,
     ) -> AsyncStream:
-        """A stream of a recording (`stream.record`), which a thread of its own fills and closes: see
-        `docs/recording.md`. Its `replay` says how far that is.
+        """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
+        Its `replay` reports the progress.
 
-        name, tasks: as recorded where they are None. versions: the policy versions to replay, one or several.
-        columns: those to replay. rows: at most, in one append (256). max_bytes, max_rows, max_lag, group_size: as for
-        `stream`; a quarter of the node's memory, without `max_bytes` and `max_rows`.
+        name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
+        replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter
+        of the node's memory without `max_bytes` and `max_rows`.
 
-        Raises Misuse (there is no recording, or a stream of the name is), Corrupt, ProtocolMismatch.
+        Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
         from dataplane.client import replaying  # as above
 
@@ -424,11 +425,11 @@ class AsyncPlane:
     # Tables
 
     def table(self, name: str, *, durable: bool | None = None) -> AsyncTable:
-        """The table of this name. Costs no message: it is made by the first write, and goes when it is dropped.
+        """The table with this name. Sends no message: the first upsert creates it, and `drop` removes it.
 
-        durable: with True, a table that is made is durable: a write, take or clear that was answered is there after
-            every process was killed, on nodes with a data directory. Writes raise Misuse where there is a table of this
-            name that is not durable, or the node keeps nothing. None: as the table is that is there, else not durable.
+        durable: with True, a table that is created is durable: an answered upsert, claim or clear survives the end
+        of every process, on nodes with a data directory. Upserts raise Misuse if a table with this name exists that
+        is not durable, or the node has no data directory. None: as the existing table, else not durable.
         """
         self.check()
         arguments.text("a table's name", name)
@@ -446,25 +447,26 @@ class AsyncPlane:
         dtype: str = "int32",
         durable: bool | None = None,
     ) -> histories.AsyncHistory:
-        """The history of this name: responses of earlier epochs by prompt. Costs no message, as `table`.
+        """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
 
-        keep: epochs of each prompt; samples: responses of each of those. max_bytes: of all tokens, about; beyond, the
-        oldest epochs go first, and of one epoch what has the least reward. dtype: of tokens, int32 or int64. durable:
-        as for `table`. Raises Misuse.
+        keep: epochs of each prompt; samples: responses of each epoch. max_bytes: of all tokens, approximately;
+        beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
+        or int64. durable: as for `table`. Raises Misuse.
         """
         table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
         return histories.AsyncHistory(self, table, keep, samples, max_bytes, dtype)
 
     def weights(self, name: str, keep: int = weights.KEEP, *, replicas: int = 1) -> weights.AsyncWeights:
-        """The weights of this name, of which `keep` versions are kept. Costs no message, as `table`.
+        """The weights with this name, of which `keep` versions are kept. Sends no message, as `table`.
 
-        replicas: on how many hosts the bytes of each version are; on two, it survives the loss of one. Raises Misuse.
+        replicas: on how many hosts the bytes of each version are stored; on two, they survive the loss of one.
+        Raises Misuse.
         """
         register, chunks = (self.table(f"{kind}/{arguments.text('a name', name)}") for kind in ("weights", "chunks"))
         return weights.AsyncWeights(self._connection, self._writer, self._getter, register, chunks, keep, replicas)
 
     async def tables(self) -> dict[str, Any]:
-        """The figures of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have taken rows."""
+        """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
         self.check()
         found: dict[str, Any] = {}
         more: Any = None
@@ -477,23 +479,23 @@ class AsyncPlane:
     # The cluster
 
     async def members(self) -> dict[str, Any]:
-        """Who is in the node's cluster: an `epoch`, which goes up with every change, and the `members` by their
-        numbers. Empty for a node that is alone."""
+        """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
+        number. Empty for a node without a cluster."""
         self.check()
         return dict((await self._connection.request(m.Members(self._connection.next_id()), m.Figures, 0.0)).values)
 
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
-        """What the processes of the node, and of its cluster, have reported of their performance so far: sums, of which
-        `dataplane.diagnosis` takes two looks. `docs/diagnosis.md` says what is in them."""
+        """What the processes of the node and its cluster have reported of their performance so far: sums, of which
+        `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
         self.check()
         return dict((await self._connection.request(m.Graphs(self._connection.next_id()), m.Figures, 0.0)).values)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does, from what its processes do in the next `seconds`.
 
-        role: whose deliveries are steps; by itself the role at the end of the pipeline. Raises Misuse where nobody
+        role: whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if nobody
         consumes, or nobody has the role; PeerUnavailable.
         """
         from dataplane.diagnosis.diagnosis import diagnosed, watched  # seldom needed
@@ -587,7 +589,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             raise
 
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
-        """A connection to a node that this process has started, or to one that was there."""
+        """A connection to a node, which this process started or which was there."""
         try:
             opened = await self._open(address, soon)
         except PeerUnavailable as error:
@@ -604,8 +606,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         return opened
 
     def _kind(self) -> type[AsyncPlane]:
-        """One whose calls are spans, where this process has imported OpenTelemetry. Of the synchronous face they are
-        its own."""
+        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry. The
+        synchronous face makes spans of its own calls."""
         if self._soon is not None or not spans.enabled():
             return AsyncPlane
         from dataplane.client.traced import TracedAsyncPlane  # above this
@@ -613,8 +615,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         return TracedAsyncPlane
 
     async def _through(self, door: str, soon: Soon) -> Connection:
-        """A connection to the node that another system names. Where that has just died, and it does not know it yet, to
-        the next."""
+        """A connection to the node that another system names. If that node has just died, unknown to the system yet,
+        to the next."""
         address = await asyncio.to_thread(doors.find, door, self._config)
         try:
             return await self._open(address, soon)
@@ -638,7 +640,7 @@ def connect(
     gpu_budget: int | str | None = None,
     name: str | None = None,
 ) -> Connecting:
-    """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
+    """Connect to the node at `address`, at $DATAPLANE_ADDRESS, or to one started for this process and its children.
 
     address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
@@ -647,7 +649,7 @@ def connect(
     name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
         which child of that it is.
 
-    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
-    for what is no address.
+    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
+    ValueError for an invalid address.
     """
     return Connecting(address, config, gpu_budget=gpu_budget, name=name)
