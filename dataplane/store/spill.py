@@ -179,9 +179,10 @@ class Disk:
             self._doom(left.file)
             self.refused("spilling", left.error)
             raise left.error from None
-        except OSError as error:
+        except BaseException as error:
             self.used -= reserved
-            self.refused("spilling", error)
+            if isinstance(error, OSError):
+                self.refused("spilling", error)
             raise
         self._errors.pop("spilling", None)
         self.used += file.size - reserved
@@ -213,10 +214,10 @@ class Disk:
                 os.close(fd)  # a file system over a network says here what it could not write
             size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
             return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
-        except (OSError, MemoryError) as error:
-            why = error if isinstance(error, OSError) else OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        except Exception as error:
+            why = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if isinstance(error, MemoryError) else error
             left = SpillFile(shard, path, len(memory) + record_size(len(memory)), 0, b"", identity)
-            if _unlink(directory, [left])[0]:
+            if _unlink(directory, [left])[0] or not isinstance(why, OSError):
                 raise why from None
             raise _Left(left, why) from None
 

@@ -231,6 +231,13 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
 
 
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
+async def test_a_write_that_fails_unexpectedly_returns_what_it_reserved(disk: Disk, tmp_path: Path, size: int) -> None:
+    with pytest.raises(RuntimeError, match="no thread"):
+        await disk.write(1, random_bytes(size), fails(RuntimeError("no thread")))
+    assert (disk.used, disk.error, on_disk(tmp_path)) == (0, "", [])
+
+
+@each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
 @each_case("compression", ["never", "always"])
 async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, size: int, compression: str) -> None:
     """As a full disk: the write fails part of the way, here at a limit of the process."""
