@@ -24,7 +24,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
@@ -336,12 +336,13 @@ class Residency:
         victims: list[Shard] = []
         sizes = [] if self._budget.restoring else self._kept()
         freed = 0
+        spilled = self._spilled()
         self.disk_full = False
         while freed < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
             shard = self._pop(clean=False)
             if shard is None:
                 break
-            if not self._fits_on_disk([*sizes, shard.room], shard.next_use):
+            if not self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
                 self._push(shard)
                 self.disk_full = not self._disk.fits([*sizes, shard.room], later=True)
                 break
@@ -350,21 +351,22 @@ class Residency:
             freed += shard.size
         return victims
 
-    def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
-        """Whether the disk has room for these sizes. If not, files of shards that are in memory too are dropped, the
-        warmest first, until it will have once they are deleted.
+    def _spilled(self) -> Iterator[Shard]:
+        """The shards that are in memory and in a file, the warmest first; sorted when the first is asked for."""
+        found = (shard for shard in self._shards.values() if shard.clean and isinstance(shard.file, SpillFile))
+        yield from sorted(found, key=lambda shard: shard.next_use)
 
-        Only of those that are pinned or read before `next_use`: else two shards could take each other's place
-        forever.
+    def _fits_on_disk(self, sizes: Sequence[int], next_use: int, spilled: Iterator[Shard]) -> bool:
+        """Whether the disk has room for these sizes. If not, files of the next of these shards are dropped until it
+        will have room once they are deleted.
+
+        Only of those that are pinned or read before `next_use`: else two shards could replace each other forever. One
+        that is passed over stays so, since the victims' `next_use` goes down.
         """
-        if not self._disk.fits(sizes, later=True):
-            spilled = (s for s in self._shards.values() if s.clean and isinstance(s.file, SpillFile))
-            for shard in sorted(spilled, key=lambda s: s.next_use):
-                if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
-                    self._drop_file(shard)
-                    self._push(shard)
-                if self._disk.fits(sizes, later=True):
-                    break
+        while not self._disk.fits(sizes, later=True) and (shard := next(spilled, None)) is not None:
+            if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
+                self._drop_file(shard)
+                self._push(shard)
         return self._disk.fits(sizes)
 
     def _kept(self) -> list[int]:
