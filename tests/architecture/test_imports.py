@@ -44,7 +44,7 @@ NODE_FLOORS = [{"shards", "partitions"}, {"streams"}, {"tables"}, {"clustered"},
 NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
 
 #: Doors into other systems stand on the client alone.
-NARROWER = {"integrations": {"client", "history", "batch", "errors", "config", "clock", "aio", "dataplane"}}
+NARROWER = {"integrations": {"client", "history", "batch", "errors", "config", "clock", "threads", "aio", "dataplane"}}
 
 #: A batch is a value; a replica is handed its events and the time: these would let them reach out
 #: of the process.

@@ -91,8 +91,8 @@ class Checker:
                 raise Violation(f"1: {node} shows {told}, and by the log there is {there}")
         elif isinstance(request, r.Ready):
             ready = self.model.ready(request.columns, request.task)
-            if request.claim and (request.task, request.claim) in self.model.claims:
-                ready = self.model.claims[request.task, request.claim]
+            if request.claim_id and (request.task, request.claim_id) in self.model.claims:
+                ready = self.model.claims[request.task, request.claim_id]
             if (None if result is None else result.rows.tolist()) != (ready or None):  # type: ignore[union-attr]
                 raise Violation(f"1: {node} says {result} are ready, and by the log {ready} are")
         elif request.sequence:
