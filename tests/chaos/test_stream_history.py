@@ -288,21 +288,8 @@ class Run:
                     last.turn(on, task, 0.0, timeout=1.0)
                 except dp.Closed:
                     break
-                assert time.monotonic() < until, self._told(
-                    f"{task!r} is never done: {on.stats()}\n" + self._left(task)
-                )
+                assert time.monotonic() < until, self._told(f"{task!r} is never done: {on.stats()}")
         self.history.lost += [row.version for plane in self.planes for row in plane.stream("rollouts").lost()]
-
-    def _left(self, task: str) -> str:
-        acked = {row for event in self.history.of("ack") if event.task == task for row in event.rows}
-        missing = sorted(self.history.survivors() - acked)
-        others: list[int] = []
-        with suppress(dp.DataplaneError):  # rows that are there still, and lack columns
-            delivery = (
-                self.planes[-1].stream("rollouts").consume(task, rows=4096, columns=["id"], timeout=1).__enter__()
-            )
-            others = sorted(set(delivery.versions) - acked)
-        return f"{len(missing)} survive\n" + "\n".join(map(self.history.story, (missing or others)[:3]))
 
     def _check_nothing_held(self, number: int) -> None:
         plane, host = self._planes[number], self.hosts[number]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, Misuse, ProtocolMismatch, Rejected
+from dataplane.errors import Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
 from dataplane.replication.sessions import WINDOW
 from dataplane.table import requests as r
 from dataplane.table.freeing import decode
@@ -133,6 +133,22 @@ def test_what_is_refused_has_changed_nothing(request_: Any, error: type[Exceptio
         asked.do(type(request_), **fields)
     after = asked.machine.table.state()
     assert r.encode_result(after) == r.encode_result(before)  # type: ignore[arg-type]
+
+
+def test_a_node_that_is_lost_is_told_nothing_and_its_rows_stay() -> None:
+    asked = Asked()
+    asked.write(["a"], stored(1, 1, "x", node=OTHER), tags=[{"n": 1}])
+    asked.write(["a"], stored(2, 1, "y"))
+    asked.run(r.decode_request(asked.machine.losing(OTHER.hex())))
+    assert set(asked.machine.holders()) == {ME.hex()}
+    assert asked.look(columns=["x", "y"]).tags == [{"n": 1}]
+    with pytest.raises(OwnerDied, match=OTHER.hex()):
+        asked.write(["b"], stored(3, 1, "x", node=OTHER))
+    asked.write(["a"], stored(4, 1, "x"))
+    assert not [*asked.machine.waiting()]
+    read = asked.run(r.Read(keys=["a"], columns=["x"]))
+    assert isinstance(read, r.Referred)
+    assert {node for node, _ in BatchRef.decode(read.ref).shards()} == {ME}
 
 
 def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:

@@ -10,6 +10,7 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.errors import OutcomeUnknown
 from dataplane.node.clustered import session
+from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
 from tests.unit.node.clustered.streambench import Client, clients, stream_nodes, streaming
 from tests.unit.node.partitions.bench import WAIT_S, until
@@ -17,6 +18,14 @@ from tests.unit.node.partitions.bench import WAIT_S, until
 
 def appending(client: Client) -> r.Append:
     return r.Append(ref=client.put(2), versions=np.zeros(2, np.int64))
+
+
+async def test_more_requests_than_the_window_has_are_done_once_each() -> None:
+    async with streaming(2) as (leader, others):
+        (client,) = clients(others)
+        replies = await asyncio.gather(*(client.append([0, 1]) for _ in range(3 * WINDOW)))
+        assert sorted(reply.first for reply in replies) == [2 * at for at in range(3 * WINDOW)]
+        assert leader.machine().home.books.rows.count == 6 * WINDOW
 
 
 async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:

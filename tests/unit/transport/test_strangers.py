@@ -1,0 +1,103 @@
+"""Connections that have not named a ticket: how many may wait, for how long, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dataplane.transport import strangers
+from dataplane.transport.strangers import EACH, MOST, TICKET, Strangers
+
+TICKET_OF_OURS = b"a ticket of ours"
+assert len(TICKET_OF_OURS) == TICKET
+
+
+class Port:
+    """Strangers over socket pairs, whose addresses a test makes up."""
+
+    def __init__(self) -> None:
+        self.entered: list[socket.socket] = []
+        self.strangers = Strangers(lambda ticket: ticket == TICKET_OF_OURS, self.entered.append)
+        self._theirs: list[socket.socket] = []
+
+    def come(self, address: str, said: bytes = b"") -> socket.socket:
+        """Somebody comes; the other end."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            theirs = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+        theirs.setblocking(False)
+        self._theirs.append(theirs)
+        theirs.sendall(said)
+        self.strangers.come(ours, address)
+        return theirs
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    port = Port()
+    yield port
+    for each in (*port.entered, *port._theirs):
+        each.close()
+    assert len(port.strangers) == 0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def gone(theirs: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    try:
+        return not theirs.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+async def test_who_names_a_ticket_at_once_or_later_is_let_in_and_nothing_is_taken(port: Port) -> None:
+    at_once = port.come("a", TICKET_OF_OURS + b"\1\0\0\0more")
+    later = port.come("a")
+    await until(lambda: len(port.entered) == 1)
+    later.sendall(TICKET_OF_OURS)
+    await asyncio.sleep(0)
+    later.sendall(b"\1\0\0\0")
+    await until(lambda: len(port.entered) == 2)
+    for connected, said in zip(port.entered, (b"more", b""), strict=True):
+        assert connected.recv(100) == TICKET_OF_OURS + b"\1\0\0\0" + said
+    later.sendall(b"x")
+    assert port.entered[1].recv(1) == b"x", "a byte wakes who reads"
+    assert not gone(at_once)
+    assert len(port.strangers) == 0
+
+
+async def test_the_oldest_of_an_address_makes_room_for_its_next(port: Port) -> None:
+    other = port.come("other")
+    first = port.come("one")
+    rest = [port.come("one") for _ in range(EACH)]
+    assert gone(first)
+    assert not any(map(gone, (other, *rest)))
+    assert len(port.strangers) == 1 + EACH
+    port.strangers.close()
+
+
+async def test_of_all_the_oldest_of_who_has_most_makes_room(port: Port) -> None:
+    oldest = port.come("alone")
+    many = [port.come("many") for _ in range(EACH)]
+    some = [port.come(f"some {number % 10}") for number in range(MOST - EACH)]
+    assert len(port.strangers) == MOST
+    assert gone(many[0])
+    assert not any(map(gone, (oldest, *many[1:], *some)))
+    port.strangers.close()
+
+
+async def test_who_says_nothing_is_closed_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "PATIENCE_S", 0.02)
+    theirs = port.come("a", b"half of it")
+    await until(lambda: gone(theirs))
+    assert len(port.strangers) == 0
