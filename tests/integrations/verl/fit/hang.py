@@ -8,33 +8,19 @@ it leaves no files.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
-import linecache
 import os
-import sys
-import sysconfig
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-_FRAMES = 8  # of a stack, the innermost
-_STANDARD = sysconfig.get_path("stdlib"), "<frozen"
-
-
-def watch(directory: Path, deadline: float) -> threading.Thread:
-    """Begin the thread that writes to `directory / <pid>` at the deadline."""
-    thread = threading.Thread(target=_write, args=(directory, deadline), daemon=True, name="hang")
-    thread.start()
-    return thread
 
 
 def watch_if_asked() -> None:
-    """Do so where the environment says when, and where to."""
+    """Begin the thread, where the environment says when, and where to."""
     if "FIT_DEADLINE" in os.environ:
-        watch(Path(os.environ["FIT_HANG"]), float(os.environ["FIT_DEADLINE"]))
+        threading.Thread(target=_write, daemon=True, name="hang").start()
 
 
 def said(directory: Path) -> str:
@@ -42,49 +28,21 @@ def said(directory: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(directory.glob("*")))
 
 
-def _write(directory: Path, deadline: float) -> None:
-    time.sleep(max(0.0, deadline - time.time()))
-    title = Path("/proc/self/cmdline").read_text().replace("\0", " ")[:100]
-    lines = [f"{os.getpid()} {title.strip()}", *_threads(), *_tasks()]
+def _write() -> None:
+    time.sleep(max(0.0, float(os.environ["FIT_DEADLINE"]) - time.time()))
+    directory = Path(os.environ["FIT_HANG"])
     directory.mkdir(exist_ok=True)
-    (directory / str(os.getpid())).write_text("\n  ".join(lines))
+    with (directory / str(os.getpid())).open("w") as file:
+        print(os.getpid(), Path("/proc/self/cmdline").read_text().replace("\0", " ")[:100], file=file, flush=True)
+        faulthandler.dump_traceback(file)
+        for task in [each for each in gc.get_objects() if issubclass(type(each), asyncio.Task)]:  # of all loops
+            print(f"task {task.get_name()}:", *_awaits(task.get_coro()), sep="\n  ", file=file)
 
 
-def _threads() -> Iterator[str]:
-    """The stack of each thread that is in code of somebody's own."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for number, innermost in sys._current_frames().items():
-        stack: list[FrameType] = []
-        frame: FrameType | None = innermost
-        while frame is not None:
-            stack.append(frame)
-            frame = frame.f_back
-        if number != threading.get_ident() and (told := _told(stack)):
-            yield f"thread {names.get(number, number)}: {told}"
-
-
-def _tasks() -> Iterator[str]:
-    """What each task of each event loop awaits, from the inside."""
-    for task in [each for each in gc.get_objects() if issubclass(type(each), asyncio.Task)]:  # asyncio tells one loop's
-        awaited: Any = task.get_coro()
-        stack: list[FrameType] = []
-        while (frame := getattr(awaited, "cr_frame", None)) is not None:
-            stack.append(frame)
-            awaited = awaited.cr_await
-        if not task.done() and (told := _told(stack[::-1])):
-            yield f"task {task.get_name()}: {told}; awaits {type(awaited).__name__} {str(awaited)[:100]}"
-
-
-def _told(stack: list[FrameType]) -> str:
-    """Frames, the innermost first, without the standard library's."""
-    return " < ".join([_line(frame) for frame in stack if not _is_standard(frame.f_code.co_filename)][:_FRAMES])
-
-
-def _is_standard(path: str) -> bool:
-    return path.startswith(_STANDARD) and "site-packages" not in path
-
-
-def _line(frame: FrameType) -> str:
-    path, number = frame.f_code.co_filename, frame.f_lineno
-    short = "/".join(Path(path).parts[-2:])
-    return f"{short}:{number} {frame.f_code.co_name} `{linecache.getline(path, number).strip()[:80]}`"
+def _awaits(awaited: Any) -> list[str]:
+    """What a task awaits, from the outside."""
+    found = []
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+        awaited = awaited.cr_await
+    return [*found, str(awaited)[:100]]

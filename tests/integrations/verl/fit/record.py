@@ -7,6 +7,7 @@ phase, its step, its prompt's place in the data set, and its session.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import pickle
@@ -89,6 +90,10 @@ class Seen:
             uid, session, _ = key.rsplit("_", 2)
             self.tags[partition, step, prompts[uid], int(session)] = tag
 
+    def digest(self) -> str:
+        """One of all of it, equal for runs that saw the same."""
+        return hashlib.sha256(repr(_sorted([self.rows, self.tags])).encode()).hexdigest()
+
     def lasting(self) -> dict[tuple[str, int, int], dict[str, Any]]:
         """The rows by phase, index and session, without what follows from when they were made."""
         return {(phase, index, session): _lasting(row) for (phase, _, index, session), row in self.rows.items()}
@@ -105,6 +110,13 @@ class Seen:
 def _lasting(row: dict[str, Any]) -> dict[str, Any]:
     extras = {name: value for name, value in row["extra_fields"].items() if name in _EXTRAS}
     return {name: value for name, value in row.items() if name not in _OF_A_MOMENT} | {"extra_fields": extras}
+
+
+def _sorted(value: Any) -> Any:
+    """The same with mappings in one order."""
+    if isinstance(value, dict):
+        return sorted((repr(key), _sorted(each)) for key, each in value.items())
+    return [_sorted(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _read(directory: Path, what: str) -> Any:
