@@ -1,5 +1,5 @@
-"""RemoteProtos through verl's own single controller: four workers of a real RayWorkerGroup, data-parallel 2 by
-tensor-parallel 2, and the dispatch and collect functions of verl as they are."""
+"""RemoteProtos through verl's own single controller: workers of a real RayWorkerGroup, data-parallel 2 and, in the long
+tests, tensor-parallel 2 each, and the dispatch and collect functions of verl as they are."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ with warnings.catch_warnings(action="ignore"):  # verl imports names of Ray's th
 
 from dataplane.integrations import ray as nodes
 from dataplane.integrations.verl.proto import RemoteProto, put
-from tests.integrations.marks import SYSTEMS
+from tests.integrations.marks import SYSTEMS, long
 from tests.integrations.verl import protos, workers
 from tests.integrations.verl.protos import assert_same, image, objects
 
 pytestmark = SYSTEMS
 
-WORKERS = 4
+
+@pytest.fixture(scope="module", params=[1, *long(2)])
+def tensor(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 @pytest.fixture(scope="module")
-def group(job: None) -> Iterator[Any]:
+def group(job: None, tensor: int) -> Iterator[Any]:
     nodes.up(dp.NodeConfig(memory="128MiB", spill=0, prewarm=0))
     for module in (protos, workers):  # another package of this environment is called `tests` too
         ray.cloudpickle.register_pickle_by_value(module)
-    pool = RayResourcePool([WORKERS], use_gpu=False, max_colocate_count=1)
-    made = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(workers.MeshWorker), tensor=2))
+    pool = RayResourcePool([2 * tensor], use_gpu=False, max_colocate_count=1)
+    made = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(workers.MeshWorker), tensor=tensor))
     yield made
     for worker in made.workers:
         ray.kill(worker)
@@ -56,20 +59,20 @@ def prompts(rows: int = 8, **how: Any) -> DataProto:
     )
 
 
-def test_a_mesh_takes_and_gives_references_as_it_does_protos(group: Any) -> None:
+def test_a_mesh_takes_and_gives_references_as_it_does_protos(group: Any, tensor: int) -> None:
     expected = group.forward(prompts())
     assert type(expected) is DataProto
     got = group.forward(put(prompts()))
     assert isinstance(got, RemoteProto)
     assert_same(got.get(), expected)
-    assert got.meta_info == {"metrics": {"rank": [0, 2]}}
+    assert got.meta_info == {"metrics": {"rank": [0, tensor]}}
 
 
 def test_ranks_that_are_not_collected_store_nothing(group: Any) -> None:
     remote = put(prompts())
     before = process.plane().stats().shards
     group.forward(remote)
-    assert process.plane().stats().shards - before == 2  # of two data-parallel ranks, and not of four workers
+    assert process.plane().stats().shards - before == 2  # of two data-parallel ranks, and not of all workers
 
 
 def test_pixels_are_read_where_they_are_used(group: Any) -> None:
@@ -105,10 +108,10 @@ def test_a_method_under_verls_own_register_is_given_the_reference(group: Any) ->
     assert got.get().batch["first"].tolist() == list(range(0, 32, 4))
 
 
-def test_metrics_and_whole_batches(group: Any) -> None:
+def test_metrics_and_whole_batches(group: Any, tensor: int) -> None:
     remote = put(prompts())
     assert sum(group.metric(remote)) == sum(range(32))
-    assert group.whole(remote) == [(8, "DataProto")] * WORKERS
+    assert group.whole(remote) == [(8, "DataProto")] * 2 * tensor
 
 
 def test_padding_is_verls(group: Any) -> None:

@@ -47,7 +47,8 @@ def two(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     ray.shutdown()
 
 
-def there() -> Any:
+@pytest.fixture(scope="module")
+def other(two: Any) -> Any:
     """An actor on the other Ray node."""
     here = ray.get_runtime_context().get_node_id()
     (other,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
@@ -81,7 +82,7 @@ JOB = """
 """
 
 
-@pytest.mark.parametrize("how", [*long("close", "exit"), "killed"])
+@pytest.mark.parametrize("how", long("close", "exit", "killed"))
 def test_nothing_is_left_of_a_job_that_ends(cluster: Any, nursery: Nursery, how: str) -> None:
     """First in this module: a Ray has one TransferQueue."""
     with nursery.process(textwrap.dedent(JOB), RAY=cluster.address, HOW=how) as driver:
@@ -91,9 +92,8 @@ def test_nothing_is_left_of_a_job_that_ends(cluster: Any, nursery: Nursery, how:
     eventually(lambda: not Path(address.removeprefix("unix://")).parent.exists(), "its files go")
 
 
-def test_rows_of_two_hosts_are_read_on_both(two: Any) -> None:
+def test_rows_of_two_hosts_are_read_on_both(other: Any) -> None:
     """Each where it was put; a reader fetches what it asks for, and whoever clears frees both."""
-    other = there()
     tq.kv_batch_put(
         keys=["a", "b"], partition_id="p", fields=rows(2, x=torch.ones(2, 4096), big=torch.ones(2, 1 << 20))
     )
@@ -111,9 +111,8 @@ def test_rows_of_two_hosts_are_read_on_both(two: Any) -> None:
     eventually(lambda: ray.get(other.call.remote("own"), timeout=60) == 0, "and there")
 
 
-def test_a_checkpoint_of_rows_on_two_hosts(two: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_rows_on_two_hosts(other: Any, tmp_path: Path) -> None:
     """Each host writes what it has, and reads a part of it again; wherever the values are then, both find them."""
-    other = there()
 
     def here_and_there() -> list[tuple[int, ...]]:
         return [
