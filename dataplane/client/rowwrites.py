@@ -1,6 +1,6 @@
 """Writes a row whose small columns are laid out already (`batch.single`): one message, without a plan.
 
-Invariant: the effect and the errors are those of `AsyncTable.put` with the same columns.
+Invariant: the effect and the errors are those of `AsyncTable.upsert_and_look` with the same columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ async def put(
     tags: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Rows, list[str]]:
     """Write the row, with further columns that are in a table already (`references`, of one row and one column
-    each). Returns what is known of it afterwards, and the columns of the table. Raises as `AsyncTable.put`."""
+    each). Returns what is known of it afterwards, and the columns of the table. Raises as
+    `AsyncTable.upsert_and_look`."""
     renamed = [
         ref if ref.columns == (name,) else ref.rename({ref.columns[0]: name}) for name, ref in references.items()
     ]

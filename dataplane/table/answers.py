@@ -144,7 +144,7 @@ def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
 
 
 def write(table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
-    """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.write`. Raises as
+    """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.upsert`. Raises as
     that; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)

@@ -150,7 +150,7 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
                 for number, plane in enumerate(planes):
                     table = plane.table("state", durable=True)
                     rows = {f"{number}.{n}": bytes([life, number, n]) * 20_000 for n in range(4)}
-                    patiently(table.write, list(rows), {"x": list(rows.values())}, tags=[{"life": life}] * len(rows))
+                    patiently(table.upsert, list(rows), {"x": list(rows.values())}, tags=[{"life": life}] * len(rows))
                     there |= rows
                     table.clear([f"{number}.0"])
                     del there[f"{number}.0"]

@@ -314,7 +314,7 @@ def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Valu
 
 def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
     """Make it, if it is such a row: what is known of the row then, and which fields the partition has. None where
-    nothing was put. Raises SchemaMismatch, and as `Table.put`."""
+    nothing was put. Raises SchemaMismatch, and as `Table.upsert_and_look`."""
     if one.kinds is None or len(one.keys) != 1:
         return None
     small: list[tuple[str, Single]] = []
