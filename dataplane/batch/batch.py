@@ -1,12 +1,12 @@
 """`Batch` and `Column`: rows of named columns that a process can read, over memory that it does not own.
 
-Constructing either costs nothing that grows with the bytes. Each view is made when it is asked for. Where the
-rows lie in one run, views are in place: NumPy and Arrow ones are read-only, a torch one is writable and private
-to this process. Rows that are scattered, repeated or in several shards are gathered into new memory. A view
-keeps the memory below it in place for as long as it lives, whatever becomes of the batch.
+Constructing either costs nothing that grows with the bytes; each view is made when it is asked for. If the rows are
+contiguous, views are made without a copy: those of NumPy and Arrow are read-only, one of torch is writable and private
+to this process. Rows that are scattered, repeated or in several shards are gathered into new memory. A view keeps the
+memory behind it as long as it lives, whatever becomes of the batch.
 
-What the bytes say about themselves is checked at the first use, on copies; where it is false, a view raises
-Corrupt. Values are not checked, except that text is UTF-8.
+The metadata within the bytes is validated at the first use, on copies; if it is invalid, a view raises Corrupt.
+Values are not validated, except that text is UTF-8.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Column:
     """One column of a batch. Immutable; `len(column)` rows.
 
-    It is the rows of `pieces` one after another, or the rows at the positions `order` among those. The pieces may
-    hold rows of narrower fields than `field`: ragged with fewer varying dimensions, structs with fewer keys.
-    Raises Corrupt where a piece's layout is false or is not one of such a field.
+    It is the rows of `pieces` concatenated, or the rows at the positions `order` among those. The pieces may have
+    narrower fields than `field`: ragged with fewer varying dimensions, structs with fewer keys. Raises Corrupt if a
+    piece's layout is invalid or not one of such a field.
     """
 
     def __init__(self, name: str, field: Field, pieces: Sequence[Piece], order: Index | None = None) -> None:
@@ -101,12 +101,12 @@ class Column:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the whole column, rows first; None where rows differ."""
+        """The shape of the whole column, rows first; None if rows differ."""
         return (self._rows, *self.field.shape)
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of the values of all rows, a row that comes twice counted twice; offsets not counted."""
+        """The bytes of the values of all rows, a repeated row counted each time; offsets are not counted."""
         return reading.nbytes(self.reading, self.field)
 
     def __len__(self) -> int:
@@ -123,8 +123,8 @@ class Column:
     @overload
     def __getitem__(self, rows: slice | str) -> Column: ...
     def __getitem__(self, rows: int | slice | str) -> Any:
-        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end. Of a struct
-        column by the name of a key that all rows have: what is under it, as a column."""
+        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end. For a
+        struct column and the name of a key that all rows have: its values, as a column."""
         if isinstance(rows, str):
             return self._key(rows)
         if isinstance(rows, slice):
@@ -138,7 +138,7 @@ class Column:
         return views.numpy_rows(self.name, self.field, self._slice(range(row, row + 1)).reading)[0]
 
     def _key(self, key: str) -> Column:
-        """What all rows have under a key. Raises SchemaMismatch."""
+        """The values of all rows for a key. Raises SchemaMismatch."""
         keys = dict(self.field.children)
         if key not in keys:
             there = ", ".join(keys) or "none"
@@ -153,8 +153,8 @@ class Column:
     def numpy(self) -> Any:
         """Read-only arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
 
-        dense: [rows, *shape]. ragged: a list of an array a row, in place even where the rows are scattered.
-        text, bytes and object: a 1-D array of Python objects. struct: a list of dicts of rows.
+        dense: [rows, *shape]. ragged: a list of one array for each row, not copied even if the rows are scattered.
+        text, bytes and object: a 1-D array of Python objects. struct: a list of a dict for each row.
         """
         if self.field.kind == "dense" and self._order is None and len(self._selections) == 1 and not self._cut:
             found = reading.in_place(self._selections[0], self.field)
@@ -163,9 +163,9 @@ class Column:
         return views.numpy(self.name, self.field, self.reading)
 
     def to(self, device: Any) -> Column:
-        """The same rows, whose tensors are on this device: copies that are under way there when this returns, and that
-        its current stream waits for. Text, bytes and objects, and what `numpy()` gives, stay on the host. "cpu": the
-        tensors are on the host again. Raises Misuse where there is no such device. Imports torch."""
+        """The same rows with tensors on this device: copies that are in progress when this returns, and for which
+        the device's current stream waits. Text, bytes and objects, and what `numpy()` gives, stay on the host.
+        "cpu": the tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
         found = device_of(device)
         column = Column.__new__(Column)._bind(self.name, self.field, self._selections, self._order, cut=self._cut)
         if found.type != "cpu":
@@ -180,54 +180,53 @@ class Column:
         return any(stored.layout.field.declared is not stored.layout.field for stored, _ in self._selections)
 
     def narrow(self) -> Column:
-        """The same rows in the dtypes that they are stored in, where those are narrower (`put(narrow=...)`), in place
-        where they lie in one run; of rows that are stored in several, in the narrowest that holds all of them."""
+        """The same rows in the dtypes in which they are stored, if those are narrower (`put(narrow=...)`), not
+        copied if they are contiguous; of rows that are stored in several dtypes, in the narrowest that holds all."""
         field = narrowest(self.field, [stored for stored, _ in self._selections])
         order, cut = self._order, self._cut
         return Column.__new__(Column)._bind(self.name, field, self._selections, order, cut=cut)._on(self._device)
 
     @property
     def device(self) -> str:
-        """Where the tensors of this column are: "cpu", or what it was brought to by `to`."""
+        """The device of the tensors of this column: "cpu", or the one it was brought to by `to`."""
         return "cpu" if self._device is None else str(self._device)
 
     def torch(self, *, device: Any = None) -> Any:
-        """Writable tensors. Two calls give tensors of the same memory; nobody else sees what is written there.
+        """Writable tensors. Two calls return tensors of the same memory; what is written to it is private to this
+        process.
 
-        device: where they are to be, if not where the column is; a copy of their own then, for each call.
-        dense: [rows, *shape]. ragged: a nested tensor of the jagged layout where only the first dimension varies,
-        else a list of tensors. struct: a list of dicts of tensors, its text and objects left as they are.
-        Raises SchemaMismatch for text, bytes, object, and dtypes that torch lacks; Misuse where there is no such
-        device. Imports torch.
+        device: where they are to be, if not on the column's device; each call then returns its own copy. dense:
+        [rows, *shape]. ragged: a nested tensor of the jagged layout if only the first dimension varies, else a list
+        of tensors. struct: a list of dicts of tensors, with its text and objects unchanged. Raises SchemaMismatch
+        for text, bytes, object, and dtypes that torch lacks; Misuse if there is no such device. Imports torch.
         """
         if device is None or (found := device_of(device)) == device_of(self.device):
             return self._tensor
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A writable tensor a row, which shares no memory with another row's; what `torch()` gives where that is no
-        tensor. Large rows of a ragged column are in place, also where they are scattered or the same row comes twice;
-        elsewhere as `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch.
-        """
+        """A writable tensor for each row, which shares no memory with another row's; what `torch()` gives if that is
+        no tensor. Large rows of a ragged column are not copied, even if they are scattered or repeated; others as by
+        `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
         return views.torch_rows(self.name, self.field, self.reading, self._device)
 
     def packed(self) -> tuple[Any, Any]:
         """A ragged column as variable-length kernels take it: all items, [total, *item], and where each row begins
-        among them, int64 [rows + 1]. Writable tensors, in place where the rows lie in one run; the first time is
-        faster than that of `torch()`, for which torch imports much.
+        among them, int64 [rows + 1]. Writable tensors, not copied if the rows are contiguous; the first call is faster
+        than that of `torch()`, for which torch imports much.
 
-        Raises SchemaMismatch where more than the first dimension varies, or the column is not ragged. Imports torch.
+        Raises SchemaMismatch if more than the first dimension varies, or the column is not ragged. Imports torch.
         """
         return views.packed(self.name, self.field, self.reading, self._device)
 
     def padded(self, value: Any = 0) -> Any:
-        """A ragged column as one writable tensor, [rows, longest, *item], with `value` where a row is shorter; of rows
-        of which more dimensions vary, as long as the longest in each. A dense column as `torch()` gives it. On the
-        column's device. A copy; `lengths()` says which elements are the rows' own.
+        """A ragged column as one writable tensor, [rows, longest, *item], with `value` where a row is shorter; if more
+        dimensions vary, each as long as its longest. A dense column as `torch()` gives it. On the column's device. A
+        copy; `lengths()` says which elements are the rows' own.
 
-        Raises SchemaMismatch for text, bytes, struct and object, and Misuse where the dtype has no such value. Imports
+        Raises SchemaMismatch for text, bytes, struct and object, and Misuse if the dtype has no such value. Imports
         torch.
         """
         return self._tensor if self.kind == "dense" else padding.padded(self, value)[0]
@@ -235,25 +234,27 @@ class Column:
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
-        `large_binary` of MessagePack. See `dataplane.batch.arrow` for how dtypes that Arrow lacks are held.
+        `large_binary` of MessagePack. See `dataplane.batch.arrow` for dtypes that Arrow lacks.
 
-        Ragged rows of more than 2**31 - 1 elements together are `large_list`s of `fixed_size_list`s; where more
-        than their first dimension varies, Arrow has no type for so many, and this raises SchemaMismatch.
+        Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s; if more than
+        their first dimension varies, Arrow has no type for so many, and this raises SchemaMismatch.
         """
         from dataplane.batch import arrow_out  # pyarrow takes longer to import than all of this package
 
         return arrow_out.array(self.name, self.field, self.reading)
 
     def to_list(self, *, decode: bool = True) -> list[Any]:
-        """Plain Python values, a row each: numbers (times as `numpy.ndarray.tolist` has them), lists, str, bytes,
-        dicts, and objects as they were put. With `decode=False` each image is a dict, as `datasets.Image(decode=False)`
-        has it: "bytes", those of its file, and "path", None; of raw pixels a file is made then, PNG or TIFF."""
+        """Plain Python values, one for each row: numbers (times as `numpy.ndarray.tolist` gives them), lists, str,
+        bytes, dicts, and objects as they were put. With `decode=False` each image is a dict, as from
+        `datasets.Image(decode=False)`: "bytes", those of its file, and "path", None; raw pixels are encoded then, as
+        PNG or TIFF."""
         return views.python(self.name, self.field, self.reading, decode=decode)
 
     def lengths(self) -> Index | None:
-        """How long each row is in its first dimension, or in bytes for text and bytes; None where that has no meaning.
+        """The length of each row in its first dimension, or in bytes for text and bytes, as int64 [rows]; None for
+        other kinds.
 
-        int64, one a row. Reads the tables of the column, not its values.
+        Reads the tables of the column, not its values.
         """
         if self.field.kind not in MEASURED:
             return None
@@ -266,7 +267,7 @@ class Column:
 
     @cached_property
     def reading(self) -> Reading:
-        """The rows as they lie in memory, for the other modules of this package."""
+        """The rows as they are in memory, for the other modules of this package."""
         return reading_of(self.field, self._selections, self._order, self._cut)
 
     @cached_property
@@ -274,7 +275,7 @@ class Column:
         return views.torch(self.name, self.field, self.reading, self._device)
 
     def _slice(self, rows: range) -> Column:
-        """The rows at these positions. Pieces are shared, so their memory is too."""
+        """The rows at these positions, which share the pieces and so their memory."""
         column = Column.__new__(Column)
         cut = cuts.take(self._cut, _positions(rows)) if self._cut else self._cut
         if self._order is not None:
@@ -293,7 +294,7 @@ class Column:
 
 
 def taken(column: Column, positions: Index) -> Column:
-    """The column of the rows at these positions, of which none is negative. IndexError beyond the end."""
+    """The column of the rows at these positions, none of them negative. IndexError beyond the end."""
     selections, order = column._selections, column._order
     if order is None:
         order = np.arange(sum(len(own) for _, own in selections))
@@ -321,10 +322,10 @@ def _check_order(name: str, order: Index | None, count: int) -> None:
 
 
 class Batch:
-    """Named columns of equal row count. Immutable; `len(batch)` rows, `batch[name]` a column.
+    """Named columns with equal row counts. Immutable; `len(batch)` rows, `batch[name]` a column.
 
-    Like a mapping of names to columns otherwise: iteration, `in`, keys, values and items are of columns.
-    Raises SchemaMismatch where the columns have different numbers of rows, or there is none.
+    Otherwise like a mapping of names to columns: iteration, `in`, keys, values and items are of columns. Raises
+    SchemaMismatch if the columns have different row counts, or there is none.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -348,7 +349,7 @@ class Batch:
         return name in self._columns
 
     def __getitem__(self, name: str) -> Column:
-        """The column called `name`. Raises SchemaMismatch, naming those there are."""
+        """The column with this name. Raises SchemaMismatch, naming the existing ones."""
         column = self._columns.get(name)
         if column is None:
             there = ", ".join(self._columns)
@@ -361,7 +362,7 @@ class Batch:
         return column
 
     def keys(self) -> KeysView[str]:
-        """The columns' names, in their order."""
+        """The names of the columns, in order."""
         return self._columns.keys()
 
     def values(self) -> ValuesView[Column]:
@@ -374,12 +375,12 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """How many rows each column has."""
+        """The row count of each column."""
         return self._rows
 
     @property
     def schema(self) -> dict[str, Field]:
-        """What each column is."""
+        """The field of each column."""
         return {name: column.field for name, column in self._columns.items()}
 
     @property
@@ -396,8 +397,8 @@ class Batch:
         return Batch({name: column.to(device) for name, column in self._columns.items()})
 
     def padded(self, *names: str, value: Any = 0) -> dict[str, Any]:
-        """`Column.padded` of the columns of these names, or of all. value: one for all of them, or a mapping of values
-        by name; 0 for those that it lacks. Raises as that does."""
+        """`Column.padded` of the columns with these names, or of all. value: one for all of them, or a mapping of
+        values by name; 0 for the others. Raises as that does."""
         values = {self[name].name: each for name, each in value.items()} if isinstance(value, Mapping) else None
         return {
             name: self[name].padded(value if values is None else values.get(name, 0)) for name in names or self._columns
@@ -408,9 +409,9 @@ class Batch:
         return {name: column.to_list() for name, column in self._columns.items()}
 
     def to_tensordict(self) -> Any:
-        """A `tensordict.TensorDict` with the batch size [rows]: dense columns and ragged ones of one varying
-        dimension as `torch()` gives them, everything else as a `NonTensorStack` of a value a row. A struct's are
-        dicts, also where it was put as a nested TensorDict: rows may differ in their keys from batch to batch.
+        """A `tensordict.TensorDict` with the batch size [rows]: dense columns and ragged ones with one varying
+        dimension as `torch()` gives them, everything else as a `NonTensorStack` with one value for each row. Structs
+        are dicts, even if they were put as a nested TensorDict: rows may differ in their keys from batch to batch.
 
         Raises SchemaMismatch for dtypes that torch lacks. Imports torch and tensordict.
         """
@@ -424,7 +425,7 @@ class Batch:
         return tensordicts.build(tensors, others, self._rows)
 
     def to_arrow(self) -> pa.Table:
-        """A `pyarrow.Table` of every column's `arrow()`, with metadata from which a put of it restores them exactly."""
+        """A `pyarrow.Table` of every column's `arrow()`, with metadata from which a put restores them exactly."""
         from dataplane.batch import arrow_out  # as in Column.arrow
 
         return arrow_out.table((name, column.field, column.reading) for name, column in self._columns.items())
