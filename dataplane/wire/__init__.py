@@ -1,1 +1,1 @@
-"""What crosses a socket: messages, frames, and the local channel that carries them and descriptors."""
+"""The wire protocols: messages, frames, and the local channel that carries them and descriptors."""

@@ -1,8 +1,8 @@
 """The key that the nodes of a cluster share, in a file.
 
-It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to those that it connects
-to, and is served by those alone that have the same. Who has the file is a member, so it is readable by its owner alone,
-as an SSH key is. Nodes that are given no key listen on loopback alone, and have one of their user's (`own`).
+It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to the nodes to which it
+connects, and is served only by those with the same. Whoever has the file is a member, so only its owner may read it,
+as with an SSH key. Nodes without a configured key listen on loopback only, and use one of their user (`own`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Key:
 
 
 def new() -> bytes:
-    """The content of a key file, of a new key."""
+    """The content of a key file, with a new key."""
     import zmq  # as everywhere here: who has one host does not need it
 
     public, secret = zmq.curve_keypair()
@@ -34,7 +34,7 @@ def new() -> bytes:
 
 
 def generate(path: Path) -> Key:
-    """Write a new key to a file that is not there. Raises OSError."""
+    """Write a new key to a file that must not exist. Raises OSError."""
     content = new()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -44,8 +44,8 @@ def generate(path: Path) -> Key:
 
 
 def own(directory: Path) -> Key:
-    """The key of this user's nodes on this host, in a directory of the user's; made by the first. Raises OSError, and
-    ValueError where the directory is another user's or open to others, or as `load`."""
+    """The key of this user's nodes on this host, in a directory of the user's; created by the first. Raises OSError,
+    and ValueError if the directory is another user's or open to others, or as `load`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -66,7 +66,7 @@ def own(directory: Path) -> Key:
 
 
 def load(path: Path) -> Key:
-    """The key in a file. Raises OSError, and ValueError where it is none, or others may read it."""
+    """The key in a file. Raises OSError, and ValueError if it is invalid, or others can read it."""
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
@@ -79,7 +79,7 @@ def load(path: Path) -> Key:
 
 
 def parse(content: bytes) -> Key:
-    """The key in the content of a key file. Raises ValueError where there is none."""
+    """The key in the content of a key file. Raises ValueError if there is none."""
     import zmq  # as above
 
     head, public, secret, *more = [*content.split(b"\n"), b"", b""]

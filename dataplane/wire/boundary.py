@@ -1,12 +1,12 @@
-"""The boundary between what others send and what this process makes of it: every request with a number is answered.
+"""The boundary where messages of others are processed: every request with a number is answered.
 
-Decoding, handling and encoding may each raise, and what they raise depends on what was sent: a channel that meets an
-error here asks this module for the answer. Both channels do, the local one (`wire.local`) and that between nodes
+Decoding, handling and encoding may each raise, and what they raise depends on what was sent: a channel that catches an
+error asks this module for the answer. Both channels do, the local one (`wire.local`) and the one between nodes
 (`wire.peer`).
 
-What always holds: `failure` returns a message that can be encoded, whatever was raised and whatever its fields hold;
-`answered` returns bytes for whatever reply; a number is found in each body that begins as a request does, however it
-goes on; one line of the log tells of a fault, names its sender, and is bounded in length.
+Invariants: `failure` returns a message that can be encoded, whatever was raised and whatever its fields are.
+`answered` returns bytes for any reply. A number is found in each body that begins as a request does, however it
+continues. An unexpected error makes one log line, which names the sender and is bounded in length.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=hook)
 
 
 class Heads:
-    """Reads the number of a request that may not be decoded. `requests`: the union of all that there are."""
+    """Reads the number of a request that may be impossible to decode. `requests`: the union of all requests."""
 
     def __init__(self, requests: Any) -> None:
         kinds = [kind for kind in get_args(requests) if kind.__struct_fields__[:1] != ("id",)]
         self._without = {str(kind.__struct_config__.tag).encode() for kind in kinds}
 
     def number(self, body: bytes) -> int | None:
-        """The number of the request that this body begins as; None where there is none to be read, and for messages
-        that have none."""
+        """The number of the request that this body begins as; None if there is none, and for messages without
+        numbers."""
         try:
             tag, at = _text(body, _array(body))
             return None if tag in self._without else _integer(body, at)
@@ -55,7 +55,7 @@ class Heads:
 
 
 class _NotThereError(IndexError):
-    """Something else is where it should be."""
+    """Something else is in its place."""
 
 
 def _array(body: bytes) -> int:
@@ -96,7 +96,7 @@ def _integer(body: bytes, at: int) -> int:
 
 
 def refusal(error: Exception) -> DataplaneError:
-    """What a sender is told whose message could not be decoded: Misuse where its values are none that can be, else
+    """The error for the sender of a message that could not be decoded: Misuse if its values are invalid, else
     ProtocolMismatch."""
     if isinstance(error, DataplaneError):
         return error
@@ -104,7 +104,8 @@ def refusal(error: Exception) -> DataplaneError:
 
 
 def failure(number: int, error: Exception, sender: object) -> Failure:
-    """What a request is answered that failed with this error. A fault is logged: one line, which names the sender."""
+    """The answer to a request that failed with this error. An unexpected error is logged: one line, which names the
+    sender."""
     if isinstance(error, OverflowError):  # a number that was sent is larger than what it was to be put into
         error = Misuse(f"a number of the request, or what it adds up to, is out of range: {error}")
     if isinstance(error, RecursionError):
@@ -118,7 +119,7 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
 
 
 def told(error: BaseException) -> str:
-    """A fault in one line: what was raised, and where."""
+    """An error in one line: what was raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     where = ", ".join(
         f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in reversed(frames)
@@ -127,18 +128,18 @@ def told(error: BaseException) -> str:
 
 
 def line(text: object) -> str:
-    """The same as one line of a log, whoever made it up: printable, and not long."""
+    """The text as one log line, whoever wrote it: printable, and bounded in length."""
     return "".join(each if each.isprintable() else "?" for each in clipped(str(text), _LINE))
 
 
 def clipped(text: str, most: int = _TEXT) -> str:
-    """Text that can be encoded, and is not long."""
+    """Text that can be encoded, and is bounded in length."""
     text = text if len(text) <= most else text[:most] + "..."
     return text.encode("utf-8", "replace").decode()
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:
-    """The value, as far as a message can hold it."""
+    """The value, as far as a message can contain it."""
     match value:
         case None | bool() | float():
             return value
@@ -158,8 +159,8 @@ def _plain(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray:
-    """The bytes of the message, behind `room` bytes for a head. Raises LimitExceeded where it is larger than a reader
-    takes, Misuse where it holds what no message can, such as a number beyond 64 bits, and RecursionError."""
+    """The bytes of the message, after `room` bytes for a head. Raises LimitExceeded if it is larger than a reader
+    accepts, Misuse if it contains what no message can, such as a number beyond 64 bits, and RecursionError."""
     buffer = bytearray(room)
     try:
         _encoder.encode_into(message, buffer, room)
@@ -177,7 +178,7 @@ def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray
 
 
 def answered(reply: Message, sender: object, what: str = "message") -> bytes:
-    """The bytes of a reply or, where it has none, of the failure that says so."""
+    """The bytes of a reply or, if it cannot be encoded, of the failure that says so."""
     try:
         return bytes(encoded(reply, what))
     except Exception as error:

@@ -1,8 +1,8 @@
-"""What the log says of what strangers send: the first lines about each sender, then how many more there were.
+"""Log lines about invalid messages: the first ones about each sender, then how many more there were.
 
-What always holds: a sender has at most `MOST` lines in `EACH_S` seconds, and then one with the count of what was left
-out; senders beyond the first `SENDERS` of those seconds are counted as one. So who sends nonsense, under however many
-names, can not fill a disk, and is seen all the same.
+Invariants: a sender has at most `MOST` lines in `EACH_S` seconds, and then one with the number of those left out;
+senders beyond the first `SENDERS` of those seconds are counted as one. So nobody can fill a disk with log lines,
+under whatever number of names, and all the same they are seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Sender:
 
 
 class Complaints:
-    """The lines of one logger. `log` may be called from the loop or, where there is none, from anywhere."""
+    """The lines of one logger. `log` may be called from the event loop or, without one, from anywhere."""
 
     def __init__(self, log: logging.Logger, clock: Clock = monotonic) -> None:
         self._log = log
@@ -53,7 +53,7 @@ class Complaints:
             found.left_out += 1
 
     def _tell(self) -> None:
-        """Say what was left out of those whose time is over, and forget them."""
+        """Log what was left out of those whose time is over, and forget them."""
         now = self._clock()
         for sender, each in [(s, e) for s, e in self._senders.items() if now - e.began_s >= EACH_S]:
             del self._senders[sender]

@@ -1,7 +1,7 @@
-"""Messages in a stream of bytes: each is its length, four bytes little-endian, and that many bytes of MessagePack.
+"""Messages in a byte stream: each is its length, four bytes little-endian, and as many bytes of MessagePack.
 
-What always holds: no more than `MAX_FRAME` bytes and one read's worth are ever kept of a message that is not
-complete, and a length is checked before anything is kept for it.
+Invariants: at most `MAX_FRAME` bytes and one read of an incomplete message are ever kept, and a length is validated
+before anything is kept for it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _LENGTH = struct.Struct("<I")
 
 
 def frame(message: Message) -> bytes:
-    """The message as it goes onto the wire. Raises LimitExceeded where it is larger than a reader takes, Misuse where
-    it holds what no message can."""
+    """The encoded message with its length. Raises LimitExceeded if it is larger than a reader accepts, Misuse if it
+    contains what no message can."""
     buffer = encoded(message, room=_LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
     return bytes(buffer)
 
 
 class Framer:
-    """Cuts what arrives into the bytes of messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def held(self) -> int:
-        """Bytes that are kept of messages that were not given out."""
+        """Bytes that are kept of incomplete messages."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that `data` completes. Raises ProtocolMismatch for a length that nobody may send."""
+        """The messages that `data` completes. Raises ProtocolMismatch for an invalid length."""
         if not self._buffer and _is_one(data):
             yield data[_LENGTH.size :]
             return
@@ -57,11 +57,11 @@ class Framer:
             del self._buffer[:start]
 
     def clear(self) -> None:
-        """Nothing more comes: keep nothing. Who goes through the messages of `feed` finds no more."""
+        """Nothing more comes: keep nothing. An iteration over the messages of `feed` ends."""
         self._buffer = bytearray()
 
 
 def _is_one(data: bytes) -> bool:
-    """Whether this is one message and no more, as most reads are."""
+    """Whether this is exactly one message, as most reads are."""
     nbytes = len(data) - _LENGTH.size
     return 0 <= nbytes <= MAX_FRAME and nbytes == _LENGTH.unpack_from(data)[0]

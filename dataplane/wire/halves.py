@@ -1,13 +1,13 @@
-"""Messages of which a part has come, over all connections of a process: their bytes, within one bound.
+"""Partially received messages of all connections of a process, within one bound in bytes.
 
-One message is bounded by its length (`wire.framing`), a thousand connections with half of one each are not. So when
-all halves together reach the bound, a connection that would add to them is not read until others have completed theirs.
-Rejected: to cut off who adds the last one, since of many honest clients that send large messages at once each has a
-half for a moment; to count the announced length, since most of it may never come.
+One message is bounded by its length (`wire.framing`); a thousand connections with half of one each are not. So when all
+partial messages together reach the bound, a connection that would add to them is not read until others have completed
+theirs. Rejected: to disconnect the one that adds the last, since of many honest clients that send large messages at
+once each has a part for a moment; to count the announced length, since most of it may never come.
 
-What always holds: the halves come to no more than the bound, one message, and of each connection the share that is free
-and one read; the connection whose half is the oldest goes on; while somebody waits, who has had a half for `PATIENCE_S`
-is cut off, so that nobody waits longer for him.
+Invariants: the parts take at most the bound, one message, and for each connection its free share and one read. The
+connection with the oldest part continues. While others wait, one whose part is older than `PATIENCE_S` is
+disconnected, so nobody waits longer for it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import Protocol
 from dataplane.errors import LimitExceeded
 
 MAX_HALVES = 64 << 20
-"""Bytes of all of them together."""
+"""Bytes of all partial messages."""
 
 SHARE = 64 << 10
 """Bytes that each connection may have of one at any time."""
 
 PATIENCE_S = 10.0
-"""Seconds that a half may take while others wait."""
+"""Seconds that a partial message may take while others wait."""
 
 _LOOK_S = 1.0
 
 
 class Reading(Protocol):
-    """A connection that is read from."""
+    """A connection that is read."""
 
     def hold_on(self) -> None:
-        """Read no more until `go_on`."""
+        """Stop reading until `go_on`."""
 
     def go_on(self) -> None:
         """Read again."""
 
     def cut_off(self, error: LimitExceeded) -> None:
-        """End the connection; it calls `Halves.gone`."""
+        """Disconnect; it calls `Halves.gone`."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Half:
 
 
 class Halves:
-    """The halves of one process. To be used from one event loop."""
+    """The partial messages of one process. Used from one event loop."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Halves:
         *,
         freed: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
-        """`freed` is called with the bytes of a half that has gone."""
+        """`freed` is called with the size of a partial message that is gone."""
         self._bound = bound
         self._freed = freed
         self._patience_s = patience_s
@@ -74,7 +74,7 @@ class Halves:
         """Of all of them."""
 
     def note(self, reading: Reading, nbytes: int, *, anew: bool) -> None:
-        """A connection has so many bytes of a message now, one that has begun since the last time if `anew`."""
+        """A connection now has so many bytes of a message, which has begun since the last call if `anew`."""
         half = self._held.pop(reading, None)
         if half is None or anew:
             now = asyncio.get_running_loop().time()
@@ -105,12 +105,12 @@ class Halves:
             self._timer = None
 
     def _first(self) -> Reading | None:
-        """Whose half is the oldest of those that count: he goes on, so that somebody does."""
+        """The connection with the oldest counted part, which continues so that one does."""
         counted = [(half.began, each) for each, half in self._held.items() if half.nbytes > SHARE]
         return min(counted, key=lambda one: one[0])[1] if counted else None
 
     def _go_on(self) -> None:
-        """Let the first go on and, where there is room, the others too; each comes back if there is none again."""
+        """Let the first continue and, if there is room, the others; each stops again if there is none."""
         waiting, first = list(self._waiting), self._first()
         for reading in waiting if self.nbytes <= self._bound else [each for each in waiting if each is first]:
             del self._waiting[reading]
@@ -122,7 +122,7 @@ class Halves:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Cut off who takes too long, while others wait."""
+        """Disconnect those that take too long, while others wait."""
         self._timer = None
         late = asyncio.get_running_loop().time() - self._patience_s
         for reading in [each for each, half in self._held.items() if half.nbytes > SHARE and half.since <= late]:

@@ -1,18 +1,18 @@
 """The channel between processes of one host: a unix stream socket that carries messages and descriptors.
 
-asyncio's own streams cannot pass descriptors, so the channel reads and writes its socket itself whenever the loop
-says it is ready; that also saves a copy and a hop. uvloop was measured and gave little here (a request and reply of
-200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: what costs is waking the other side).
+asyncio's streams cannot pass descriptors, so the channel reads and writes its socket itself whenever the event loop
+says it is ready; that also saves a copy and a step. uvloop was measured and gained little here (a request and reply of
+200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: most of it is waking the other side).
 
-Answers are paced, at the end that makes them: while more than `_PAUSE_AT` bytes wait to be taken nothing more is read,
-and who makes an answer later than at once waits for `room` first, in order. So a side that takes slowly is slowed down,
-however many of its requests come to be answered at the same moment; only what was sent without asking for room can
-reach the hard bound. The other end always reads: were both to wait for each other, neither would go on.
+Replies are paced by the end that makes them: while more than `_PAUSE_AT` bytes wait to be sent nothing more is read,
+and a reply that is not made at once first waits for `room`, in order. So a slow receiver is slowed down, however many
+of its requests are answered at the same moment; only what was sent without waiting for room can reach the hard bound.
+The other end always reads: if both waited for each other, neither would continue.
 
-What always holds: `closed` is called once, with why, and nothing is delivered after it; what waits to be sent is
-bounded, and a peer that lets more than that pile up is cut off; a message that can not be decoded, or whose receiver
-raises, leaves no other message behind; descriptors that nobody took are closed; nothing of a half message is kept
-after the end.
+Invariants: `closed` is called once, with the reason, and nothing is delivered after it. What waits to be sent is
+bounded, and a peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver
+raises, delays no other message. Descriptors that nobody took are closed. Nothing of a partial message is kept after
+the end.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def format_address(path: Path) -> str:
 
 
 def listen(path: Path, backlog: int = 128) -> socket.socket:
-    """A non-blocking listening socket at `path`, mode 0600. Raises OSError where there is something already."""
+    """A non-blocking listening socket at `path`, mode 0600. Raises OSError if the path exists."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         before = os.umask(0o177)
@@ -91,7 +91,7 @@ def listen(path: Path, backlog: int = 128) -> socket.socket:
 def connect(path: Path) -> socket.socket:
     """A non-blocking socket connected to the node at `path`.
 
-    Raises PeerUnavailable where none listens, Unauthenticated where the socket is another user's.
+    Raises PeerUnavailable if none listens, Unauthenticated if the socket is another user's.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -119,13 +119,13 @@ def connect(path: Path) -> socket.socket:
 
 
 def peer(connected: socket.socket) -> tuple[int, int]:
-    """The process and user at the other end, as the kernel knows them."""
+    """The process and user at the other end, from the kernel."""
     pid, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 class _Kept(list[int]):
-    """Descriptors of a channel's own, to be closed once they are sent."""
+    """The channel's own descriptors, to be closed once they are sent."""
 
     def close(self) -> None:
         while self:
@@ -138,11 +138,11 @@ def _done(descriptors: Sequence[int]) -> None:
 
 
 class Channel:
-    """One end of a connected socket, which it owns. To be used from its loop alone.
+    """One end of a connected socket, which it owns. Used from its event loop only.
 
-    `received(message)` is called for each message; it may take descriptors with `take_descriptors`.
-    `closed(error)` is called when the other side has gone (None) or has broken the protocol; it returns whether it
-    keeps the socket, which is closed otherwise.
+    `received(message)` is called for each message; it may take descriptors with `take_descriptors`. `closed(error)`
+    is called when the other side is gone (None) or has violated the protocol; it returns whether it keeps the
+    socket, which is closed otherwise.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class Channel:
         halves: Halves | None = None,
         paced: bool = True,
     ) -> None:
-        """`descriptors`: whether to take any; `refused(body, error)`: called with a message that can not be decoded,
-        it says what is to be said, and returns whether the channel goes on; `halves`: what all connections together
-        keep of messages of which a part has come; `paced`: whether to read nothing while much waits to be taken. One
-        end alone may be: else each could wait for the other."""
+        """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
+        decoded; it sends what is to be said, and returns whether the channel continues. `halves`: the partial
+        messages of all connections. `paced`: whether to stop reading while much waits to be sent; for one end only,
+        else each could wait for the other."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -189,27 +189,27 @@ class Channel:
 
     @property
     def open(self) -> bool:
-        """Whether messages still go through."""
+        """Whether messages can still be sent."""
         return self._open
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be taken that no more is to be made."""
+        """Whether so much waits to be sent that no more should be made."""
         return self._unsent_bytes > _PAUSE_AT
 
     @property
     def quiet(self) -> bool:
-        """Whether what is sent now goes at once, and what comes is read at once."""
+        """Whether what is sent now goes out at once, and what comes is read at once."""
         return self._open and not (self._gathering or self._unsent or self._paused or self._held_on)
 
     def read(self) -> None:
-        """Deliver what has come, without the loop, which nobody runs meanwhile."""
+        """Deliver what has come, without the event loop, which nobody runs meanwhile."""
         if self._open:
             self._readable()
 
     async def room(self) -> bool:
-        """Wait until the other side has taken enough for one more message, which is to be sent before anything else is
-        awaited; whether that took time. Who waits longest comes first. On a closed channel there is room."""
+        """Wait until the other side has received enough for one more message, which must be sent before anything
+        else is awaited. Returns whether that took time. First come, first served. A closed channel has room."""
         if not (self.full or self._rooms) or not self._open:
             return False
         future: asyncio.Future[None] = self._loop.create_future()
@@ -224,7 +224,7 @@ class Channel:
         return True
 
     def _let_in(self) -> None:
-        """Tell the first who waits for room, if there is some; what it sends tells the next."""
+        """Wake the first that waits for room, if there is some; what it sends wakes the next."""
         while self._rooms and not (self.full and self._open):
             future = self._rooms.popleft()
             if not future.done():
@@ -237,10 +237,10 @@ class Channel:
             self._read_on()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message now or, if the socket is full, as soon as it takes it. A closed channel drops it. Raises
-        LimitExceeded and Misuse for one that can not be sent.
+        """Send a message now or, if the socket is full, as soon as possible. A closed channel drops it. Raises
+        LimitExceeded and Misuse for one that cannot be sent.
 
-        The descriptors stay the caller's, who may close them afterwards: of those that wait the channel has its own.
+        The descriptors stay the caller's, which may close them afterwards: the channel duplicates those that wait.
         """
         if self._open:
             self.post(frame(message), descriptors)
@@ -266,7 +266,7 @@ class Channel:
             self.close(ProtocolMismatch("the other side does not read what it is sent"))
 
     def gather(self) -> None:
-        """Send what is sent until the loop's next step together."""
+        """Send what is sent until the next step of the event loop together."""
         if not self._gathering:
             self._gathering = True
             self._loop.call_soon(self._gathered)
@@ -278,7 +278,7 @@ class Channel:
             self._flush()
 
     def _join_unsent(self) -> None:
-        """Make one of the messages that wait first, as far as they bring no descriptors."""
+        """Merge the messages that wait first, as far as they have no descriptors."""
         joined: list[memoryview] = []
         nbytes = 0
         while self._unsent and not self._unsent[0][1] and (not joined or nbytes + len(self._unsent[0][0]) <= _TOGETHER):
@@ -288,8 +288,8 @@ class Channel:
             self._unsent.appendleft((memoryview(b"".join(joined)) if len(joined) > 1 else joined[0], ()))
 
     def _keep_descriptors(self, last: int) -> None:
-        """Have descriptors of the channel's own with the last messages, which wait: the numbers of the caller's may be
-        those of other files by the time they are sent."""
+        """Duplicate the descriptors of the last messages, which wait: the caller's numbers may be those of other
+        files by the time they are sent."""
         for at in range(len(self._unsent) - last, len(self._unsent)):
             data, descriptors = self._unsent[at]
             kept = _Kept()
@@ -345,7 +345,7 @@ class Channel:
         self._let_in()
 
     def _watch(self, watch: Callable[[int, Callable[[], None]], None], then: Callable[[], None]) -> None:
-        """Have the loop call `then` when the socket is ready; the connection ends where the system refuses that."""
+        """Have the event loop call `then` when the socket is ready; the connection ends if the system refuses that."""
         try:
             watch(self._socket.fileno(), then)
         except OSError as error:
@@ -380,7 +380,8 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
-        """Deliver what has come, but stop while the other side does not take the answers. Those go together."""
+        """Deliver what has come, but stop while the other side does not receive the replies. Those are sent
+        together."""
         if self._paused:
             return
         gathers = not self._gathering
@@ -404,7 +405,7 @@ class Channel:
             self._noted = held
 
     def _hand_over(self, body: bytes) -> bool:
-        """Give a message to who receives it. Whether the channel goes on."""
+        """Deliver a message. Returns whether the channel continues."""
         self.size = len(body)
         try:
             message = self._decoder.decode(body)
@@ -452,9 +453,9 @@ class Channel:
         return [self._descriptors.popleft() for _ in range(count)]
 
     def detach(self) -> tuple[socket.socket, bytes]:
-        """Take the socket out of the loop, still connected: it is the caller's now, and the channel is closed.
+        """Remove the socket from the event loop, still connected: it is the caller's now, and the channel is closed.
 
-        With it comes what is left of a message that is half sent, which must be sent before anything else.
+        Returned with it is the rest of a message that is partially sent, which must be sent before anything else.
         """
         self._gathered()
         rest = bytes(self._unsent[0][0]) if self._half_sent else b""
@@ -462,7 +463,7 @@ class Channel:
         return self._socket, rest
 
     def close(self, error: DataplaneError | None = None) -> None:
-        """Close the socket, telling `closed` why. What was not sent yet is dropped. Idempotent."""
+        """Close the socket, and call `closed` with the reason. What was not sent yet is dropped. Idempotent."""
         if self._gathering:
             self._gathered()
         if self._open:

@@ -1,7 +1,8 @@
-"""What nodes say to each other of partitions: all that one has to say to another in a turn of its loop, in one frame.
+"""Messages of partitions between nodes: everything that one node has for another in a step of its event loop is one
+frame.
 
-A frame is posted: it has no reply of its own, and may be lost. Who asks numbers its questions, and has a deadline. All
-items of a frame are handled in their order; frames of one sender come in order too, as long as a connection lasts.
+A frame is posted: it has no reply of its own, and may be lost. The sender numbers its questions, and has a deadline.
+The items of a frame are handled in order; frames of one sender arrive in order too, as long as a connection lasts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataplane.replication.messages import Message as ReplicaMessage
 from dataplane.wire.messages import MAX_FRAME, Message
 
 FRAME_BYTES = MAX_FRAME - (256 << 10)
-"""Bytes of items that one frame has, unless its first is larger by itself."""
+"""Bytes of the items of one frame, unless its first is larger by itself."""
 
 
 class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -27,9 +28,9 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """A request to the leader of a partition. With `wait_s`, one that is answered by nothing waits in a queue of this
-    name, for so long, until there is something. Answered by `Answered` or `Refused`. `gives`: what the answer may give
-    is given back unless it arrives; see `Given`."""
+    """A request to the leader of a partition. With `wait_s`, a request without a result waits in a queue with this
+    name, for so long, until there is one. Answered by `Answered` or `Refused`. `gives`: what the answer grants is
+    given back unless it arrives; see `Given`."""
 
     number: int
     partition: str
@@ -47,7 +48,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The error of a request, as `errors.describe` has it."""
+    """The error of a request, in the form of `errors.describe`."""
 
     number: int
     name: str
@@ -56,13 +57,13 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """Nobody waits for the answer any more."""
+    """The requester does not wait for the answer any more."""
 
     number: int
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Have a replica of a partition, empty if there is none yet. Answered by `Hosted` or `Refused`."""
+    """Host a replica of a partition, empty if there is none yet. Answered by `Hosted` or `Refused`."""
 
     number: int
     partition: str
@@ -76,9 +77,9 @@ class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """What became of rows whose columns are on this node, from the leader of a partition: entries that the partition's
-    state machine has made, for those that keep its shards. They are numbered, for each partition and node from 1 on;
-    `last` is the number of the last of these. Answered by `Answered`."""
+    """From the leader of a partition, for the node that keeps its shards: outbox entries of the partition's state
+    machine, which say what became of rows. They are numbered, for each partition and node, from 1 on; `last` is the
+    number of the last of these. Answered by `Answered`."""
 
     number: int
     partition: str
@@ -87,28 +88,28 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
 
 
 class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
-    """How many rows of a partition, of which every replica has died, the producers of this node have appended whose
-    columns it retains. Answered by `Answered`: a number in ASCII."""
+    """How many rows with columns on this node its producers have appended to a partition of which every replica has
+    died. Answered by `Answered`: a number in ASCII."""
 
     number: int
     partition: str
 
 
 class FindReplica(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """Which replica of a partition the asked has: answered by `Hosted`, with 0 where it has none."""
+    """Which replica of a partition the node has. Answered by `Hosted`, with 0 if it has none."""
 
     number: int
     partition: str
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
-    """Questions that were answered by something that can be given back. Answered by `Received`."""
+    """Questions whose answers grant something that can be given back. Answered by `Received`."""
 
     numbers: tuple[int, ...]
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
-    """Which of these answers have come, and which have not, and are not waited for any more."""
+    """Which of these answers have arrived, and which have not and are not waited for any more."""
 
     numbers: tuple[int, ...]
     missing: tuple[int, ...]
@@ -131,7 +132,7 @@ Item = (
 
 
 class Frame(Message, frozen=True, tag="partitions"):
-    """From the process `life` of `node`, to `to`; another drops it."""
+    """From the process `life` of `node`, to `to`; another node drops it."""
 
     node: str
     life: int
@@ -140,7 +141,7 @@ class Frame(Message, frozen=True, tag="partitions"):
 
 
 class _Packed(Message, frozen=True, tag="partitions"):
-    """A frame whose items are encoded."""
+    """A frame with encoded items."""
 
     node: str
     life: int

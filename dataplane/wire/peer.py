@@ -1,13 +1,13 @@
 """The control channel between nodes: requests and replies over ZeroMQ, encrypted and authenticated by CURVE.
 
-A node answers on one ROUTER socket, and asks each other node over a DEALER of its own. No payload crosses here.
+A node answers on one ROUTER socket, and asks each other node over its own DEALER. Bulk data does not cross here.
 
-What always holds: nothing is decoded of who has not the cluster's key; every request has a deadline, after which it
-raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a time than is answered, or
-keeps more bytes here than may wait, hears Backpressure, to ask again, and what does not even fit into ZeroMQ's queues
-is dropped; a request whose number can be read gets one answer, whatever decoding it, doing it
-or encoding its reply raises (`wire.boundary`), and what has none is dropped and counted, with a line in the log that
-names its sender; nothing is connected to but tcp://HOST:PORT.
+Invariants: nothing is decoded from peers without the cluster's key. Every request has a deadline, after which it
+raises PeerUnavailable, whatever ZeroMQ still tries. Queues are bounded: a peer that asks for more at a time than is
+answered, or keeps more bytes waiting here than permitted, gets Backpressure, to ask again; what does not fit into
+ZeroMQ's queues is dropped. A request whose number can be read gets one answer, whatever its decoding, execution or
+encoding raises (`wire.boundary`); a message without one is dropped and counted, with a log line that names its
+sender. Connections are made only to tcp://HOST:PORT.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
 
 MAX_SOCKETS = 8192
-"""Of a node: one for each other, and one to answer on. ZeroMQ's own limit would be 1,023."""
+"""Of a node: one for each other node, and one to answer on. ZeroMQ's own limit would be 1,023."""
 
 _QUEUE = 1000  # messages that wait on one socket
 _AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
@@ -62,8 +62,8 @@ _replies = msgspec.msgpack.Decoder(PeerReply)
 
 @dataclass(frozen=True, slots=True)
 class PeersStatistics:
-    """Requests that went to other nodes, and requests of theirs that came here; each has one reply. `dropped`: what
-    came here and was no message, nor had a number to be answered under. `posted`: frames that went to other nodes."""
+    """Requests to other nodes, and requests of theirs; each has one reply. `dropped`: received data that was no
+    message, and had no number to answer. `posted`: frames to other nodes."""
 
     asked: int
     answered: int
@@ -72,13 +72,13 @@ class PeersStatistics:
 
 
 class Peers:
-    """One node's end of all control channels. `start` it in the loop that it is used from."""
+    """One node's end of all control channels. `start` it in the event loop from which it is used."""
 
     def __init__(
         self, listen: str, key: Key, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
-        """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` gives the reply, at once or to be awaited, or
-        raises a DataplaneError. `freed` is called with the bytes of a large message that has come."""
+        """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` returns the reply or an awaitable of it, or
+        raises a DataplaneError. `freed` is called with the size of a large message that was received."""
         self._listen = listen
         self._key = key
         self._answer = answer
@@ -102,7 +102,7 @@ class Peers:
         """Called whenever a connection to the node at that address was open, and is not any more."""
 
     def start(self) -> None:
-        """Listen. Raises OSError where that can not be done."""
+        """Listen. Raises OSError if that is not possible."""
         router = self._context.socket(zmq.ROUTER)
         try:
             _limit(router, self._listen)
@@ -127,7 +127,7 @@ class Peers:
         return next(self._ids)
 
     async def request(self, address: str, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Ask the node that listens there. Raises PeerUnavailable at the deadline, and what the node answers."""
+        """Ask the node at that address. Raises PeerUnavailable at the deadline, and what the node answers."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         link = self._link(address)
@@ -158,21 +158,21 @@ class Peers:
         self.closed(address)
 
     def post(self, address: str, frame: bytes) -> None:
-        """Send an encoded `Frame` to the node that listens there; it may be lost. Raises PeerUnavailable where there
-        is no way to send anything there."""
+        """Send an encoded `Frame` to the node at that address; it may be lost. Raises PeerUnavailable if nothing can
+        be sent there."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         self._link(address).socket.send([frame])
         self._posted += 1
 
     def connect(self, address: str) -> None:
-        """Be connected to who listens there, until the address is forgotten. Raises PeerUnavailable as `post`."""
+        """Stay connected to that address until it is forgotten. Raises PeerUnavailable as `post`."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         self._link(address)
 
     def tell(self, address: str, request: Any, kind: type[Message]) -> None:
-        """As `request`, for somebody who does not wait for the answer and can do without."""
+        """As `request`, without waiting for the answer, which is not needed."""
 
         async def ask() -> None:
             with suppress(DataplaneError):
@@ -181,13 +181,13 @@ class Peers:
         self._keep(asyncio.get_running_loop().create_task(ask()))
 
     def forget(self, address: str) -> None:
-        """Nobody is there any more: who waits for an answer is told so."""
+        """Nobody is there any more: requests that wait for an answer fail."""
         link = self._links.pop(address, None)
         if link is not None:
             link.close()
 
     def statistics(self) -> PeersStatistics:
-        """What has crossed since the start."""
+        """Traffic since the start."""
         return PeersStatistics(self._asked_others, self._asked_here, self._dropped, self._posted)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
@@ -228,7 +228,7 @@ class Peers:
             self._say(who, failure(request.id, busy, self._sender(who)))
 
     def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
-        """What came is no message: answer it where it has a number."""
+        """Received data is no message: answer it if it has a number."""
         said = refusal(error)
         sender = self._sender(who)
         _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, line(error))
@@ -238,12 +238,12 @@ class Peers:
             self._say(who, failure(number, said, self._sender(who)))
 
     def _may_wait(self, who: bytes, nbytes: int) -> bool:
-        """Whether one more request of this node may wait, of so many bytes."""
+        """Whether one more request of this node may wait, with so many bytes."""
         room = nbytes <= _SMALL or self._answering_bytes + nbytes <= _AT_ONCE_BYTES
         return room and self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE
 
     def _ended(self, who: bytes, nbytes: int, answer: Awaitable[Message]) -> None:
-        """A request waits no more."""
+        """A request does not wait any more."""
         _close(answer)  # its task may have been cancelled before it began
         self._answering_bytes -= nbytes
         self._answering[who] -= 1
@@ -262,11 +262,11 @@ class Peers:
             self._router.send([who, answered(reply, self._sender(who), _BETWEEN)])
 
     def _sender(self, who: bytes) -> str:
-        """A peer, as it is named to people: by what ZeroMQ knows its connection by."""
+        """The name of a peer for people: by ZeroMQ's identity of its connection."""
         return f"peer {who[:16].hex()}"
 
     async def aclose(self) -> None:
-        """Stop. Who waits is told PeerUnavailable. Idempotent."""
+        """Stop. Waiting requests raise PeerUnavailable. Idempotent."""
         router, self._router = self._router, None
         tasks = list(self._tasks)
         for task in tasks:
@@ -300,9 +300,9 @@ def _late(future: asyncio.Future[Message], address: str, waited_s: float) -> Non
 class _Socket:
     """A ZeroMQ socket in an event loop: `heard(parts)` is called for each message.
 
-    pyzmq's own asyncio sockets make several futures and callbacks for each message, about a third of a round trip. The
-    socket's descriptor says only that something has changed, and once, so all that is there is taken each time, and it
-    is looked at again after each send (http://api.zeromq.org/4-3:zmq-getsockopt, ZMQ_FD).
+    pyzmq's own asyncio sockets make several futures and callbacks for each message, about a third of a round trip.
+    The socket's descriptor says only that something has changed, and once, so all messages are taken each time, and
+    it is checked again after each send (http://api.zeromq.org/4-3:zmq-getsockopt, ZMQ_FD).
     """
 
     def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[list[bytes]], None]) -> None:
@@ -314,7 +314,7 @@ class _Socket:
         self._loop.call_soon(self._take)
 
     def send(self, parts: list[bytes]) -> None:
-        """Send a message, or drop it where nobody takes it: its sender has a deadline."""
+        """Send a message, or drop it if it cannot be queued: its sender has a deadline."""
         with suppress(zmq.ZMQError):
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         self._loop.call_soon(self._take)
@@ -336,14 +336,14 @@ class _Socket:
         self._loop.call_soon(self._take)
 
     def close(self) -> None:
-        """Hear and say nothing more."""
+        """Receive and send nothing more."""
         self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=0)
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError for what is no tcp://HOST:PORT of one host. Addresses come from other nodes, and ZeroMQ would
-    also connect to sockets in the file system, to those of this process, and from ports that are named."""
+    """Raises ValueError for anything but tcp://HOST:PORT of one host. Addresses come from other nodes, and ZeroMQ
+    would also connect to sockets in the file system, to those of this process, and from named ports."""
     if len(address) > _ADDRESS or not address.startswith("tcp://") or not address.isprintable() or ";" in address:
         raise ValueError(f"a node is found at tcp://HOST:PORT, not at {clipped(address, _ADDRESS)!r}")
     check_host_port(address.removeprefix("tcp://"))
@@ -358,7 +358,8 @@ def _on_loopback(address: str) -> bool:
 
 
 class _Link:
-    """The way to one other node. Raises PeerUnavailable for what is no address, and where there are no more sockets."""
+    """The connection to one other node. Raises PeerUnavailable for an invalid address, and if there are no more
+    sockets."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key, closed: Callable[[str], None]
@@ -407,7 +408,7 @@ class _Link:
             future.set_result(reply)
 
     def close(self) -> None:
-        """Who waits is told so."""
+        """Fail the requests that wait."""
         self._dealer.disable_monitor()
         self._monitor.close()
         gone = f"the node at {self._address} has gone, or this one stops: its answer is not waited for"
@@ -420,7 +421,7 @@ class _Link:
 
 
 class _Members:
-    """Says, when ZeroMQ asks, who may speak to this node: who has the cluster's key."""
+    """Tells ZeroMQ which peers may connect to this node: those with the cluster's key."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public

@@ -1,6 +1,6 @@
-"""Every message between two nodes. As between a client and its node: typed, validated, never unpickled.
+"""The messages between two nodes. As between a client and its node: typed, validated, never unpickled.
 
-A request carries an `id`, and gets one reply with the same; `Failure` is that of `wire.messages`.
+A request has an `id`, and gets one reply with the same; `Failure` is that of `wire.messages`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from dataplane.wire.messages import (
 from dataplane.wire.partition_messages import Frame
 
 MAJOR, MINOR = 1, 1
-"""The version that nodes speak among each other. Another major is refused; the lower of two minors is spoken."""
+"""The version of the protocol between nodes. Another major version is refused; of two minor versions the lower is
+used."""
 
 MAX_SHARDS = 4096
 """Shards that one request may name."""
 
 MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
-"""Bytes of a shard, and of all in one message, that come with their description: a round trip and a connection less."""
+"""Bytes of a shard, and of all in one message, that are sent with their description: one round trip and one
+connection less."""
 
 Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
-"""Of a node, or of its part of a stream or table: bytes that are drawn by chance. What is longer is no message, so that
-what a node remembers of others is bounded where their number is."""
+"""Of a node, or of its part of a stream or table: random bytes. The length is bounded because nodes remember a
+bounded number of them."""
 
 
 class Describe(Message, frozen=True, tag="describe"):
-    """What these shards are. Answered by `Described`. `apart`: the live bits of large shards are not told in the
-    answer, but asked for by `LiveRows`."""
+    """Ask for the descriptions of these shards. Answered by `Described`. `apart`: the live bits of large shards are
+    not in the answer, but asked for by `LiveRows`."""
 
     id: int
     shards: list[int]
@@ -53,8 +55,8 @@ class Describe(Message, frozen=True, tag="describe"):
 
 
 class LiveRows(Message, frozen=True, tag="live-rows"):
-    """Which rows of a column of a shard still count, as the message of this name between a node and its clients.
-    Answered by `LiveBits`."""
+    """Ask which rows of a column of a shard are not freed, as the message with this name between a node and its
+    clients. Answered by `LiveBits`."""
 
     id: int
     shard: int
@@ -64,10 +66,10 @@ class LiveRows(Message, frozen=True, tag="live-rows"):
 
 
 class Offer(Message, frozen=True, tag="offer"):
-    """Leave to read a shard once, by the transport of this name. `node` asks; the shard is `owner`'s, or of who is
-    asked. With `whole` all of it will be at `node`, which may be sent elsewhere for it, but not to those in `avoid`.
-    With `checks` it reads into memory that nobody sees yet, and so may be given what it has to check itself. Answered
-    by `Offered`."""
+    """Ask to read a shard once, by the transport with this name. `node` asks; the shard is `owner`'s, or that of the
+    node asked. With `whole` the entire shard will be at `node`, which may be sent elsewhere for it, but not to the
+    nodes in `avoid`. With `checks` it reads into memory that nobody uses yet, and so may get bytes that it must
+    check itself. Answered by `Offered`."""
 
     id: int
     node: Identity
@@ -81,8 +83,8 @@ class Offer(Message, frozen=True, tag="offer"):
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):
-    """What was offered has been read, or will not be: so many bytes `came`, and with `whole` all of the shard is at
-    `node` now. Answered by `Done`."""
+    """The offer was read, or will not be: so many bytes `came`, and with `whole` the entire shard is at `node` now.
+    Answered by `Done`."""
 
     id: int
     node: Identity
@@ -92,14 +94,14 @@ class Withdraw(Message, frozen=True, tag="withdraw"):
 
 
 class RetainParts(Message, frozen=True, tag="retain-parts"):
-    """Make links to parts of shards of yours, as `wire.messages.Retain` has it. Answered by `Linked`."""
+    """Make links to parts of your shards, as `wire.messages.Retain`. Answered by `Linked`."""
 
     id: int
     shards: list[tuple[int, Selection]]
 
 
 class FreeParts(Message, frozen=True, tag="free-parts"):
-    """Free parts of shards, as `wire.messages.Free` has them; without columns, all that the number names. Answered by
+    """Free parts of shards, as `wire.messages.Free`; without columns, everything that the number names. Answered by
     `PartsFreed`."""
 
     id: int
@@ -107,8 +109,8 @@ class FreeParts(Message, frozen=True, tag="free-parts"):
 
 
 class RetainColumns(Message, frozen=True, tag="retain-columns"):
-    """Keep what you store of these references, or have copies of, for the partition of the key `holder`. More may come
-    under `node`'s number. Answered by `Done`."""
+    """Keep what you store of these references, or have copies of, for the partition with the key `holder`. More may
+    come with `node`'s number. Answered by `Done`."""
 
     id: int
     node: Identity
@@ -118,8 +120,8 @@ class RetainColumns(Message, frozen=True, tag="retain-columns"):
 
 
 class ReleaseColumns(Message, frozen=True, tag="release-columns"):
-    """What was retained under this number is not needed or, if `taken`, stays until the holder says otherwise. Answered
-    by `Done`."""
+    """What was retained with this number is not needed or, if `taken`, stays until the holder says otherwise.
+    Answered by `Done`."""
 
     id: int
     node: Identity
@@ -128,7 +130,7 @@ class ReleaseColumns(Message, frozen=True, tag="release-columns"):
 
 
 class StreamDropped(Message, frozen=True, tag="stream-dropped"):
-    """The stream of this name and generation was dropped. Answered by `Done`."""
+    """The stream with this name and generation was dropped. Answered by `Done`."""
 
     id: int
     name: str
@@ -136,14 +138,14 @@ class StreamDropped(Message, frozen=True, tag="stream-dropped"):
 
 
 class LedTables(Message, frozen=True, tag="led-tables"):
-    """The figures of the first tables by name that you lead, of those after this name. Answered by `Figures`."""
+    """Ask for the statistics of the first tables by name that you lead, after this name. Answered by `Figures`."""
 
     id: int
     after: str | None
 
 
 class TakeReplicas(Message, frozen=True, tag="take-replicas"):
-    """Keep these shards of the node `node` too. Answered by `Done`, when they are there."""
+    """Replicate these shards of the node `node`. Answered by `Done`, once they are stored."""
 
     id: int
     node: Identity
@@ -169,7 +171,7 @@ class FreeReplicas(Message, frozen=True, tag="free-replicas"):
 
 
 class FindReplicas(Message, frozen=True, tag="find-replicas"):
-    """Which of these shards of the node `node` are kept here. Answered by `FoundReplicas`."""
+    """Ask which of these shards of the node `node` are replicated here. Answered by `FoundReplicas`."""
 
     id: int
     node: Identity
@@ -203,8 +205,8 @@ PeerRequest = (
 
 
 class Described(Message, frozen=True, tag="described"):
-    """Of each shard asked for: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes.
-    `apart`: the numbers of those whose live bits are to be asked for."""
+    """For each shard: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes. `apart`:
+    the numbers of those whose live bits must be asked for."""
 
     id: int
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
@@ -219,23 +221,23 @@ class Linked(Message, frozen=True, tag="linked"):
 
 
 class PartsFreed(Message, frozen=True, tag="parts-freed"):
-    """They are freed, and of these shards others own some of it still."""
+    """The parts are freed; of these shards other owners still need a part."""
 
     id: int
     owned: list[int]
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
-    """One bit a row that was asked for, 1 for one that counts; empty where all do."""
+    """One bit for each requested row, 1 if it is not freed; empty if none is."""
 
     id: int
     bits: bytes
 
 
 class Offered(Message, frozen=True, tag="offered"):
-    """What the transport takes in exchange for the bytes, once. With `holder` the bytes are to be asked for of that
-    node, and the ticket is for `Withdraw` alone. With `chunk` they come from a disk: whole chunks of so many bytes are
-    to be read, and compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
+    """What the transport takes to read the bytes, once. With `holder` the bytes must be asked for at that node, and
+    the ticket is for `Withdraw` only. With `chunk` they come from a disk: entire chunks of so many bytes must be
+    read, and compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
 
     id: int
     ticket: bytes
@@ -245,7 +247,7 @@ class Offered(Message, frozen=True, tag="offered"):
 
 
 class FoundReplicas(Message, frozen=True, tag="found-replicas"):
-    """The numbers that they have here, 0 for those that are not."""
+    """Their local numbers, 0 for those that are not here."""
 
     id: int
     numbers: list[int]

@@ -1,14 +1,14 @@
-"""An event loop that looks a little longer before it sleeps.
+"""An event loop that polls before it blocks.
 
-A request and its reply between two processes of one host cost 90 microseconds here, of which putting a processor to
-sleep and waking it are 60: with both sides looking, it is 6. So before it blocks, the loop polls for a short time, as
-long as that has lately paid. How long grows and shrinks as in KVM's halt polling (Linux, virt/kvm/kvm_main.c,
-`grow_halt_poll_ns`): what came soon after the loop went to sleep makes it look longer the next time, what did not come
-for long makes it look less. A loop that nobody talks to sleeps at once, and costs nothing.
+A request and its reply between two processes of one host cost 90 microseconds here, of which 60 are putting a processor
+to sleep and waking it: if both sides poll, it is 6. So before it blocks, the event loop polls for a short time, as long
+as that has recently succeeded. The time grows and shrinks as in KVM's halt polling (Linux, virt/kvm/kvm_main.c,
+`grow_halt_poll_ns`): an event soon after blocking makes the next poll longer, one after a long time makes it shorter.
+An idle loop blocks at once, and costs nothing.
 
-Where more processes have something to do than there are processors, who looks keeps those from running for whose
-answer it looks. That is seen by a look that takes long: the processor was given to another meanwhile. Then the loop
-does not look for a while.
+If more processes are runnable than there are processors, polling keeps those from running whose answer is waited
+for. That shows in a poll that takes long: the processor was given to another process meanwhile. Then the loop does
+not poll for a while.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class PollingSelector(selectors.EpollSelector):
         return ready
 
     def only(self, descriptor: int, timeout: float) -> bool:
-        """Wait as `select` does, but no longer than this; whether that descriptor can be read and nothing else has
-        happened."""
+        """Wait as `select` does, but at most this long. Returns whether that descriptor is readable and nothing else
+        has happened."""
         began = now = time.perf_counter()
         until, expected = self._until(began, self._look_s), [(descriptor, select.EPOLLIN)]
         poll = self._selector.poll  # type: ignore[attr-defined]  # as above
@@ -80,11 +80,11 @@ class PollingSelector(selectors.EpollSelector):
         return bool(ready == expected)
 
     def _until(self, now: float, look_s: float) -> float:
-        """When to stop looking."""
+        """When to stop polling."""
         return now + look_s if now >= self._crowded_until else now
 
     def _learn(self, ready: bool, waited: float) -> None:
-        """How long to look the next time."""
+        """Adapt the time of the next poll."""
         if not ready or waited > _MOST_S:
             self._look_s /= 2 if self._look_s > _FIRST_S else 1e9
         else:
@@ -92,5 +92,5 @@ class PollingSelector(selectors.EpollSelector):
 
 
 def polling_loop(selector: PollingSelector | None = None) -> asyncio.AbstractEventLoop:
-    """A new event loop on such a selector."""
+    """A new event loop with such a selector."""
     return asyncio.SelectorEventLoop(selector or PollingSelector())
