@@ -21,7 +21,7 @@ _HELPERS = 4
 
 
 class Pool(Executor):
-    """At most so many threads. What always holds: work that gets no thread, because the system starts none, is refused
+    """At most so many threads. Invariants: work that gets no thread, because the system starts none, is refused
     (OSError) and not done later; when the process ends, no thread that hangs is waited for. `ThreadPoolExecutor` keeps
     such work in its queue, and the interpreter joins its threads."""
 

@@ -7,7 +7,7 @@ it as the wait ends; (0, 0) is the node itself, which has written a shard to dis
 The low `BITS` of a request's number are the place in the client's source that it was made at, as the client numbers
 those (`dataplane.diagnosis.recorder`). So no message carries anything for this. Here they are only counted under.
 
-What always holds: a table keeps at most `MOST` places and kinds, and of each `ENDERS` that ended its waits; what is
+Invariants: a table keeps at most `MOST` places and kinds, and of each `ENDERS` that ended its waits; what is
 beyond counts under place 0 and ender (0, 0). What waits for less than `SHORT_S` is not counted.
 """
 

@@ -1,6 +1,6 @@
 """Threads for work that may hang: a disk that does not answer holds up a thread for as long as it likes.
 
-What always holds:
+Invariants:
 
 - every thread is started when the workers are made, so that later none can be missing;
 - at most `lanes` pieces of work run at once, but for those that are late: a piece that has made no progress for a while

@@ -4,7 +4,7 @@ Offsets, indexes, run ends, type ids, null counts and UTF-8 of an Arrow array ar
 believes them: a false offset ends the process. So what comes from a caller, a file or another process comes through
 here first. Numbers cost nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
 
-What always holds: `check` looks at the rows of the array alone, whatever it is a slice of; what passes can be followed
+Invariants: `check` looks at the rows of the array alone, whatever it is a slice of; what passes can be followed
 by any code. What is in the array must not change afterwards: it is the caller's, as in every put.
 
 Rejected: `validate(full=True)` of the whole. Of a slice of structs or lists it validates all that the slice was cut

@@ -1,6 +1,6 @@
 """Tables as Arrow IPC streams, in files that this package writes and reads, and that anybody may change in between.
 
-What always holds: a table that was read is of the types that `arrow_out` writes and no others, and every value in it
+Invariants: a table that was read is of the types that `arrow_out` writes and no others, and every value in it
 was validated in full (`arrow_check`), so any code can follow it. Whatever is not so is `Corrupt`.
 
 The types are bounded because some cost no bytes: 2^60 nulls, or lists of no elements, are a valid array, and a value

@@ -4,7 +4,7 @@ Slices and chunks are seen as their rows. Dictionaries are decoded. Null becomes
 struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types that no
 column has become objects too, where MessagePack holds their Python values; else they are refused.
 
-What always holds: nothing is followed that was not checked (`arrow_check`): the public functions check, or say that
+Invariants: nothing is followed that was not checked (`arrow_check`): the public functions check, or say that
 their caller has.
 """
 

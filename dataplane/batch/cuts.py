@@ -5,7 +5,7 @@ steps before it have left: from a start up to a stop, as Python slices; or a ran
 all rows, or an array of one a row, which then go with the rows wherever those are picked, repeated or concatenated.
 How long a row is, its reader and its owner find in the column's tables: `spans` says then which items of it are meant.
 
-What always holds: steps of different dimensions do not touch each other; a step that leaves rows as they are exists
+Invariants: steps of different dimensions do not touch each other; a step that leaves rows as they are exists
 for each kind, so that the cuts of any two references can be brought together (`joined`).
 
 Shares are those of packed sequences in Megatron: a row is thought to be padded to a `multiple`, and each rank has the

@@ -1,6 +1,6 @@
 """Reading slices inside rows: what a `Cut` leaves of each row, in place where it is one run.
 
-What always holds: what is given is what cutting each row by itself would give, in the column's dtype; of a row no more
+Invariants: what is given is what cutting each row by itself would give, in the column's dtype; of a row no more
 is read than what the cut leaves of it.
 """
 

@@ -5,7 +5,7 @@ PIL keeps such modes in a form of its own, RGB for one: an image is a conversion
 Rows that are read for other fields, as those of verl's ranks are, never need it. Until somebody does, an image refers
 to the pixels where they lie; its mode, size, format and info need none.
 
-What always holds: `isinstance` and `__class__` say the class that the image has, and `type` does too once its pixels
+Invariants: `isinstance` and `__class__` say the class that the image has, and `type` does too once its pixels
 were looked at; it is pickled, copied, shown and written to as any other. Two threads that look first at once may each
 make pixels, as of a file of PIL's that is not loaded yet.
 """

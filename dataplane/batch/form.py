@@ -4,7 +4,7 @@ An encoded layout is an outline, which is that, and the numbers one after anothe
 stores, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time differ in their
 numbers alone, so an outline is taken apart once, and the numbers of many layouts are read as one table.
 
-What always holds: nothing here is checked but that outline and numbers belong together; `batch.layout` and
+Invariants: nothing here is checked but that outline and numbers belong together; `batch.layout` and
 `batch.alike` do the rest.
 """
 

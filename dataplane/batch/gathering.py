@@ -3,7 +3,7 @@
 A row of an agent is a few arrays and lists of numbers. To keep a copy of each and to join thousands of copies takes
 twice as long as to write each byte once, where it stays; and new memory for each block is a page fault for each row.
 
-What always holds: nothing is converted. A row that is taken is of the form's names, types and shapes, so that it comes
+Invariants: nothing is converted. A row that is taken is of the form's names, types and shapes, so that it comes
 out as it would by itself; one that is refused leaves nothing behind.
 """
 

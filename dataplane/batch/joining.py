@@ -1,6 +1,6 @@
 """Columns that came one by one, as one column: the rows of each after those of the one before.
 
-What always holds: nothing is converted. Columns are of one form where their fields are equal, so that every row comes
+Invariants: nothing is converted. Columns are of one form where their fields are equal, so that every row comes
 out as it would by itself. What a form has taken may be changed by who gave it.
 """
 

@@ -1,7 +1,7 @@
 """Values of Python's own types beyond MessagePack's: each is a name and the parts that it is made of.
 
 `parts_of` gives the two for a value of exactly one of these types, `made` the value back. Parts are plain values or
-values of these kinds again; whoever encodes them walks them. What always holds: `made` calls nothing but the
+values of these kinds again; whoever encodes them walks them. Invariants: `made` calls nothing but the
 constructors in the table, and what comes back equals what was given and has its type.
 
 A value that carries what its kind does not hold (an attribute that somebody set, a default factory of their own) is

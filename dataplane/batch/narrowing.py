@@ -4,7 +4,7 @@ Routing indices of a mixture of experts are below 256, and come as int64: 8 byte
 the dtype that it was given in the name of its own ("int64:uint8": `batch.dtypes`), so blocks of other widths are the
 same column, and a reader gets int64 again, or by `Column.narrow` what is stored.
 
-What always holds: each value is stored exactly; a column of other things than integers is left as it is.
+Invariants: each value is stored exactly; a column of other things than integers is left as it is.
 """
 
 from __future__ import annotations

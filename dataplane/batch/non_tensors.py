@@ -4,7 +4,7 @@
 attributes, the same for every value but the value itself, so one is made by tensordict and the others are copies of its
 attributes.
 
-What always holds: a copy has the attributes of what tensordict makes of the same value, and shares nothing that can be
+Invariants: a copy has the attributes of what tensordict makes of the same value, and shares nothing that can be
 written to; where what tensordict makes is not seen to be so simple, its constructors are called for each row.
 """
 

@@ -1,6 +1,6 @@
 """Columns that are to be numbers, text, bytes or structs, and none of objects: `objects="refuse"`.
 
-One `None` among numbers makes objects of all rows, which have no tensor. What always holds: a column is refused where
+One `None` among numbers makes objects of all rows, which have no tensor. Invariants: a column is refused where
 it would be stored as objects, a struct for any of its keys, whatever it was given as; the row that is named is the
 first with which the rows up to it are no column of one type.
 """

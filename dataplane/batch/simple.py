@@ -4,7 +4,7 @@ An agent's row is token ids in a list, log-probabilities in an array, a reward: 
 buffers, a form) takes several times as long as all of their bytes. Columns whose names, types and sizes came before
 have the layout that they had then.
 
-What always holds: what is laid out here is, byte by byte, what a plan of the same columns is; whatever is not seen to
+Invariants: what is laid out here is, byte by byte, what a plan of the same columns is; whatever is not seen to
 be simple is refused with None, and is the plan's.
 """
 

@@ -3,7 +3,7 @@
 A trajectory that is put by itself has some 25 columns of a few bytes to a few kilobytes each. What a plan makes for
 each (values, offsets as an array, jobs, a layout) takes longer than all of their bytes.
 
-What always holds: what is laid out here is, byte by byte, what a plan of the same values is; whatever is not seen to be
+Invariants: what is laid out here is, byte by byte, what a plan of the same values is; whatever is not seen to be
 simple is refused with None, and is the plan's.
 """
 

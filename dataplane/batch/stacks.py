@@ -4,7 +4,7 @@ Put row by row, a batch of a few hundred rows is as many shards, and to open eac
 than its bytes do. A stack copies whole pieces, at the first use, and gives a stored column like any other, so that
 views are made of it as of one put.
 
-What always holds: tables are checked on the copy, as `layout.tables` checks them; a copy is this process's alone, and
+Invariants: tables are checked on the copy, as `layout.tables` checks them; a copy is this process's alone, and
 what is written to a private one is not seen in the other.
 """
 

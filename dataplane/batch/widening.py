@@ -1,6 +1,6 @@
 """Integers that are stored in fewer bytes than their column has, as the column's dtype.
 
-What always holds: no more is widened than the rows that are read, and not before their values are looked at; what is
+Invariants: no more is widened than the rows that are read, and not before their values are looked at; what is
 stored in the bytes that the column has is read in place.
 """
 

@@ -5,7 +5,7 @@
 so rows are in the stream in the order in which they were sent. Where a block is refused, or finds no room, half of it
 is tried, down to one call, which waits for room: so each call has its own keys or its own error.
 
-What always holds: a row is appended once or its call fails; what was sent may be changed by the caller; no more than
+Invariants: a row is appended once or its call fails; what was sent may be changed by the caller; no more than
 `_BLOCKS` blocks wait, and who sends more waits for room. Any thread may send; the rest belongs to the loop.
 """
 

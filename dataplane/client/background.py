@@ -3,7 +3,7 @@
 Recorders, replays and those that follow a stream run so, off the path of who produces and consumes: they share neither
 the loop nor the turns of the plane that began them.
 
-What always holds: `close` ends the work and waits for it; whatever it failed with is raised by `wait`, once it has
+Invariants: `close` ends the work and waits for it; whatever it failed with is raised by `wait`, once it has
 ended. A plane that is closed ends what was begun by it. The threads are daemons: work that nobody ended is broken off
 with the process, and has to be such that this loses nothing.
 """

@@ -2,7 +2,7 @@
 
 A block that is refused, or that finds no room, is halved, down to one call, which waits for room.
 
-What always holds: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call
+Invariants: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call
 are appended once or not at all.
 """
 

@@ -9,7 +9,7 @@ Numbers are little-endian. The first frame is the file's id, 16 random bytes, so
 all that comes before its frame. A frame of `TABLE` is an Arrow IPC stream, which other programs can read; the others
 are MessagePack. Nothing in it is ever unpickled.
 
-What always holds: a frame is read where it was written, behind the frame that it was written behind, in the file that
+Invariants: a frame is read where it was written, behind the frame that it was written behind, in the file that
 it was written to, or is `Corrupt`: frames that change places, are missing, come twice or are of another file (an older
 checkpoint, say) do not pass. The file is under its name once all of it is on the disk, and not before; what takes its
 place stays until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE;

@@ -1,6 +1,6 @@
 """The connection of this process to its node: requests out, replies in, segments and pins in between.
 
-What always holds: a request ends with its reply, with the node's typed error, or, where the node does not answer in
+Invariants: a request ends with its reply, with the node's typed error, or, where the node does not answer in
 time or has gone, with `PeerUnavailable`. What a cancelled request was granted all the same is given back. While
 something is reserved, a sign of life goes out several times a lease. In a forked child every use raises `Forked`,
 and the socket there is replaced, so that the child neither keeps the parent's pins nor disturbs its messages.

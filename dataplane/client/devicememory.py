@@ -4,7 +4,7 @@ What torch shares of a storage (`_share_cuda_`) names the allocation, where in i
 whoever maps it waits for. The device keeps the allocation for as long as the process that has it; the node's holds say
 when it may be used for something else.
 
-What always holds: bytes that were written are there before the handle is made. Nobody writes to them afterwards: what
+Invariants: bytes that were written are there before the handle is made. Nobody writes to them afterwards: what
 is mapped is the very memory.
 """
 

@@ -5,7 +5,7 @@ Who keeps a column offers it when its node asks for that, and the reader's proce
 tensors are to be: nothing of it passes through an arena. Both ends have a transport (`transport.nccl`) a device, begun
 at the first use and kept until the plane is closed.
 
-What always holds: what is offered stays until it was read, its time is over, or `withdraw` has returned; what a failed
+Invariants: what is offered stays until it was read, its time is over, or `withdraw` has returned; what a failed
 read leaves is given to nobody, and the column is then had as any other.
 """
 
@@ -34,7 +34,7 @@ _HERE = "127.0.0.1"  # where a transport that only reads listens
 
 
 class Direct:
-    """The transports of one plane. To be used from its loop alone."""
+    """The transports of one plane. Used from its loop alone."""
 
     def __init__(self) -> None:
         self._transports: dict[tuple[Any, str], Any] = {}

@@ -1,6 +1,6 @@
 """Drafts: columns written by the caller straight into shared memory, and sealed in place.
 
-A draft is one shard, in a mapping of its own. What always holds: nobody sees it before it is sealed; sealing turns the
+A draft is one shard, in a mapping of its own. Invariants: nobody sees it before it is sealed; sealing turns the
 mapping into a private copy-on-write one at the same addresses, so arrays that are out already can be read, and
 writing through them changes nothing that others see; they keep the shard's bytes in place as a get would. A draft
 that is dropped, or left by an exception, gives its memory back.

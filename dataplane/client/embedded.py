@@ -1,7 +1,7 @@
 """A node started by the process that uses it: found by its children, gone when it is no longer needed.
 
 A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that
-its other planes and its children attach to it. What always holds: the node ends with this process, however that
+its other planes and its children attach to it. Invariants: the node ends with this process, however that
 ends (it watches this process itself); earlier, once the plane that started it is closed, as soon as nobody is
 connected any more, views of closed planes included. A forked child never stops its parent's node.
 """

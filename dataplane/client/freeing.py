@@ -1,6 +1,6 @@
 """What a reference means, in the portions in which a node is told to free it.
 
-What always holds: a portion fits a message, however many rows are named one by one.
+Invariants: a portion fits a message, however many rows are named one by one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading what references mean: shards pinned, mapped, and put together as columns.
 
-What always holds: a get that fails or is cancelled holds nothing; what it gave stays valid as long as a view of it
+Invariants: a get that fails or is cancelled holds nothing; what it gave stays valid as long as a view of it
 lives, also when the plane is closed.
 """
 
@@ -41,7 +41,7 @@ _PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # of one message that names parts of s
 
 
 class Getter:
-    """Reads over one connection. To be used from its loop alone."""
+    """Reads over one connection. Used from its loop alone."""
 
     def __init__(self, connection: Connection, direct: Direct) -> None:
         self._connection = connection

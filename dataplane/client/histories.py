@@ -5,7 +5,7 @@ is known of a response is the tag of its place, so that lengths are known withou
 prompts are a row each of one leader. Tokens stay where they were written, or recorded by reference; who drafts reads
 them in place, and fetches them once a host.
 
-What always holds: what a failed call has stored is freed; a prompt has at most `keep * samples` responses, of its
+Invariants: what a failed call has stored is freed; a prompt has at most `keep * samples` responses, of its
 newest `keep` epochs; what goes first is the oldest epoch's, and of one epoch what has the least reward. Two processes
 that record one prompt at the same moment may take the same place: the later response stays. Where responses are gone
 meanwhile, or their host is, a drafter has fewer.

@@ -2,7 +2,7 @@
 
 Of thousands of small shards no object is made for each: they stay a table, of which `stack` takes many and `[key]` one.
 
-What always holds: each hold that the node granted is dropped once, with the last that looks at what it holds; small
+Invariants: each hold that the node granted is dropped once, with the last that looks at what it holds; small
 shards share holds.
 """
 

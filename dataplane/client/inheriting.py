@@ -2,7 +2,7 @@
 
 A child shares the views of its parent. Without pins of its own, the bytes would change under it as soon as the parent
 drops its views. The child's copies of the views drop the pins of this connection one by one, as the parent's do those
-of its own. What always holds: making it is bounded in time, and leaves nothing when it fails.
+of its own. Invariants: making it is bounded in time, and leaves nothing when it fails.
 """
 
 from __future__ import annotations

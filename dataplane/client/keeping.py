@@ -4,7 +4,7 @@ A kept column is a shard whose bytes lie as in the arena, in memory of this proc
 handle; other processes of the host map the memory by that. Tensors on a CUDA device stay there, and are mapped by CUDA
 IPC. Those on the host are copied into memory of the process that others map through /proc.
 
-What always holds: what is kept counts against a budget; where that is full, what was kept longest is brought to the
+Invariants: what is kept counts against a budget; where that is full, what was kept longest is brought to the
 arena (`landed`), as is all of it when the plane is closed, and what somebody asks for who can not map it. Who asks from
 another host for a device reads it from here (`client.direct`). Memory is let go when the node says that nobody needs
 it. A column that is kept is sealed: nobody writes to it any more.
@@ -133,7 +133,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 
 
 class Keeper:
-    """What one plane keeps. To be used from its loop alone."""
+    """What one plane keeps. Used from its loop alone."""
 
     def __init__(self, connection: Connection, writer: Writer, direct: Direct, budget: int) -> None:
         self._connection = connection

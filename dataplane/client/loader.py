@@ -5,7 +5,7 @@
 
 A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread hands them out.
 
-What always holds: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`; one whose
+Invariants: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`; one whose
 step was left by `break` or an exception is given back, with all that was fetched ahead; no more than `prefetch` are
 held beyond the one in the step; nothing goes on once an iteration has ended. Torch is imported when it is needed to
 make a tensor, not before.

@@ -4,7 +4,7 @@ A segment is mapped at most once to read and at most once to write, whole, for a
 pages stay warm in this process's page tables. What must be writable without touching anybody else's data (a torch
 tensor has no read-only flag) is a private copy-on-write mapping of the one extent.
 
-What always holds: an array keeps the mapping it looks into and the pin that holds its bytes in place; both go when
+Invariants: an array keeps the mapping it looks into and the pin that holds its bytes in place; both go when
 the last array, tensor or Arrow buffer made from it does, whether or not the plane is still open. Descriptors do not
 grow with views: a mapping needs none once it is made, and each segment keeps one of each kind.
 

@@ -4,7 +4,7 @@ A pin is dropped when the last view of its shard is: from a finalizer, so in any
 middle of the same code. So nothing here blocks or takes a lock that is not reentrant. A plane that is closed while
 views exist leaves its socket here, out of its loop; the last view closes it.
 
-What always holds: each pin is dropped once. A forked child has pins of its own for the views that it inherits
+Invariants: each pin is dropped once. A forked child has pins of its own for the views that it inherits
 (`client.inheriting`), and sends nothing over its parent's connection; where the node gives it none, its views can not
 be read.
 """

@@ -5,7 +5,7 @@ hosts exchange, and what versions share. Where a publisher brings the same tenso
 chunks: one that has not changed is the older version's, and of one that has, what changed is stored too, where that is
 less than half of it.
 
-What always holds: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
+Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
 ends; of an iterable no more than `_TOGETHER` bytes of tensors are held at a time, or one tensor.
 """
 

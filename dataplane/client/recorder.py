@@ -4,7 +4,7 @@ A recorder is a task of the stream of its own. So rows that nobody has recorded 
 recorder runs; a row is done, for it, once it has all columns that are recorded; and it acks rows when they are on the
 disk, and not before. The thread that writes is its own, and asks for the next rows before it writes these.
 
-What always holds: a row is in the recording once. Where an ack failed, or the recorder was killed before it, the row
+Invariants: a row is in the recording once. Where an ack failed, or the recorder was killed before it, the row
 comes again, and is known by its name: the key that the stream made, or the user's key with the row's number. Rows that
 can not be written (the disk is full) are passed over and counted, so that the pipeline goes on, or waited for.
 

@@ -4,7 +4,7 @@ A thread of its own reads the recording and appends its rows, with their keys, g
 in which they were recorded; then it closes the stream. The stream has room for a share of the node's memory unless
 something else is said, so a recording of any size is replayed at its consumers' pace.
 
-What always holds: whoever consumes is told of a replay that failed, or was broken off: the stream is dropped.
+Invariants: whoever consumes is told of a replay that failed, or was broken off: the stream is dropped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Other references to what is stored: links to its rows, in as many requests as it takes.
 
-What always holds: a call that fails or is cancelled has retained nothing.
+Invariants: a call that fails or is cancelled has retained nothing.
 """
 
 from __future__ import annotations

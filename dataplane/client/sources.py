@@ -1,6 +1,6 @@
 """A tensor that is to be published: which slice of what it is, and how its bytes get into shared memory.
 
-What always holds: contiguous host memory is copied once, and read in place before; torch copies other strides and what
+Invariants: contiguous host memory is copied once, and read in place before; torch copies other strides and what
 is on a device straight to where it stays. Of a `DTensor` each rank brings its local shard, and of what several ranks
 have alike one rank brings it.
 """

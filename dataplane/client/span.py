@@ -4,7 +4,7 @@ The general way (`client.holding`, `client.opening`) makes a table of places, a 
 and selections. Of one run none of that is needed, and the columns of batch after batch are the same: which of a
 shard's columns those of a reference are, and that they fit, is looked at once (`_layouts`).
 
-What always holds: what is given here is what the general way would give, and what that refuses is refused here.
+Invariants: what is given here is what the general way would give, and what that refuses is refused here.
 """
 
 from __future__ import annotations

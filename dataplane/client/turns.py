@@ -5,7 +5,7 @@ calls while nobody runs the loop takes its turn and runs it itself, until its ca
 Schmidt et al. 2000). Who calls while another's turn lasts hands its coroutine over and waits; a thread in the
 background, the keeper, then has a turn for as long as anybody waits, or `busy` says that something must go on.
 
-What always holds: the loop is run by one thread at a time; what was handed over is run to its end, also when the
+Invariants: the loop is run by one thread at a time; what was handed over is run to its end, also when the
 thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
 interrupt comes, no turn is kept and none is lost.
 

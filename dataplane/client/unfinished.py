@@ -5,7 +5,7 @@ columns that vary in their first dimension are the pieces' one after another; of
 has it counts. Which tokens are of which policy version is a column of the finished row, `version_spans`: int64
 `[spans, 3]`, of each span the first token, the one after its last, and the version; neighbours differ in version.
 
-What always holds: a row has one holder, who has a token; who takes it up has another, and what the first brings then is
+Invariants: a row has one holder, who has a token; who takes it up has another, and what the first brings then is
 refused. A piece is there once, also where its append is made again because its answer was lost.
 """
 

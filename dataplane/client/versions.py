@@ -4,7 +4,7 @@ A version mostly has the layout of the one before: the same tensors at the same 
 asked for is looked up in a layout once, and of each later version on the same host two things are asked: what there is
 and where (one look at the register), and the chunks.
 
-What always holds: what is kept is named by the digest of the layout that it was made of, and never changed.
+Invariants: what is kept is named by the digest of the layout that it was made of, and never changed.
 """
 
 from __future__ import annotations

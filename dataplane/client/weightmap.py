@@ -1,6 +1,6 @@
 """The tensors of a version as a reader has them: a mapping over chunks that are held, made when they are looked at.
 
-What always holds: a tensor that one slice covers is a view of the shared memory; one that several cover is put together
+Invariants: a tensor that one slice covers is a view of the shared memory; one that several cover is put together
 in memory of this process. A tensor is writable as a private copy made page by page, which nobody else sees, since torch
 knows no read-only tensors; an array is read-only. Each keeps what it looks into in place.
 """

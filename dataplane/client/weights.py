@@ -5,7 +5,7 @@ what changed in one, and rows whose tags say what lies where in a part's chunks 
 register: a row a publisher's part of a version, written last, whose tags say where the chunks are. So a version is seen
 when the parts of all of its ranks are there, and a rank that dies leaves none of it.
 
-What always holds: the bytes of a version never change, and whoever has mapped them keeps them, also when the version
+Invariants: the bytes of a version never change, and whoever has mapped them keeps them, also when the version
 goes; a version goes once `keep` newer ones are complete, and with it what ranks that died have left of older ones.
 Bytes stay where they were published; each host fetches each chunk once, in an order of its own, so that hosts read
 different chunks of the publisher and the rest of each other.

@@ -5,7 +5,7 @@ stays, and seals. Columns of some size become shards of their own, so that one t
 in memory nor read back for another's sake; small ones share a shard. A payload that fits a message travels in it,
 which saves a round trip.
 
-What always holds: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. What is
+Invariants: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. What is
 on a device is read after all that the caller's streams had to do there; the loop waits for none of that.
 """
 
@@ -57,7 +57,7 @@ Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
 
 
 class Writer:
-    """Writes over one connection, copying in the threads of `pool`. To be used from its loop alone."""
+    """Writes over one connection, copying in the threads of `pool`. Used from its loop alone."""
 
     def __init__(self, connection: Connection, pool: Executor) -> None:
         self._connection = connection

@@ -5,7 +5,7 @@
 A node whose own host is named runs a server beside itself, others only ask. A seed that comes back finds its directory
 and rejoins; one that has lost it takes the place of the server that it was, while the others have a majority.
 
-What always holds: a directory belongs to one list of seeds, one name and one key, and to one living node, by a lock. A
+Invariants: a directory belongs to one list of seeds, one name and one key, and to one living node, by a lock. A
 directory of others is left as it is. The list is written in the coordinator too, by whoever comes first, and a node
 that was given another refuses to run. Servers answer only who has the cluster's key (`cluster.certificates`).
 """

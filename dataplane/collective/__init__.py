@@ -12,7 +12,7 @@ passes a piece on while the one after it arrives (`moving`). So a rank receives 
 once. What arrives lies as it is going to be read: it becomes the batch without another copy. Last, all say that they
 are done.
 
-What always holds:
+Invariants:
 
 - All ranks return, or all raise; the one exception is a rank that goes in the instant in which the others learn that
   all are done.

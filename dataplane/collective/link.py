@@ -5,7 +5,7 @@ waits to receive at the other end of one wakes at once, and ends its own. Before
 reason in the group's store, where the others read it; also who waits for a third rank meanwhile, as it looks there now
 and then. The next call makes the next link, by the next number.
 
-What always holds: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own, leaves
+Invariants: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own, leaves
 no other waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, since the process that serves
 it may be stopped.
 

@@ -4,7 +4,7 @@ To CUDA devices they go through a few page-locked buffers on a stream of their o
 host fills the next. Whatever the caller's current stream does after the call sees the bytes; the host waits only for
 a free buffer.
 
-What always holds: the source has been read when a copy returns, so it may be dropped; the target is not given back
+Invariants: the source has been read when a copy returns, so it may be dropped; the target is not given back
 to the allocator before the copy's stream is done with it.
 
 Rejected: to page-lock the arena's segments in place (`cudaHostRegister`). A segment is a sparse file as large as all

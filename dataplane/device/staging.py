@@ -3,7 +3,7 @@
 While the device fills one buffer, the host empties the one before into the place of the bytes. Several threads may copy
 at once: each waits for its first buffer only, and goes on with that where the others have all.
 
-What always holds: the source has been read when a copy returns or raises; each buffer is back then, with nothing on its
+Invariants: the source has been read when a copy returns or raises; each buffer is back then, with nothing on its
 way into it. What a buffer is, and how one is filled, is the device's own: see `Buffer`.
 """
 

@@ -4,7 +4,7 @@ A place has a number below `PLACES`. Who counts is given three functions: `asked
 context has already, or -1; `find` walks the stack for the place; `gap` is told of a place whose call came more than
 `gap_ns` after the last one had ended. Times are nanoseconds of the monotonic clock.
 
-What always holds: memory is fixed. The extension `_calls` counts the same as `PlainCalls`, which is used where it was
+Invariants: memory is fixed. The extension `_calls` counts the same as `PlainCalls`, which is used where it was
 not built, and needs a third of the time: a call of the plane pays for this each time.
 """
 

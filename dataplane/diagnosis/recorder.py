@@ -6,7 +6,7 @@ code. `place` gives its number, which the low bits of each request carry; each c
 stacks of the threads that call, and counts the time since its last look for the line where each stands. Both are summed
 up, nothing is traced, and the sums go to the node every second.
 
-What always holds: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls
+Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls
 from further places count under place 0, and a further line takes the room of the one with the least time. A process
 whose planes are all closed has no thread of this.
 

@@ -1,6 +1,6 @@
 """A drafter: what may come next in one response, from earlier responses to its prompt.
 
-What always holds: a draft is a guess, and whatever it says the model decides (`history.verifying`), so that tokens are
+Invariants: a draft is a guess, and whatever it says the model decides (`history.verifying`), so that tokens are
 those that the model would have made; a drafter without responses proposes nothing. Not for several threads at once.
 
 A proposal has the tokens that are likely enough to be accepted, by how often those that followed as long a match were

@@ -5,7 +5,7 @@ another response that stands in it is found by one binary search (Manber and Mye
 index of a response is 4 bytes a token and belongs to it alone: responses come and go without any other being touched,
 and nothing is kept between searches but the place where the last one ended, near which the next is looked for first.
 
-What always holds: the extension (`_suffix.c`) and the Python here propose the same tokens; a proposal follows responses
+Invariants: the extension (`_suffix.c`) and the Python here propose the same tokens; a proposal follows responses
 that agree with what was made so far in `match` tokens or more, the likeliest continuation first.
 
 Tried and rejected: one suffix tree for all responses of a prompt, as SuffixDecoding has (arXiv 2411.04975): a node a

@@ -4,7 +4,7 @@ For NeMo-RL, which makes it by its name, and for verl (`verl.checkpointing`), wh
 
     policy.generation.refit_transport: "dataplane.integrations.checkpoint_engine:DataplaneCheckpointEngine"
 
-What always holds: one rank of the trainer publishes and the others run through their weights, as gathering sharded ones
+Invariants: one rank of the trainer publishes and the others run through their weights, as gathering sharded ones
 needs; the version of an update is one above the newest that any rank found, the same for all that take part; a reader
 has one version whole, in place, and it stays as it is while newer ones come; nothing is sent to a reader, so one that
 is slow or dead delays nobody.

@@ -4,7 +4,7 @@ That they are gone is told by their finalizers, which run wherever Python likes,
 plane or of the garbage collector. So they only note it, in a queue that may be used there (`queue.SimpleQueue`), and a
 thread of this module frees what was noted.
 
-What always holds: nothing is freed that a user of it still has here. Where the node has gone, so has what was noted.
+Invariants: nothing is freed that a user of it still has here. Where the node has gone, so has what was noted.
 """
 
 from __future__ import annotations

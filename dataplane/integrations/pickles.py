@@ -5,7 +5,7 @@ storage. PIL pickles pixels: it decodes each image in the controller, and keeps 
 and the file beside them, which the prompt has too. So the controller takes, of each image, three to four times its
 pixels. As files, a pickle has each file once, also where the prompt has its bytes.
 
-What always holds: what is unpickled is what PIL's own pickle gives, and decoded: verl's agent loops look at an image
+Invariants: what is unpickled is what PIL's own pickle gives, and decoded: verl's agent loops look at an image
 from several threads, and PIL decodes in one alone. An image that was loaded, changed, or opened from anything else is
 pickled as PIL does it.
 """

@@ -1,6 +1,6 @@
 """The plane of this process, which all doors of a process share.
 
-What always holds: a process has one, connected when it is first needed; a forked child connects itself, and so does a
+Invariants: a process has one, connected when it is first needed; a forked child connects itself, and so does a
 process whose node has ended, or whose Ray job is another by now, to the one that runs then; nobody who uses it closes
 it, it closes as the process ends.
 

@@ -7,7 +7,7 @@ An actor of the job, the keeper, puts an actor on each Ray node that is alive, a
 starts the node's process, which ends with it. The nodes of the keeper's host, which is the driver's, run the cluster's
 etcd (`cluster.seeds`), so it is installed there, as the extra does.
 
-What always holds: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
+Invariants: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
 process that called `up`; a node's process that ends is started again, as another node; Ray's own idea of which Ray
 nodes live says only where nodes are to be.
 """

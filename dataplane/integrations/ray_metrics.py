@@ -4,7 +4,7 @@ The actor that has a node's process reads the node's figures every `EVERY_S` and
 host exports them to Prometheus with the prefix `ray_`, so `dataplane_put_bytes_total` of `/metrics` is
 `ray_dataplane_put_bytes_total` there, with the tag `node`.
 
-What always holds: a figure that can not be read now is read later; nothing of it is the node's end.
+Invariants: a figure that can not be read now is read later; nothing of it is the node's end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the actors that are passed them.
 
 Owns the rows of the tensors that this process returned, from the return until Ray has no reference to them.
 
-What always holds: the tensors of one object are one row of one put, a column each, and what travels with Ray is the
+Invariants: the tensors of one object are one row of one put, a column each, and what travels with Ray is the
 reference. They are those of the moment of the return: what is written to them later reaches nobody. A receiver reads in
 place; what it writes, it alone sees. They are freed as Ray's last reference goes, and with the process that returned
 them, as those of Ray's other transports are. Nothing is sent, so a transfer that fails ends no actor.

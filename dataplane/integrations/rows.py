@@ -6,7 +6,7 @@ A handle is a mapping: frameworks carry it through chunk, concatenation, pickle 
 hundred bytes, and read it where they look into it. It is no dict: an encoder that meets a dict's subclass may keep its
 items only, which are none yet.
 
-What always holds: a handle holds no memory and keeps nothing in place, only what it gave out does; that is zero-copy,
+Invariants: a handle holds no memory and keeps nothing in place, only what it gave out does; that is zero-copy,
 writable and private to this process, and once it is dropped a look has what was put again; the keys of a row and the
 types of its values are those that were put. Tensors and NumPy arrays of numbers are stored as columns; everything else
 of a row as MessagePack, in one more column, under a key that no input can have. NumPy takes a handle for one element,

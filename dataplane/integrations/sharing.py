@@ -8,7 +8,7 @@ A value is a whole row of a field, as it is about to be stored. Values of `LEAST
 only from `TENSOR` bytes on and in puts of a few rows: those of large batches hardly ever come again, and reading them
 takes as long as storing them. Columns of objects whose rows share parts are not looked up.
 
-What always holds: of equal values that several threads put at once one is stored, and the others wait for it; who waits
+Invariants: of equal values that several threads put at once one is stored, and the others wait for it; who waits
 has nothing that another waits for. Values are equal where their xxh3-128 is, with the field that they are stored as.
 
 Rejected: an index in the node, by digests that clients name: a client could then give its bytes for another's value.

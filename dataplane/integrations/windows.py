@@ -1,6 +1,6 @@
 """`Windows`: neighbouring rows of a reference, read together where they are asked for one by one.
 
-What always holds: a window of rows is held only while a tensor that it gave lives: code that goes through rows,
+Invariants: a window of rows is held only while a tensor that it gave lives: code that goes through rows,
 collects their tensors, uses them and drops them, asks the node once a window, and has nothing in place between. Where
 a window can not be read, since a neighbour was freed or all of it does not fit, its rows are read one by one.
 """

@@ -1,6 +1,6 @@
 """A node's figures for Prometheus: `/metrics` over HTTP, by `prometheus_client` (the extra `metrics`).
 
-What always holds: names end in their unit, and in `_total` where they count; the number of series has a bound whatever
+Invariants: names end in their unit, and in `_total` where they count; the number of series has a bound whatever
 the streams (`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop
 for a value, and makes text of it in a thread of its own: requests wait for none of that.
 

@@ -4,7 +4,7 @@ A node gives each client a ring: a sealed memfd that the client writes and the n
 of 32 bytes at the end of each request and never waits; the node reads whenever it is asked to, also after the client
 has died. A node records what it does itself (spills, restores, fetches) in a ring of its own.
 
-What always holds: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never
+Invariants: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never
 takes an event that is being written, and believes none of what stands there: codes, times and names are checked.
 
 Rejected: a lock (0.1 us uncontended, and a reader that dies would hold it); an index of the newest event (a second

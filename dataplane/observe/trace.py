@@ -4,7 +4,7 @@ A process is a group of lanes and a thread a lane; calls of one thread that over
 (several coroutines' of one loop) are on lanes beside each other. An arrow goes from an append to the consume that was
 given its rows, and from that to the ack. The format: "Trace Event Format", Duflot and others, Google 2016.
 
-What always holds: what comes of any bytes is a valid document; times are of one clock, and none is before 0.
+Invariants: what comes of any bytes is a valid document; times are of one clock, and none is before 0.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the plan then takes so much longer than the bound of what a plan could take as i
 are other than those that it is of, another one is looked for, and used from the next step on if it gains more than
 `gain`.
 
-What always holds: a step is done by one plan from beginning to end; a plan that is no better by the measured costs is
+Invariants: a step is done by one plan from beginning to end; a plan that is no better by the measured costs is
 not switched to.
 """
 

@@ -8,7 +8,7 @@ What costs time: a task's work over its worker's speed; where tasks of a host de
 those are slowed alike; a hop from worker to worker; between hosts, bytes over what the host sends a second, one
 transfer after another, once for each host that needs them. A dependency between tasks of one worker costs nothing.
 
-What always holds: a plan has one outcome, whatever machine plays it; the extension `_events` gives the same as `_play`
+Invariants: a plan has one outcome, whatever machine plays it; the extension `_events` gives the same as `_play`
 here, which runs where it was not built. A plan whose order can not be kept is not an exception: fewer tasks are done
 than there are, and whoever asked says why.
 """

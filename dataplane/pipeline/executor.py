@@ -4,7 +4,7 @@ The executor is in the process that makes it. It tells each worker its instructi
 passes on references as they are made; rows stay where they are. With a lag, so many steps are under way beside the
 oldest.
 
-What always holds: when `step` returns, all of the step's instructions were done, each counted once; what they made and
+Invariants: when `step` returns, all of the step's instructions were done, each counted once; what they made and
 the result does not hold is freed, and earlier where all that need it are done. A worker that dies is replaced: what it
 had done counts, what it had not is done again, and of a stage that keeps state all of the step, from the state that the
 step before left. It has no state of its own beyond the step: a result is the caller's, who frees it.

@@ -8,7 +8,7 @@ workers, chunks placed in turn or there and back, and 1F1B and interleaved 1F1B 
 thing at a time, where the busiest worker or its bubbles say, and kept where the step gets shorter (the three that
 AdaPtis, arXiv 2509.23722, adapts).
 
-What always holds: no worker holds more than its host allows; the same arguments give the same plan where the time does
+Invariants: no worker holds more than its host allows; the same arguments give the same plan where the time does
 not run out; the plan is no worse than 1F1B and interleaved 1F1B of even layers where those fit.
 """
 

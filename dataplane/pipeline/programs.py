@@ -1,6 +1,6 @@
 """The instructions of a step and the tasks that they are: of stages over micro-batches, and of chunks of a model.
 
-What always holds: instruction i of a step is task i of the first step played, and task i + n * k of the k-th after it.
+Invariants: instruction i of a step is task i of the first step played, and task i + n * k of the k-th after it.
 A stage's instruction is `stage * micro_batches + micro`; a chunk's is `(pass * chunks + chunk) * micro_batches +
 micro`.
 """

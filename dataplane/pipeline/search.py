@@ -5,7 +5,7 @@ takes first. It is played with the costs of the step's rows; the best is changed
 the step gets shorter. It begins with workers shared out by what each stage has to do, with stages on all workers, and
 with a plan that is given.
 
-What always holds: groups stay together; no stage has more workers than its `replicas`, or one without its `resource`;
+Invariants: groups stay together; no stage has more workers than its `replicas`, or one without its `resource`;
 what plane and workers hold keeps to the hosts' bounds; the plan is no worse, in the model, than the one that was given.
 """
 

@@ -3,7 +3,7 @@
 It stores what an instruction makes over its plane, and tells the executor a reference. What it made itself it needs not
 be told. It knows no plan: only its own instructions.
 
-What always holds: it ends when the executor has gone; nothing that it is told is unpickled; a function that raises ends
+Invariants: it ends when the executor has gone; nothing that it is told is unpickled; a function that raises ends
 the worker's step and not the worker.
 """
 

@@ -5,7 +5,7 @@
     DIR/media/*.parquet      images and other large values, each once, by the hash of their bytes
     DIR/_open/               parts that are not in such files yet
 
-What always holds: a part is under its name once all of it is on the disk, so a row that was acknowledged is in the
+Invariants: a part is under its name once all of it is on the disk, so a row that was acknowledged is in the
 recording; a part is in one file at most, and what the manifest does not name counts only as a part; a recording is
 written by one process at a time. Nothing in it is ever unpickled.
 

@@ -8,7 +8,7 @@ Values of some KiB that come again and again (the image of a prompt in each of i
 the hash of their bytes, and the bytes are stored once. Which columns are media is decided when a column is seen first,
 and kept: bytes of `LARGE` on average are, and tensors of which rows repeat. The large parts of objects always are.
 
-What always holds: what `decoded` gives has the field's kind, dtype, shape and bits. What is no table of ours is
+Invariants: what `decoded` gives has the field's kind, dtype, shape and bits. What is no table of ours is
 Corrupt.
 """
 

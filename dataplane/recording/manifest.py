@@ -1,6 +1,6 @@
 """What a recording is: its manifest, and the names of its files.
 
-What always holds: the manifest is replaced as a whole, when what it names is on the disk. Disks that are full and paths
+Invariants: the manifest is replaced as a whole, when what it names is on the disk. Disks that are full and paths
 that can not be written raise LimitExceeded and Misuse here, and nothing else.
 """
 

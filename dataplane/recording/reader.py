@@ -1,6 +1,6 @@
 """Reads a recording, also while it is written and after its writer was killed.
 
-What always holds: rows come in the order in which they were recorded, each once; in memory there are the rows that were
+Invariants: rows come in the order in which they were recorded, each once; in memory there are the rows that were
 asked for at a time, and their media. A part that is torn is left out.
 """
 

@@ -3,7 +3,7 @@
 The order on the disk: the file of media, the file of rows, the manifest that names both, and then their parts go. A
 writer that dies in between leaves files that no manifest names; the next one removes them, and has the parts.
 
-What always holds: one process writes a recording at a time (a lock); a row that is in a part, and of which the stream
+Invariants: one process writes a recording at a time (a lock); a row that is in a part, and of which the stream
 does not know it, is `pending`, and `seen` when it comes again.
 """
 

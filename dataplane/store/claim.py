@@ -1,7 +1,7 @@
 """A directory that belongs to one living process, and is removed by the next one once that process is dead.
 
 The claim is a lock on the directory itself (flock on its descriptor), which the kernel drops however the process
-ends. What always holds:
+ends. Invariants:
 
 - a directory whose lock can be had belongs to nobody;
 - nothing is waited for: the only lock that is taken is on a directory of mode 0700 that this user owns, and without

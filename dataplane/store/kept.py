@@ -4,7 +4,7 @@ The node has their layout and a handle, by which other processes of the host map
 handle's own number, as shards are held. Whoever can not map it, and whoever reads for another host or for a stream,
 has the client bring the bytes to the arena (`land`): then the shard is one like any other.
 
-What always holds: the client is told to drop the memory once, when the shard has landed or nobody owns it any more, and
+Invariants: the client is told to drop the memory once, when the shard has landed or nobody owns it any more, and
 nobody maps it; a shard that has not landed when its client goes is lost, and says so (OwnerDied).
 
 A reader on another host may be given an offer (`offer`), by which it reads from the client itself. It holds nothing:

@@ -1,6 +1,6 @@
 """Shards by the scope that they were put under, which are freed together.
 
-What always holds: a scope that has no shards is not there.
+Invariants: a scope that has no shards is not there.
 """
 
 from __future__ import annotations

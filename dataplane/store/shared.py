@@ -5,7 +5,7 @@ what the others had in it is not used again. So a row that stays long keeps the 
 nothing more, whatever came and went beside it. The next shard begins where the last one ended, and pages are taken
 right behind as they are needed, so that no more than the rest of one page is ever unused at the end.
 
-What always holds: each page here has bytes of a shard that was not given back; no byte of a page is written twice
+Invariants: each page here has bytes of a shard that was not given back; no byte of a page is written twice
 before the page has been given back.
 
 Rejected: blocks of several pages, of which a row would keep all; free lists within a page, which cost more than the

@@ -3,7 +3,7 @@
 What a file is, `spillfile` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
 a file cut short and a file replaced by another all read as `Corrupt`.
 
-What always holds:
+Invariants:
 
 - `used` is the sizes of the files that exist, never above `quota`; a file counts until the system has deleted it, which
   is tried again and again, and nobody waits for that;

@@ -4,7 +4,7 @@ A file is the extent's chunks, each a whole number of pages, then a record: a he
 length and the xxh3-64 of its bytes as they are in memory. The record is written last, so a file without a sound one is
 unfinished. A chunk that is not compressed lies in the file as in the extent, at the same offset.
 
-What always holds: what is read was compared with what was written, by who has read it here, or by who has it sent: an
+Invariants: what is read was compared with what was written, by who has read it here, or by who has it sent: an
 `Opened` file comes with the sums of its chunks, and is of no use without. Files are named relative to the directory's
 descriptor, and opened without following a link and without waiting; nothing is read of what is not the regular file
 that was written there. A pipe, a device or a socket in its place would keep who opens it for as long as it likes.

@@ -2,7 +2,7 @@
 
 The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `carried` (what comes in a
 message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `scopes`.
-What always holds:
+Invariants:
 
 - a reservation is one client's, invisible to everybody else, and goes back when it is aborted, when its client
   goes, or when its client gives no sign of life for the lease;

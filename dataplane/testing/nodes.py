@@ -1,6 +1,6 @@
 """Nodes for tests: one in this process, with a small memory and no disk; and one in a process that can be killed.
 
-What always holds: a node has ended, and left nothing behind, when its `with` block is left. Spill files of one that was
+Invariants: a node has ended, and left nothing behind, when its `with` block is left. Spill files of one that was
 killed stay, as after any crash, until the next node starts in that directory.
 """
 

@@ -15,7 +15,7 @@ A lane is one thread's at a time, and has a worker of the library of its own: wh
 other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read
 from the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
 
-What always holds: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
+Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
 one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no lane writes
 into memory that its reader has given up.
 """

@@ -4,7 +4,7 @@ What the ends of a group have to tell each other (where one listens, the number 
 that is there anyway, as a store of torch's, until both have heard a byte from the other by the group. Then the socket
 is used for other things, and the store answers from what it knows.
 
-What always holds: nothing of a group that was broken off writes to memory any more.
+Invariants: nothing of a group that was broken off writes to memory any more.
 
 gloo knows no wait that can be given up: one that takes too long closes all connections of its group, and that is how it
 is broken off (torch 2.13: `abort` wakes nobody). Then whoever waits for a message wakes, unless some of it has come:

@@ -11,7 +11,7 @@ clear; where the network is not trusted, put them into one that is (WireGuard, f
 The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
 That is what the last two bytes are for: an offer that ends before the first leaves the reader without the second.
 
-What always holds: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
+Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
 one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no thread writes
 into memory that its reader has given up.
 """

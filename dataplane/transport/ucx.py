@@ -11,7 +11,7 @@ What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET
 and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
 that has died), which costs one thing: reading from another process's memory (cma), that UCX has only without.
 
-What always holds: a lane that was closed has no request that could write: each is complete, or was cancelled with its
+Invariants: a lane that was closed has no request that could write: each is complete, or was cancelled with its
 endpoint.
 """
 

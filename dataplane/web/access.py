@@ -1,6 +1,6 @@
 """Who may look: everybody on loopback, and who has the token elsewhere.
 
-What always holds: beyond loopback nothing but the form that asks for the token is shown without it; tokens are compared
+Invariants: beyond loopback nothing but the form that asks for the token is shown without it; tokens are compared
 in constant time, and are in no log and no address; a browser keeps a code that is made from the token, in a cookie that
 scripts and other sites cannot use. Without a token only requests that name this host by a loopback name are answered,
 so no other site's name can be made to lead a browser here (DNS rebinding).

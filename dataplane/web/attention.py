@@ -1,6 +1,6 @@
 """What needs attention, from samples as they come: each alert names a host, a task or the cluster, and says why.
 
-What always holds: an alert that is not critical comes only once its cause was seen for `HOLD_S`, and each stays for
+Invariants: an alert that is not critical comes only once its cause was seen for `HOLD_S`, and each stays for
 `STAYS_S` after it was last seen, so none flickers; what a host or task did in the last seconds is compared with what it
 did before and with what others like it do, never with a fixed rate.
 

@@ -1,6 +1,6 @@
 """The feed: looks at the cluster again and again, and has what viewers are shown.
 
-What always holds: looking takes at most a tenth of the time of the process that looks, so a cluster whose figures take
+Invariants: looking takes at most a tenth of the time of the process that looks, so a cluster whose figures take
 long is looked at less often; with no viewer it is looked at every `UNSEEN_S`, for the history alone; a viewer is given
 the newest tick, never a queue of them; a node that does not answer, or another that has taken its place, is an alert,
 and is asked again every second.

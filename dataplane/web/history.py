@@ -1,6 +1,6 @@
 """Some minutes of figures, in memory whose size does not grow: a ring of buckets for each series.
 
-A series is a row of a matrix. What always holds: there are at most `MAX_SERIES`, those beyond are not kept; a series of
+A series is a row of a matrix. Invariants: there are at most `MAX_SERIES`, those beyond are not kept; a series of
 which nothing came for the whole time that is kept makes room for others; a bucket holds the mean of what came in its
 time, and NaN where nothing did.
 """

@@ -1,6 +1,6 @@
 """Bounds for strangers: how many connections there are, and for how long one may say nothing.
 
-What always holds: at most `MAX_CONNECTIONS` are open; one that is not being answered, since it has not sent a whole
+Invariants: at most `MAX_CONNECTIONS` are open; one that is not being answered, since it has not sent a whole
 request yet or asks for nothing more, is closed after `IDLE_S`.
 """
 

@@ -1,6 +1,6 @@
 """One look at a cluster, through one of its nodes: who is there, and what each says of itself.
 
-What always holds: a look ends after `LOOK_S`, whatever hosts are silent; a host that has not answered by then is named
+Invariants: a look ends after `LOOK_S`, whatever hosts are silent; a host that has not answered by then is named
 with the reason, and the others' figures are complete.
 """
 

@@ -1,6 +1,6 @@
 """Who leads which partition, from what each host says of itself, and what has changed: failovers, members.
 
-What always holds: of two hosts that both say that they lead a partition, the one with the newer epoch does; a partition
+Invariants: of two hosts that both say that they lead a partition, the one with the newer epoch does; a partition
 whose leader is gone or silent, and that nobody else leads, is `leaderless` until somebody does or `FORGET_S` are over;
 one that its leader has given up while it answers was dropped, and is forgotten. Events are the newest `EVENTS`.
 """

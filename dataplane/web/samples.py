@@ -1,6 +1,6 @@
 """What the page shows of one moment: the figures of a look, and rates from the look before. Pure.
 
-Rates are by the second, of a node's own time between two looks. What always holds: a rate is None where it is not
+Rates are by the second, of a node's own time between two looks. Invariants: a rate is None where it is not
 known: at the first look, of a node that was not there at both, and of a stream whose partitions moved meanwhile (its
 totals then pass from one host to another, and would look like a burst).
 """

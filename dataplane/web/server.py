@@ -1,6 +1,6 @@
 """The page over HTTP: files, a snapshot, and ticks as server-sent events.
 
-What always holds: a request reads what the feed has, and changes nothing (the one POST, of a token, sets a cookie); an
+Invariants: a request reads what the feed has, and changes nothing (the one POST, of a token, sets a cookie); an
 answer does not wait for a node; a viewer who reads slowly misses ticks, and is cut off after `SLOW_S` without reading;
 what is not understood is answered by an error of HTTP, and is in no log; beyond loopback nothing is shown without the
 token (`access`), and connections are bounded (`limits`).

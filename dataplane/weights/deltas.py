@@ -7,7 +7,7 @@ change lie everywhere, and each costs its bytes and one more.
 
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
-What always holds: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
+Invariants: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
 changed or not, and one of all of them are compared; a false delta writes nowhere but into its target.
 """
 

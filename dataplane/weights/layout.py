@@ -1,6 +1,6 @@
 """What one publisher's part of a version is: which slices of which tensors lie where in its chunks, and its encoding.
 
-What always holds: an encoding comes from another process, so `decode` refuses one whose entries do not lie in its
+Invariants: an encoding comes from another process, so `decode` refuses one whose entries do not lie in its
 chunks, or whose shapes and dtypes do not agree with their bytes.
 """
 

@@ -1,6 +1,6 @@
 """Slices of tensors: boxes of indexes, which of them cover what is asked for, and which bytes they are.
 
-A box is one (start, stop) a dimension, in the indexes of the whole tensor. What always holds: `cover` names each
+A box is one (start, stop) a dimension, in the indexes of the whole tensor. Invariants: `cover` names each
 element of the box that is asked for once, also where slices that were published overlap; `stretches` are the bytes of
 a box in a slice that lies row-major, ascending and apart.
 """

@@ -228,7 +228,7 @@ class PartsFreed(Message, frozen=True, tag="parts-freed"):
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
-    """One bit for each requested row, 1 if it is not freed; empty if none is."""
+    """One bit for each requested row, 1 if it is not freed; empty if none is freed."""
 
     id: int
     bits: bytes

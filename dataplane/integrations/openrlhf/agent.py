@@ -12,7 +12,7 @@ to the controller n times. Before any executor of yours, `LazyInputs` has the pr
 pictures, puts what it made once, and returns a handle in its place (`mm_train_inputs`), the same one for all samples
 whose inputs are equal.
 
-What always holds: a processor's call with other text, pictures or options is made; what a call made is remembered only
+Invariants: a processor's call with other text, pictures or options is made; what a call made is remembered only
 while a sample of the prompt is being made; pixels of which no sample came to be are freed.
 """
 

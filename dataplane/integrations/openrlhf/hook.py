@@ -11,7 +11,7 @@ item is read from the memory of the worker's host when it is taken.
 The process that calls the groups is an actor of its own (PPOTrainer, TrainingActor). It gets the groups pickled, and
 the groups bring the hook: unpickling one installs it there.
 
-What always holds: arguments and results are those that they were without it, but that the inputs of a vision-language
+Invariants: arguments and results are those that they were without it, but that the inputs of a vision-language
 model arrive as handles; `uninstall` puts back what was there, in this process; without a node, `install` or making
 a group raises what to do about it, before any model is loaded.
 """

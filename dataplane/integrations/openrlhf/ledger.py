@@ -4,7 +4,7 @@ OpenRLHF hands the same tensors to one phase after the other: sequences and mask
 model, and then, with what these computed, to `append`. They are known again by being the same object with the same
 contents: torch counts the writes to a tensor. What was put for tensors is freed once the last of them is gone.
 
-What always holds: a reference means what its tensor held as `place` was called; a tensor that was written to, resized
+Invariants: a reference means what its tensor held as `place` was called; a tensor that was written to, resized
 or bound to other memory since is put anew. Not seen is a write past torch, as through the NumPy array of a tensor.
 """
 

@@ -5,7 +5,7 @@ what is not numbers in an Experience a row of a column of bytes, encoded as obje
 again, taking from each column the rows that come next: so an outline names no rows, outlines of values that look alike
 are equal, and a list of a thousand of them travels in the bytes of one.
 
-What always holds: a value comes back with the types, keys, shapes and dtypes that it had. What no column holds exactly
+Invariants: a value comes back with the types, keys, shapes and dtypes that it had. What no column holds exactly
 (a tensor on a device, one that requires grad, sparse ones, empty ones, other classes) stays in the outline as it is.
 """
 

@@ -5,7 +5,7 @@ its TrainingActor where training is asynchronous) keeps it in an Experience, dro
 and the rest when the step is over. So there, and only there, a handle that arrives owns what it stands for: it is freed
 when the last sample of the prompt goes. Workers of the models receive plain handles (`remote`), which own nothing.
 
-What always holds: pickled, a handle gives what it owns away, to whoever unpickles it; so nothing is freed that a
+Invariants: pickled, a handle gives what it owns away, to whoever unpickles it; so nothing is freed that a
 process may still get, and what is lost on the way stays until the node ends. The samples of a prompt that arrive in one
 message share one handle, as they did where they came from.
 """

@@ -8,7 +8,7 @@ It stands where OpenRLHF expects a list of tensors, of Experiences or of anythin
 at the first look at an item, all in one request; inputs of a vision-language model stay where they are, and their
 handles (`integrations.rows`) read them when somebody looks into those.
 
-What always holds: it keeps nothing alive; an item has the types, shapes and dtypes that were given, its tensors are
+Invariants: it keeps nothing alive; an item has the types, shapes and dtypes that were given, its tensors are
 writable and private to this process, and pin their bytes; a slice is a list of the same rows and moves no bytes.
 """
 

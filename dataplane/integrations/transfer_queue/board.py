@@ -7,7 +7,7 @@ The first `init()` of a Ray job puts it there. A worker finds the job's name and
 has; recipes find the configuration; and TransferQueue itself, where a worker has imported it all the same, finds a
 controller, so that it starts no second one, and reads from it an error that says what to do.
 
-What always holds: nothing of it is there without Ray; an actor of another Ray job is never believed. One name can be
+Invariants: nothing of it is there without Ray; an actor of another Ray job is never believed. One name can be
 taken once in a Ray cluster: of two Ray jobs, the second has no actor, and its workers know only what their environment
 says.
 """

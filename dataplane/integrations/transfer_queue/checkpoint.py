@@ -4,7 +4,7 @@
     partitions/<n>.bin          a partition but for its values, as MessagePack
     partitions/<n>-<m>.arrow    the values of some of its rows, as an Arrow IPC stream
 
-What always holds: what is loaded is what was saved, all of it, or nothing is dropped for it and it is `Corrupt`; the
+Invariants: what is loaded is what was saved, all of it, or nothing is dropped for it and it is `Corrupt`; the
 directory is there as it was or as it is to be, whenever the process dies, but for the moment between two renames,
 after which the next load puts the old one back; nothing in it is unpickled. Rows come back with other global indexes,
 in the order that they had. Each process of the job may save and load; a load takes the place of all that is there.

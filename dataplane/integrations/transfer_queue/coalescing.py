@@ -8,7 +8,7 @@ A put of one row that nothing else waits beside, as verl's agent loops make it w
 once (`batch.single`), without a column for each small field; what is large of it was written before with another
 response of its prompt, or the put goes the way of all others. The row lies as `values.columns` would have it lie.
 
-What always holds: each put is answered as if it had been made alone, with its own error: where those of several fail,
+Invariants: each put is answered as if it had been made alone, with its own error: where those of several fail,
 each is made again by itself. Of two puts of one key, the first that was asked for is made first.
 """
 

@@ -4,7 +4,7 @@ A job is named by `init(job=...)`, by `$DATAPLANE_JOB`, or by Ray: all processes
 the name into the environment, which children inherit. Where nobody names it, the first `init()` makes a job that only
 its own process and its children are of.
 
-What always holds: two jobs share keys only where both were given one name. A process that can not tell whose job it is
+Invariants: two jobs share keys only where both were given one name. A process that can not tell whose job it is
 of is refused, since to guess would be to share keys, or to be alone with its own.
 """
 

@@ -1,6 +1,6 @@
 """Which files a checkpoint's directory has: `metadata.json` lists each with its size and digest, and has one of itself.
 
-What always holds: bytes that `content` gives are those that were written to that file of that checkpoint, or it raises
+Invariants: bytes that `content` gives are those that were written to that file of that checkpoint, or it raises
 `Corrupt`: a file that was changed, that changed places with another, or that is of another checkpoint has another
 digest than is listed. Checkpoints of version 1, which list nothing, are refused by `ProtocolMismatch`.
 """

@@ -7,7 +7,7 @@ does not show. Rows that they put with keys have that in a tag of a reserved nam
 
 Global indexes are small numbers for the rows of all partitions of a job, from 0 upwards.
 
-What always holds: an index means one row of one partition in every process of the job, and is never given to another. A
+Invariants: an index means one row of one partition in every process of the job, and is never given to another. A
 partition's rows have their indexes in blocks of 256, in the order of their numbers; which block that is, is the number
 of a row of one more table, which the table's leader gives to the first that asks. A process asks once a block.
 """

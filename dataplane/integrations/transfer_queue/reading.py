@@ -1,6 +1,6 @@
 """Getting: rows of partitions as a TensorDict.
 
-What always holds: all rows that were asked for come back, in their order, or an error says which do not. By key, a
+Invariants: all rows that were asked for come back, in their order, or an error says which do not. By key, a
 field that not all of them have is left out, as TransferQueue does: verl's trainer asks for fields that there may not
 be. Where none is left, that is an error; where some have it, a warning says who lacks it.
 """

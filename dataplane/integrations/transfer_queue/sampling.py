@@ -6,7 +6,7 @@ chooses for all. Any process may stand in for another. A group is the rows of on
 the tag `uid`, or of the one that the sampler's `group_by` names; rows without it are counted off from the first row of
 the call that put them.
 
-What always holds: a row is given to one call of a task, or to all that make one claim; where another took a row first,
+Invariants: a row is given to one call of a task, or to all that make one claim; where another took a row first,
 the sampler chooses again among those that are left; a call that gives up has taken nothing. Nobody else waits for it.
 No batch mixes prompts, whatever is missing.
 """

@@ -1,6 +1,6 @@
 """This process's part in a job: its plane, the job's settings, and the sampler that it uses.
 
-What always holds: no controller; a process has one session, a forked child its own; all processes of a job are on one
+Invariants: no controller; a process has one session, a forked child its own; all processes of a job are on one
 plane, or raise; who called `init()` first in the job clears all of it with `close()`, others only leave.
 """
 

@@ -3,7 +3,7 @@
 A table keeps what its rows refer to for as long as one of them needs it, so rows that share a value need no more than
 the same reference. What was cleared meanwhile is written anew.
 
-What always holds: a column is a reference as a whole, or stored as a whole: of one some of whose rows are new, equal
+Invariants: a column is a reference as a whole, or stored as a whole: of one some of whose rows are new, equal
 rows are stored once.
 """
 

@@ -6,7 +6,7 @@ of this process has them, and sets an environment variable, which a process star
 so does the first import of `transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`).
 `uninstall()` puts all of it back. Metadata and samplers are TransferQueue's own classes in both.
 
-What always holds: all modules have the calls of one system, whenever they were imported. Where TransferQueue itself
+Invariants: all modules have the calls of one system, whenever they were imported. Where TransferQueue itself
 runs in this process, nothing stands in for it.
 """
 

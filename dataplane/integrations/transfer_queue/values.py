@@ -1,6 +1,6 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
-What always holds: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
+Invariants: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
 shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors), a row of a TensorDict as
 a dict. Fields of tensors that
 were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,

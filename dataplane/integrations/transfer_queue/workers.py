@@ -4,7 +4,7 @@
 the job's workers the variables that children inherit, also where they are not children, and `stand_in` as the hook that
 each calls as it starts. That imports nothing: the first import of `transfer_queue` does.
 
-What always holds: hooks that were there before are called too. A Ray that was initialised before `install()` is out of
+Invariants: hooks that were there before are called too. A Ray that was initialised before `install()` is out of
 reach of this; there `board` tells.
 """
 

@@ -1,6 +1,6 @@
 """Putting: fields of a TensorDict into rows of a partition.
 
-What always holds: a put that fails has put nothing; of rows that are there, the fields that are put take the place of
+Invariants: a put that fails has put nothing; of rows that are there, the fields that are put take the place of
 those they had, and tags are added to those they had.
 """
 

@@ -5,7 +5,7 @@ the rest of its metadata. Ours is a cell: which node, shard and column, what the
 needs nothing but itself, so no process has to know another or the order in which fields came, and a row's fields may
 come from anywhere. It is some 50 bytes: TransferQueue's own share of a row and field is larger.
 
-What always holds: a cell is checked before it is used, and what is none raises Corrupt; the references that are made
+Invariants: a cell is checked before it is used, and what is none raises Corrupt; the references that are made
 of cells have a part for each put that rows came by, not for each row.
 """
 

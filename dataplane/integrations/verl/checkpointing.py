@@ -8,7 +8,7 @@ has verl's `CheckpointEngineManager` update with it as is said here. An update p
 own aborts all requests first, and has the trainer wait until each rollout has loaded. A thread for each replica hands
 it the newest version as soon as it has taken the one before; one that is slow passes over those in between.
 
-What always holds: all ranks of a replica take the same version; a replica is handed one at a time; what fails in one is
+Invariants: all ranks of a replica take the same version; a replica is handed one at a time; what fails in one is
 raised by the next update. Managers of other backends do what they did.
 """
 

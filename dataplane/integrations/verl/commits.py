@@ -4,7 +4,7 @@ Rows that come one by one cost what one costs: a write to the store, and a messa
 one thread everybody shares. verl's agent loops put each trajectory by itself, and many at once. So small puts that
 wait while another is on its way go together, as one shard and one message; nobody waits for company.
 
-What always holds: of puts of one row, each begins once those that were submitted before it are done; each put is known
+Invariants: of puts of one row, each begins once those that were submitted before it are done; each put is known
 to the controller, or has left nothing and says why; what fails together is tried again one by one, so that no put fails
 for another's fault; a put that waits for room keeps none of other rows waiting; one that is given up before the
 controller was told of it leaves nothing.

@@ -3,7 +3,7 @@
 Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
 belong to whoever asks, until he is answered, and he waits in a thread of ours anyway, so no loop is crossed on the way.
 
-What always holds: there are no more sockets than have been asked by at once; a socket whose answer did not come in
+Invariants: there are no more sockets than have been asked by at once; a socket whose answer did not come in
 time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are sent together are done in
 their order. A process ends while it is asked, and a forked child uses none of its parent's sockets.
 """

@@ -6,7 +6,7 @@
         @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"), columns=["input_ids"])
         def compute_log_prob(self, data: DataProto) -> DataProto: ...
 
-What always holds: a method that was given no RemoteProto behaves as under verl's own `register`; a rank whose result
+Invariants: a method that was given no RemoteProto behaves as under verl's own `register`; a rank whose result
 verl does not collect stores none. A method may also use verl's own `register`, and `get` and `put` by itself.
 """
 

@@ -6,7 +6,7 @@ tensors comes back nested too. Rows that are no tensors come back as they were p
 own, dicts of tensors are structs, of which each tensor is read in place; everything else is an object, of exact type,
 which MessagePack holds.
 
-What always holds: no value is converted into another; what can not be carried raises SchemaMismatch, with its field and
+Invariants: no value is converted into another; what can not be carried raises SchemaMismatch, with its field and
 row. Imports torch and tensordict, which are there where TransferQueue is.
 """
 

@@ -1,6 +1,6 @@
 """What this backend uses of TransferQueue: each name, with the arguments that it is called with, and each request.
 
-What always holds: `differences` looks at what is there and not at a version's number, imports what it looks at, and
+Invariants: `differences` looks at what is there and not at a version's number, imports what it looks at, and
 changes nothing. A TransferQueue without differences is one that the backend works with; one with any is refused, or
 replaced by its own storage, as a job starts (`plugin.start`) and never later.
 """

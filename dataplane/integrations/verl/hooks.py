@@ -1,6 +1,6 @@
 """Where TransferQueue's client asks its storage manager too little, or goes a longer way than it, and is made to ask.
 
-What always holds: a client whose storage manager is another's does what it did; a hook that this TransferQueue does not
+Invariants: a client whose storage manager is another's does what it did; a hook that this TransferQueue does not
 need, or whose place in it has changed, is not there.
 """
 

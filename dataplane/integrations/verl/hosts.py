@@ -1,6 +1,6 @@
 """Work on the hosts of a Ray job: a task on the Ray node whose node of the plane has what the task needs.
 
-What always holds: a job of one host runs its work in this process; each piece of work has its outcome, whatever
+Invariants: a job of one host runs its work in this process; each piece of work has its outcome, whatever
 becomes of the others.
 """
 

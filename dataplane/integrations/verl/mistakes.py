@@ -1,7 +1,7 @@
 """Mistakes that TransferQueue passes over, or says too little of: where its storage is ours, an error that says what to
 do.
 
-What always holds: what TransferQueue does otherwise stays as it is, and so does every word of a job that has another
+Invariants: what TransferQueue does otherwise stays as it is, and so does every word of a job that has another
 storage; what is found out is asked for once a call has failed; each error is one that TransferQueue's own calls raise
 too (a ValueError), and a Misuse.
 """

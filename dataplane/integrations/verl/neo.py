@@ -6,7 +6,7 @@ A value is rows of one column. Rows that a view picks are picked before they are
 alone; slices of tokens and verl's own operations (`Ref.apply_funcs`) are applied to what was read. Values of equally
 many rows that are put together are one put.
 
-What always holds: a value comes back as it was put, on the CPU; what is written to it afterwards, or to what was read,
+Invariants: a value comes back as it was put, on the CPU; what is written to it afterwards, or to what was read,
 changes it for nobody. Nothing is pickled: what the plane can not hold raises SchemaMismatch with the field's name.
 """
 

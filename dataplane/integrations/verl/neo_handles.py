@@ -5,7 +5,7 @@ handle on, which is how the value comes to the trainer; what it was passed itsel
 once its last handle of it is gone. So what the trainer has dropped is free, wherever it was put, and no process counts
 what others have.
 
-What always holds: a process has one handle of a value; a handle that borrows frees nothing.
+Invariants: a process has one handle of a value; a handle that borrows frees nothing.
 
 Rejected: Ray's references as the handles' owners, since Ray does not tell a process outside its own object store when
 the last one goes; links of the plane for each process (`Plane.retain`), a message for each that passes a batch on.

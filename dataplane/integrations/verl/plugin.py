@@ -9,7 +9,7 @@ importing it registers, which no other module of this package does. Without verl
 
 verl's `neo` branch is told of `trainer.data_plane=dataplane` in the same way (`neo_plane`).
 
-What always holds: TransferQueue knows the backend's name wherever it can, so that a job that asks for a backend which
+Invariants: TransferQueue knows the backend's name wherever it can, so that a job that asks for a backend which
 can not work is refused as it starts, with the versions and the reason, or runs with TransferQueue's own storage where
 `fallback` says so; that the backend is used is said where it is seen, and why it can not be, too: verl logs what a
 plugin raises at DEBUG alone.

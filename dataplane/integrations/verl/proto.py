@@ -8,7 +8,7 @@ It is a DataProto to verl, whose dispatch and collect functions take it as one: 
 works on references; `batch` and `non_tensor_batch` know their names, and read or put the columns that are asked for
 or assigned. `meta_info` is carried as it is, and as in verl one dict is shared by what is selected, cut and repeated.
 
-What always holds: as in verl, select, slice, chunk, split, repeat, concat give new protos, and union, pop, rename,
+Invariants: as in verl, select, slice, chunk, split, repeat, concat give new protos, and union, pop, rename,
 reorder, padding change the one that they are called on. Where verl asserts of rows and columns, this raises Misuse or
 SchemaMismatch; meta_info is merged by verl's own functions, which assert.
 Holding one keeps nothing in place: what was put stays until `free` or its scope is freed.

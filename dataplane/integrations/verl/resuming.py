@@ -8,7 +8,7 @@ TransferQueue has a storage manager save its part, and restore it before the con
 the controller's state are those of the run before; so once it has that state, it gets the cells that the values have by
 now.
 
-What always holds: nothing is changed where a file is not the one that was written; a row of the restored state has its
+Invariants: nothing is changed where a file is not the one that was written; a row of the restored state has its
 values, all of them, or is cleared, and a warning says how many were; what was in the plane before the load is freed
 after it. TransferQueue puts the directory in place as a whole, when all of it is written.
 """

@@ -5,7 +5,7 @@ as an Arrow IPC stream. Reading puts the values into the plane again, where they
 of before, is what is returned. The controller's own state has the cells of before, so whichever rows and fields it
 knows of, each finds its own values or none, and never another's.
 
-What always holds: a page of the values is in memory at a time, or a row, if that is more; nothing is unpickled; what
+Invariants: a page of the values is in memory at a time, or a row, if that is more; nothing is unpickled; what
 is read is what was written, or `Corrupt`, and then nothing of it stays in the plane.
 """
 

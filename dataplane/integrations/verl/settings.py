@@ -3,7 +3,7 @@
     transfer_queue.backend.storage_backend=Dataplane
     +transfer_queue.backend.Dataplane.memory=64GiB      # and so on; all of it is optional
 
-What always holds: a setting that is none is refused, by name, as TransferQueue is initialised, and not ignored.
+Invariants: a setting that is none is refused, by name, as TransferQueue is initialised, and not ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows of fields into the store, large values that this process has put before as links to what is there.
 
-What always holds: each cell that is given is its row's own, to be freed by itself; a put that fails has left nothing.
+Invariants: each cell that is given is its row's own, to be freed by itself; a put that fails has left nothing.
 """
 
 from __future__ import annotations

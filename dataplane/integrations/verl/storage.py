@@ -1,7 +1,7 @@
 """The storage manager that TransferQueue has in each process: what is put goes into the plane, and its place to the
 controller.
 
-What always holds: a put that returns has been told to the controller, and one that raises has left nothing in the
+Invariants: a put that returns has been told to the controller, and one that raises has left nothing in the
 store; a reader gets only the fields that it asks for; what a put replaces and what is cleared is freed, also rows out
 of many; nothing is pickled by this backend, and no byte of a value passes through TransferQueue's sockets.
 

@@ -4,7 +4,7 @@ A request that changes rows has a sequence of the client for that partition, so 
 is asked. Of a partition's sequences no more than a window are without an answer at a time (`replication.sessions`):
 who asks more waits.
 
-What always holds: a sequence is used for one request; one whose caller was told `OutcomeUnknown`, or was cancelled, is
+Invariants: a sequence is used for one request; one whose caller was told `OutcomeUnknown`, or was cancelled, is
 asked on in the background until it is settled; `Leave` is the last that a partition hears of a client, after that.
 """
 

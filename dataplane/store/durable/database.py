@@ -1,6 +1,6 @@
 """The SQLite file of a data directory: one connection, one transaction at a time, typed errors.
 
-What always holds:
+Invariants:
 
 - what several write goes into one transaction until one of them syncs; a commit returns once it is on disk (WAL,
   `synchronous=FULL`), so one sync serves all who wrote before it;

@@ -6,7 +6,7 @@
 A node is who its directory says: started again on it, it is the same member with the same logs. The lock is a flock on
 the directory itself, as spill directories have it (`store.claim`), which the kernel drops however the process ends.
 
-What always holds: nothing is written to a directory that is another process's, program's, version's or cluster's, nor
+Invariants: nothing is written to a directory that is another process's, program's, version's or cluster's, nor
 to one that has other files in it and is no data directory.
 """
 

@@ -3,7 +3,7 @@
 A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, of all of
 its partitions and of its index of shards. Writes are committed in the order in which they were given.
 
-What always holds: who is answered has its write on disk, and all that was given before. While the disk is full nobody
+Invariants: who is answered has its write on disk, and all that was given before. While the disk is full nobody
 is answered; it is tried again and again, and `refusal` says so. After any other failure everybody is told of it.
 """
 

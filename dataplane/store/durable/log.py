@@ -4,7 +4,7 @@ An entry is a row with a checksum over all that it says; the log's own row says 
 that is not there any more is noticed too. A write goes into the transaction that all logs of the directory share, and
 the first `sync` commits it for everybody (`database`).
 
-What always holds: a log is found as some first part of its operations made it, not less than was synced, or it is
+Invariants: a log is found as some first part of its operations made it, not less than was synced, or it is
 Corrupt; a log of another replica is not touched.
 """
 

@@ -1,6 +1,6 @@
 """Small values by name in a data directory: what a node has to know when it is started again.
 
-What always holds: they are committed in the order in which they were given, with all else that the journal writes; a
+Invariants: they are committed in the order in which they were given, with all else that the journal writes; a
 value with a wrong byte is Corrupt.
 """
 
@@ -17,7 +17,7 @@ from dataplane.store.durable.log import checksum
 
 
 class Notes:
-    """Those of one kind. To be used from the journal's loop."""
+    """Those of one kind. Used from the journal's loop."""
 
     def __init__(self, database: Database, journal: Journal, kind: str) -> None:
         self._database = database

@@ -3,7 +3,7 @@
 A durable shard is one that has a `Durable` behind it, as a copy of another host's has its `Backing`: its memory can be
 taken at once, and its bytes come back when it is pinned.
 
-What always holds:
+Invariants:
 
 - `write` returns once the bytes are on disk, and their rows of the index too, or will be before anything that is
   committed later; shards that were given while a batch was being written go into the next, so that a sync serves all;
