@@ -1,9 +1,9 @@
-"""The connection of this process to its node: requests out, replies in, segments and pins in between.
+"""The connection of this process to its node: requests and replies, and the segments and pins that come with them.
 
-Invariants: a request ends with its reply, with the node's typed error, or, where the node does not answer in
-time or has gone, with `PeerUnavailable`. What a cancelled request was granted all the same is given back. While
-something is reserved, a sign of life goes out several times a lease. In a forked child every use raises `Forked`,
-and the socket there is replaced, so that the child neither keeps the parent's pins nor disturbs its messages.
+Invariants: a request ends with its reply, with the node's typed error or, if the node does not answer in time or is
+gone, with `PeerUnavailable`. If a cancelled request succeeds, what it was granted is released. While something is
+reserved, signs of life are sent several times a lease. In a forked child every use raises `Forked`, and the socket
+is replaced there, so that the child neither keeps the parent's pins nor disturbs its messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Soon = Callable[[Callable[[], object]], object]
 
 _decoder = m.decoder(m.Reply)
 _ANSWER_S = 5.0
-"""Seconds on top of a request's own timeout after which a node that has not answered counts as gone."""
+"""Seconds beyond a request's own timeout after which a node that has not answered counts as gone."""
 
 _PREWARM_STEP = 4 << 20
 
@@ -69,7 +69,7 @@ _clock = time.monotonic_ns
 
 
 def _code(request: Any) -> int:
-    """The event that a request is recorded as."""
+    """The event as which a request is recorded."""
     asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
     return _CODES.get(type(asked), _REQUEST)
 
@@ -79,9 +79,9 @@ def _nothing() -> None:
 
 
 class Exchange(NamedTuple, Generic[R, T]):
-    """A request with one answer of this kind, within so many seconds. `finish` makes of it what the caller gets, or the
-    exchange that follows, or a coroutine that does. `admits`: while it waits for room, signs of life are due, without
-    which leave to append is given up. `undo` is called where it fails or is cancelled before its answer."""
+    """A request with one reply of this kind, within so many seconds. `finish` turns it into the caller's result, or
+    the next exchange, or a coroutine for either. `admits`: while it waits for room, signs of life are due, without
+    which its permit to append is revoked. `undo` is called if it fails or is cancelled before its reply."""
 
     connection: Connection
     request: Any
@@ -93,7 +93,7 @@ class Exchange(NamedTuple, Generic[R, T]):
 
 
 class Connection:
-    """A greeted connection. Made by `open`; to be used from its loop alone, but for what says otherwise."""
+    """An established connection. Made by `open`; used from its event loop only, except where stated."""
 
     def __init__(self, address: str, soon: Soon) -> None:
         self.address = address
@@ -127,7 +127,7 @@ class Connection:
 
     @classmethod
     async def open(cls, address: str, soon: Soon, *, writes: bool = True, name: str | None = None) -> Connection:
-        """Connect and greet. `soon` does what belongs to the loop for any thread, as `loop.call_soon_threadsafe` does.
+        """Connect. `soon` runs work that belongs to the event loop for any thread, as `loop.call_soon_threadsafe` does.
         `name`: as for `connect`.
 
         Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address).
@@ -147,7 +147,7 @@ class Connection:
         return connection
 
     def check(self) -> None:
-        """Raises Forked, Closed, or what the connection ended with. May be called from any thread."""
+        """Raises Forked, Closed, or the error with which the connection ended. May be called from any thread."""
         if self.in_child:
             raise Forked(
                 f"this plane was connected in process {self._process}; after a fork, connect again in the child",
@@ -164,7 +164,7 @@ class Connection:
         return self._forked
 
     def next_id(self) -> int:
-        """A number for a request, that says from where in the user's source it is made."""
+        """A number for a request, which identifies the place in the user's source where it is made."""
         return next(self._requests) << BITS | recorder.place()
 
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
@@ -172,7 +172,7 @@ class Connection:
         return await self._answered(request, kind, timeout_s, self._ask(request))
 
     def _ask(self, request: Any) -> asyncio.Future[m.Reply]:
-        """Send a request; its answer."""
+        """Send a request. Returns its reply later."""
         self.check()
         if self.pins.dropped:
             self._flush()
@@ -216,11 +216,11 @@ class Connection:
     # One request, without the loop
 
     async def exchange(self, exchange: Exchange[Any, T], begun: int = 0) -> T:
-        """Send the request of an exchange, and those that follow it; what comes of it. `begun`: as for `_finish`."""
+        """Send the request of an exchange, and those that follow it. Returns the result. `begun`: as for `_finish`."""
         return await self._finish(exchange, self._begin(exchange), begun)
 
     def _begin(self, exchange: Exchange[Any, Any]) -> asyncio.Future[m.Reply]:
-        """Send the request of an exchange; its answer."""
+        """Send the request of an exchange. Returns its reply later."""
         try:
             return self._ask(exchange.request)
         except BaseException:
@@ -228,7 +228,7 @@ class Connection:
             raise
 
     async def _finish(self, exchange: Exchange[Any, T], future: asyncio.Future[m.Reply], begun: int = 0) -> T:
-        """The rest of an exchange, whose first request was sent at `begun`, or is this."""
+        """The rest of an exchange, whose first request was sent at `begun`, or is this one."""
         events = self.events
         began = begun or _clock()
         while True:
@@ -251,9 +251,9 @@ class Connection:
     def exchange_now(
         self, exchange: Exchange[Any, T], wait: Callable[[int], bool], began: int
     ) -> tuple[T | None, Coroutine[Any, Any, T] | None]:
-        """As `exchange`, by a thread while nobody runs the loop: what comes of it, or what is to be run in the loop for
-        it. `wait(descriptor)` waits a little, and says whether the socket alone has something to be read. `began`: when
-        the call did, in nanoseconds of the monotonic clock."""
+        """As `exchange`, by a thread while nobody runs the event loop: the result, or a coroutine to be run in the
+        loop for it. `wait(descriptor)` waits a little, and returns whether only that socket is readable. `began`:
+        the start of the call, in nanoseconds of the monotonic clock."""
         events, begun = self.events, 0
         while not self._pending and self._channel.quiet:
             began = _clock() if begun and events is not None else began
@@ -297,7 +297,7 @@ class Connection:
             self._undo(future.result())
 
     def _undo(self, reply: m.Reply) -> None:
-        """Give back what a reply granted to somebody who no longer waits for it."""
+        """Release what a reply granted to a caller that does not wait for it any more."""
         match reply:
             case m.Reserved():
                 self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
@@ -317,20 +317,21 @@ class Connection:
                 self.unlink(reply.node, reply.links)
 
     def unlink(self, node: bytes, links: list[int]) -> None:
-        """Free all of what these links to shards of the node have. Does not wait."""
+        """Free everything that these links to shards of the node have. Does not wait."""
         if node == self.welcome.node:
             self.tell(m.Free(self.next_id(), links, [], ""))
         else:
             self.tell(m.FreeElsewhere(self.next_id(), node, [(link, [], (0, 0, b"")) for link in links]))
 
     def discard(self, shards: list[int]) -> None:
-        """Leave nothing of reservations of ours, be they sealed by now or not. Nobody else may know them."""
+        """Leave nothing of this process's reservations, whether or not they are sealed by now. Nobody else may know
+        them."""
         self._channel.send(m.Abort(shards))
         self._channel.send(m.Unpin(shards))
         self.tell(m.Free(self.next_id(), shards, [], ""))
 
     def tell(self, message: m.Message) -> None:
-        """Send a message whose answer, if it has one, nobody needs."""
+        """Send a message whose answer, if it has one, is not needed."""
         identifier = getattr(message, "id", 0)
         if identifier:
             self._pending[identifier] = None
@@ -362,7 +363,7 @@ class Connection:
             future.set_result(reply)
 
     def _record_in(self, size: int) -> None:
-        """Record events in the ring that came with the welcome, where it is one of this version's."""
+        """Record events in the ring that came with the welcome, if it has this version's format."""
         (fd,) = self._channel.take_descriptors(1)
         try:
             if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
@@ -373,7 +374,8 @@ class Connection:
             os.close(fd)
 
     def _closed(self, error: DataplaneError | None) -> bool:
-        """The node has gone, or wants to hear no more of this side. In that case it still honours the pins of views."""
+        """The node is gone, or does not accept messages of this side any more. In the second case it still keeps the
+        pins of views."""
         self._end(error)
         if not self.pins.live:
             return False
@@ -396,7 +398,7 @@ class Connection:
     # Signs of life
 
     def reserved(self, change: int) -> None:
-        """So many reservations more (or fewer) are open; while there is one, signs of life go out."""
+        """So many reservations more (or fewer) are open; while there is one, signs of life are sent."""
         self._reserved += change
         if self._reserved and self._heartbeat is None:
             self._beat()
@@ -408,7 +410,8 @@ class Connection:
 
     @property
     def owed(self) -> bool:
-        """Whether an answer is due to somebody who no longer waits: what it grants is to be given back."""
+        """Whether a reply is due to a caller that does not wait for it any more, and what it grants must be
+        released."""
         return None in self._pending.values() and self._channel.open
 
     def _beat(self) -> None:
@@ -430,7 +433,7 @@ class Connection:
     # Pins
 
     def _flush_soon(self) -> None:
-        """From any thread: send what was dropped, as soon as the loop gets to it."""
+        """From any thread: send what was dropped, in the next step of the event loop."""
         with suppress(RuntimeError):  # the loop was closed without closing the plane; the process's end unpins
             self._soon(self._flush)
 
@@ -442,7 +445,8 @@ class Connection:
     # Warm pages
 
     def prewarm(self) -> None:
-        """Populate what the node asked this client to make ready. Blocks; for a thread. Stops when it is closed."""
+        """Populate the pages that the node asked this client to make ready. Blocks; for a thread. Stops when the
+        connection is closed."""
         for mapping in self._prewarm:
             for start in range(0, self.welcome.prewarm, _PREWARM_STEP):
                 size = min(_PREWARM_STEP, self.welcome.prewarm - start)
@@ -453,11 +457,11 @@ class Connection:
     # The end
 
     def refuse(self) -> None:
-        """From now on every use raises Closed, and warming pages stops."""
+        """From now on every use raises Closed, and populating pages stops."""
         self._closing = True
 
     def close(self) -> None:
-        """Close, but leave the pins of views that still exist to those. Idempotent; never blocks."""
+        """Close, but leave the pins of existing views to those. Idempotent; never blocks."""
         if self._detached:
             return
         self._closing = self._detached = True

@@ -1,9 +1,10 @@
-"""Drafts: columns written by the caller straight into shared memory, and sealed in place.
+"""Drafts: columns that the caller writes directly into shared memory, and seals in place.
 
-A draft is one shard, in a mapping of its own. Invariants: nobody sees it before it is sealed; sealing turns the
-mapping into a private copy-on-write one at the same addresses, so arrays that are out already can be read, and
-writing through them changes nothing that others see; they keep the shard's bytes in place as a get would. A draft
-that is dropped, or left by an exception, gives its memory back.
+A draft is one shard, in its own mapping.
+
+Invariants: nobody sees it before it is sealed. Sealing turns the mapping into a private copy-on-write one at the
+same addresses, so existing arrays can still be read, and writing to them changes nothing that others see; they keep
+the shard's bytes in place as a get would. A draft that is dropped, or left by an exception, releases its memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _MOST_BYTES = 1 << 62  # that a message can ask for; the node says what is too m
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A column that will be written: what a row of it is, how many rows, and for a ragged one how long each is."""
+    """The specification of a column to be written: what a row of it is, how many rows, and for a ragged one the
+    length of each."""
 
     field: Field
     rows: int
@@ -41,7 +43,7 @@ class Spec:
 def dense(shape: Sequence[int], dtype: Any) -> Spec:
     """A dense column of a draft: `shape` is [rows, ...], `dtype` a NumPy or torch dtype or the name of one.
 
-    Raises SchemaMismatch for what is no shape or dtype.
+    Raises SchemaMismatch for an invalid shape or dtype.
     """
     rows, *rest = _sizes(shape, "a dense column's shape is [rows, ...]")
     return Spec(Field("dense", _dtype_name(dtype), tuple(rest)), rows)
@@ -50,7 +52,7 @@ def dense(shape: Sequence[int], dtype: Any) -> Spec:
 def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
     """A ragged column of a draft: row i is [lengths[i], *shape].
 
-    Raises SchemaMismatch for what are no lengths, shape or dtype.
+    Raises SchemaMismatch for invalid lengths, shape or dtype.
     """
     sizes = _sizes(lengths, "a ragged column's lengths are one a row")
     item = _sizes(shape, "the shape of a ragged column's items is that of one", least=0)
@@ -70,7 +72,7 @@ def _require_spec(name: Any, spec: Any) -> None:
 
 
 def _sizes(values: Any, what: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers, none negative, at least so many. Raises SchemaMismatch, saying `what` they should be."""
+    """Integers, none negative, at least so many. Raises SchemaMismatch, saying `what` they should be."""
     try:
         sizes = tuple(operator.index(value) for value in values)
     except TypeError:
@@ -93,7 +95,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 class Draft:
-    """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one a row."""
+    """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one for each row."""
 
     def __init__(
         self,
@@ -171,8 +173,8 @@ class Draft:
     def __getitem__(self, name: str) -> Any:
         """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
 
-        What NumPy has no dtype for (bfloat16, float8) appears as unsigned integers of its bits; `torch(name)` gives it
-        as it is. Raises SchemaMismatch where there is no such column, Closed after the draft was dropped.
+        A dtype that NumPy lacks (bfloat16, float8) appears as unsigned integers of its bits; `torch(name)` gives it
+        as it is. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
         """
         if name not in self._specs:
             raise SchemaMismatch(f"the draft has no column {name!r}; it has {', '.join(self._specs)}", column=name)
@@ -194,7 +196,7 @@ class Draft:
         return torch.from_numpy(arrays).view(dtype)
 
     async def seal(self) -> BatchRef:
-        """Make what was written visible, and unchangeable from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make what was written visible, and read-only from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
         self._connection.check()
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")
@@ -219,7 +221,7 @@ class Draft:
         return BatchRef.of(self._connection.welcome.node, rows, columns)
 
     def drop(self) -> None:
-        """Give the memory back unsealed. Arrays that are out must not be used any more. Idempotent."""
+        """Release the memory unsealed. Existing arrays must not be used any more. Idempotent."""
         if self._open:
             self._open = False
             if self._mapping is not None:
@@ -233,7 +235,7 @@ class Draft:
         self._connection.unsealed.pop(mapping, None)
 
     def check(self) -> None:
-        """Raises Closed, Forked or PeerUnavailable where the draft's plane can not be used any more."""
+        """Raises Closed, Forked or PeerUnavailable if the draft's plane cannot be used any more."""
         self._connection.check()
 
     @property
@@ -253,7 +255,7 @@ class Draft:
 
 
 def _layout(spec: Spec, base: int) -> tuple[ColumnLayout, int]:
-    """Where the column's buffers lie from `base` on, and where the next column's may begin."""
+    """The places of the column's buffers from `base` on, and where the next column's may begin."""
     width = storage(spec.field.dtype).itemsize
     if spec.lengths is None:
         sizes = [spec.rows * math.prod(n or 0 for n in spec.field.shape) * width]

@@ -1,7 +1,7 @@
-"""Reading what references mean: shards pinned, mapped, and put together as columns.
+"""Reads references: shards are pinned, mapped, and assembled to columns.
 
-Invariants: a get that fails or is cancelled holds nothing; what it gave stays valid as long as a view of it
-lives, also when the plane is closed.
+Invariants: a get that fails or is cancelled holds nothing; its result stays valid as long as a view of it lives,
+also after the plane is closed.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # of one message that names parts of s
 
 
 class Getter:
-    """Reads over one connection. Used from its loop alone."""
+    """The reads of one connection. Used from its event loop only."""
 
     def __init__(self, connection: Connection, direct: Direct) -> None:
         self._connection = connection
         self._direct = direct
 
     async def get(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
-        """The rows and columns that the reference means. `device`: the one where its tensors are to be; what processes
-        of other hosts keep is read there from them. Raises as `AsyncPlane.get`."""
+        """The rows and columns of a reference. `device`: where its tensors are to be; what processes of other hosts
+        keep is read there from them. Raises as `AsyncPlane.get`."""
         there: Mapping[ShardKey, Held] = {}
         if device is not None:
             ref = ref.unlinked()
@@ -66,8 +66,8 @@ class Getter:
     def getting(
         self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, Held] = _NOTHING
     ) -> Exchange[m.Held, Batch] | None:
-        """The request that this begins with, which mostly is all of it, for what is not `there` already; None where
-        there is nothing to ask for."""
+        """The first request of a get, which is mostly the only one, for what is not `there` already; None if nothing
+        must be asked for."""
         span = None if there else span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
             return self._getting_span(ref, span, timeout)
@@ -89,9 +89,8 @@ class Getter:
     async def hold(
         self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, m.ChunkPart] = _ALL
     ) -> dict[ShardKey, Held]:
-        """The shards that the reference means, held here, without a look at their columns. Those of other hosts are
-        fetched in an order of this host's own; `chunks`: what of each, and how it may be made, as `Pin` has it. Raises
-        as `get`."""
+        """The shards of a reference, held, without their columns being read. Those of other hosts are fetched in an
+        order of this host's own; `chunks`: which part of each, and how it may be made, as in `Pin`. Raises as `get`."""
         ref = ref.unlinked()
         mine, others = self._parted(ref)
         first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
@@ -107,7 +106,7 @@ class Getter:
         return found
 
     async def hold_own(self, shards: Sequence[int], timeout: float) -> list[Held]:
-        """These shards of this plane's node, of which no row goes by itself, held here. Raises as `get`."""
+        """These shards of this plane's node, of which no single row is freed, held. Raises as `get`."""
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
         found: dict[ShardKey, Held] = {}
@@ -131,7 +130,7 @@ class Getter:
         return {key: holding[key] for key in keys}
 
     def _getting_span(self, ref: BatchRef, span: Span, timeout: float) -> Exchange[m.Held, Batch]:
-        """The request for rows in one run of one shard of this plane's node."""
+        """The request for contiguous rows of one shard of this plane's node."""
         keys = [span.shard[:2]]
 
         def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
@@ -152,8 +151,8 @@ class Getter:
     async def _kept_elsewhere(
         self, ref: BatchRef, others: Sequence[ShardKey], device: Any, timeout: float
     ) -> dict[ShardKey, Held]:
-        """Those of these shards that processes of other hosts keep, read from there; without what could not be, which
-        is then had as any other. Raises Freed."""
+        """Those of these shards that processes of other hosts keep, read from there; those that could not be are
+        left out, and read as any other. Raises Freed."""
         deadline = Deadline.after(timeout)
         asked: dict[bytes, list[int]] = {}
         for node, shard in others:
@@ -181,7 +180,7 @@ class Getter:
         reply: m.Held,
         timeout: float,
     ) -> Batch:
-        """The rows, some of which other processes keep, or of which is to be asked apart whether they count."""
+        """The rows, some of which other processes keep, or of which the live bits must be asked for separately."""
         mapped = {**there}
         if reply.kept:
             try:
@@ -207,7 +206,7 @@ class Getter:
     def _holding(
         self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, Held], reply: m.Held
     ) -> Holding:
-        """The shards of the answer, held, or brought here, and those that were mapped. Raises Freed."""
+        """The shards of the reply, held, or received with it, and those that were mapped. Raises Freed."""
         try:
             described = Described(unpack(reply.places), reply)
             if len(described.places) != len(keys):
@@ -232,13 +231,13 @@ class Getter:
         return m.Pin(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
 
     def _let_go(self, reply: m.Held) -> None:
-        """Drop what the node has granted for shards of its own."""
+        """Release what the node has granted for its own shards."""
         if not reply.carried:
             self._connection.tell(m.Unpin(numbers(reply.places)))
 
     def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, Held], bool]:
-        """The shards that other processes keep, mapped here; whether one could not be, and is to be had from the arena.
-        Raises Freed."""
+        """The shards that other processes keep, mapped here; and whether one could not be, and must be read from the
+        node's memory. Raises Freed."""
         mapped: dict[ShardKey, Held] = {}
         again = False
         pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # which go with an error
@@ -255,8 +254,8 @@ class Getter:
         return mapped, again
 
     async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
-        """Raises Freed where a row that the reference means was freed by itself, of large shards of these numbers here:
-        the node is asked for the rows of the columns in question, some at a time."""
+        """Raises Freed if a row of the reference was freed by itself, for large shards with these local numbers: the
+        node is asked for the live bits of the columns in question, some rows at a time."""
         for key, selected in ref.footprint().items():
             for ordinals, rows in selected if key in numbers else ():
                 for first in range(rows.start, rows.stop, m.MAX_LIVE):
@@ -268,12 +267,12 @@ class Getter:
                             _check_some(bits, rows, first, count, key[1])
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
-        """As `prefetch`, where some of it is on other hosts."""
+        """As `prefetch`, if a part of it is on other hosts."""
         if self._parted(ref)[1]:
             self.prefetch(ref, timeout)
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
-        """Have the node read what the reference means into memory. Does not wait."""
+        """Have the node read a reference into memory. Does not wait."""
         ref = ref.unlinked()
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
@@ -281,14 +280,14 @@ class Getter:
         self._connection.tell(m.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
-        """The shards of a reference: this plane's node's own, and others'."""
+        """The shards of a reference: those of this plane's node, and others."""
         own, keys = self._connection.welcome.node, ref.shards()
         others = [key for key in keys if key[0] != own]
         return [key for key in keys if key[0] == own] if others else list(keys), others
 
 
 def _portions(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
-    """The items by message."""
+    """The items, divided into messages."""
     found: list[list[T]] = []
     left = 0
     for item in items:
@@ -308,13 +307,13 @@ def _opened(ref: BatchRef, holding: Holding) -> Batch:
 
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
-    """What of these shards the reference means."""
+    """The parts of these shards that the reference refers to."""
     footprint = ref.footprint() if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
 def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
-    """What of the rows of these shards the reference means; nothing where it means whole rows."""
+    """The parts of the rows of these shards that the reference refers to; nothing if it refers to whole rows."""
     if not keys or not ref.is_sliced():
         return []
     wanted = slicing.wanted(ref)
@@ -322,7 +321,7 @@ def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
 
 
 def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, Laid]]) -> None:
-    """Raises Freed where a row that the reference means was freed by itself, of shards of these live bits."""
+    """Raises Freed if a row of the reference was freed by itself, for shards with these live bits."""
     for key, selected in ref.footprint().items():
         if key not in live:
             continue
@@ -350,7 +349,7 @@ def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
 
 
 def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:
-    """Raises Freed where one of these rows that is among those from `first` on does not count, as the bits say."""
+    """Raises Freed if one of these rows that is among the `count` from `first` on is freed, by these bits."""
     dead = np.unpackbits(np.frombuffer(bits, np.uint8), count=count) == 0
     if rows.slice is not None:
         gone = np.flatnonzero(dead)

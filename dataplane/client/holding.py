@@ -1,9 +1,10 @@
-"""The shards of one answer, as this process holds them: where each lies, its layout, and what keeps it there.
+"""The held shards of one reply: the place of each, its layout, and what keeps it there.
 
-Of thousands of small shards no object is made for each: they stay a table, of which `stack` takes many and `[key]` one.
+No object is made for each of thousands of small shards: they stay a table, from which `stack` takes many and `[key]`
+one.
 
-Invariants: each hold that the node granted is dropped once, with the last that looks at what it holds; small
-shards share holds.
+Invariants: each pin that the node granted is dropped once, with the last view of what it holds; small shards share
+pins.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from dataplane.wire import messages as m
 from dataplane.wire.places import Place, Table
 
 _LEAST, _MOST = 256 << 10, 4 << 20
-"""Bytes of small shards that share a hold, as the columns of one put share a shard: a quarter of all, within these. To
-drop a hold is a message, and a few hundred of those take longer than reading what they held."""
+"""Bytes of small shards that share a pin, as the columns of one put share a shard: a quarter of all, within these
+bounds. Dropping a pin is a message, and a few hundred of those take longer than reading what they hold."""
 
 
 _FEW = 64
-"""Shards up to which numbers of Python's own are faster to read than those of a table."""
+"""Shards up to which Python's own numbers are faster to read than those of a table."""
 
 
 class Held(NamedTuple):
-    """A shard that this process holds: its memory, how many bytes that is, and its layout."""
+    """A held shard: its memory, size in bytes, and layout."""
 
     memory: Memory
     size: int
@@ -43,7 +44,7 @@ class Held(NamedTuple):
 
 
 class Described:
-    """What an answer says of shards that this process holds: their places, and their layouts, which were checked."""
+    """What a reply says of held shards: their places, and their layouts, which are validated."""
 
     def __init__(self, places: Table, reply: m.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
@@ -66,7 +67,7 @@ class Described:
 
 
 class Holding:
-    """Shards by their keys."""
+    """Held shards by key."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class Holding:
         described: Described | None,
         carried: bytes = b"",
     ) -> None:
-        """`mapped`: those that other processes keep; `keys`: of those that are `described`, in that order, whose bytes
-        are `carried`, or to be held."""
+        """`mapped`: those that other processes keep; `keys`: of those that are `described`, in that order, whose
+        bytes are `carried` by the reply, or are to be held."""
         self._keys = keys
         self._mapped = mapped
         self._described = described
@@ -92,7 +93,7 @@ class Holding:
         self._arrays: dict[int, Callable[[Place], Bytes]] = {}  # by run
 
     def hold(self, segments: Mapping[int, Segment], pin: Callable[..., Pin]) -> None:
-        """They lie in these segments, and the node has granted one hold on each."""
+        """They are in these segments, and the node has granted one pin on each."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
         most, start, nbytes = max(_LEAST, min(_MOST, sum(sizes) // 4)), 0, 0
@@ -110,13 +111,13 @@ class Holding:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """That of all of them; None where they have several."""
+        """The outline of all of them; None if they have several."""
         outlines = {id(each): each for each in (laid.outline for laid in self._laid)}
         outlines |= {id(held.laid.outline): held.laid.outline for held in self._mapped.values()}
         return next(iter(outlines.values())) if len(outlines) == 1 else None
 
     def outlines(self, keys: Sequence[ShardKey]) -> list[Outline]:
-        """The outlines that the layouts of these shards have, each once."""
+        """The outlines of the layouts of these shards, each once."""
         if self._mapped:
             found = [self.laid(key) for key in keys]
         else:
@@ -154,8 +155,8 @@ class Holding:
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
     def _views(self, places: Table, keeps: object) -> Callable[[Place], Bytes]:
-        """Gives the bytes of these shards as parts of one array for each segment, which keeps what holds them there: an
-        array of its own for each would take longer than reading it."""
+        """The bytes of these shards, as parts of one array for each segment, which keeps their pins: an array for
+        each would take longer than reading it."""
         whole = self._spans(places, keeps)
 
         def view(place: Place) -> Bytes:
@@ -165,7 +166,7 @@ class Holding:
         return view
 
     def _spans(self, places: Table, keeps: object) -> dict[int, tuple[Bytes, int]]:
-        """Of each segment that these shards lie in, the part from the first of them to the last, and its offset."""
+        """For each segment of these shards, the part from the first of them to the last, and its offset."""
         found = {}
         for segment in np.unique(places[:, 1]).tolist():
             inside = places[places[:, 1] == segment]
@@ -174,7 +175,7 @@ class Holding:
         return found
 
     def stack(self, keys: Sequence[ShardKey]) -> Stack:
-        """Shards of one outline, to be read in one pass."""
+        """Shards with one outline, to be read in one pass."""
         if self._carried or (self._mapped and any(map(self._mapped.__contains__, keys))):
             held = [self[key] for key in keys]
             table = np.array([each.laid.numbers for each in held])

@@ -1,13 +1,13 @@
-"""Columns that stay in memory of the process that puts them, a device's or its own: kept, mapped by others, landed.
+"""Columns that stay in memory of the process that puts them, on a device or the host: kept, mapped by others, landed.
 
-A kept column is a shard whose bytes lie as in the arena, in memory of this process. The node has its layout and a
-handle; other processes of the host map the memory by that. Tensors on a CUDA device stay there, and are mapped by CUDA
-IPC. Those on the host are copied into memory of the process that others map through /proc.
+A kept column is a shard with its bytes in memory of this process, in the layout of the node's memory. The node has its
+layout and a handle, by which other processes of the host map the memory. Tensors on a CUDA device stay there, and are
+mapped by CUDA IPC. Those on the host are copied into memory of the process that others map through /proc.
 
-Invariants: what is kept counts against a budget; where that is full, what was kept longest is brought to the
-arena (`landed`), as is all of it when the plane is closed, and what somebody asks for who can not map it. Who asks from
-another host for a device reads it from here (`client.direct`). Memory is let go when the node says that nobody needs
-it. A column that is kept is sealed: nobody writes to it any more.
+Invariants: what is kept counts against a budget. Beyond it, the oldest is copied to the node's memory (`landed`), as
+is all of it when the plane is closed, and what a process needs that cannot map it. A process of another host that
+wants it on a device reads it from here (`client.direct`). Memory is released when the node says that nobody needs
+it. A kept column is sealed: nobody writes to it any more.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LAND_S = 60.0  # to bring a shard to the arena
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True):
-    """How others find memory of a process: by the number of a file that it has open, and of the file; or by what torch
-    makes of a storage for CUDA IPC (`cuda`), and within the process by a number."""
+    """How others find memory of a process: by the number of an open file and its identity; or by what torch makes of
+    a storage for CUDA IPC (`cuda`), and within the process by a number."""
 
     process: int
     number: int
@@ -59,7 +59,7 @@ class Own(Protocol):
     size: int
 
     def handle(self) -> Handle:
-        """How they find it."""
+        """Its handle."""
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
         """The copies that together write the column there."""
@@ -71,11 +71,11 @@ class Own(Protocol):
         """All of it, as a tensor of bytes that keeps it."""
 
     def close(self, *, mapped: bool = False) -> None:
-        """Let it go; `mapped`: others may map it still. Idempotent."""
+        """Release it; `mapped`: others may map it still. Idempotent."""
 
 
 class OwnHost:
-    """Host memory: a file that has no name."""
+    """Host memory: a file without a name."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -108,7 +108,7 @@ class OwnHost:
 
 
 def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) -> Memory | None:
-    """The memory of another process, or this one, by its handle; None where it can not be mapped here."""
+    """The memory of another process, or this one, by its handle; None if it cannot be mapped here."""
     try:
         handle = msgspec.msgpack.decode(encoded, type=Handle)
     except msgspec.DecodeError:
@@ -133,7 +133,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 
 
 class Keeper:
-    """What one plane keeps. Used from its loop alone."""
+    """What one plane keeps. Used from its event loop only."""
 
     def __init__(self, connection: Connection, writer: Writer, direct: Direct, budget: int) -> None:
         self._connection = connection
@@ -153,7 +153,7 @@ class Keeper:
         return bool(self._kept)
 
     def keeping(self, columns: Any, scope: str, deadline: Deadline) -> Keep:
-        """What keeps those of the columns that were given as tensors."""
+        """The function that keeps those of the columns that were given as tensors."""
         pairs = columns.items() if hasattr(columns, "items") else ()
         names = {name for name, values in pairs if _are_tensors(values)}
 
@@ -165,8 +165,8 @@ class Keeper:
         return keep
 
     async def keep(self, columns: Sequence[PlannedColumn], scope: str, timeout: float) -> list[int] | None:
-        """Keep each of these columns as a shard of its own; their numbers. None where the budget has no room. Raises as
-        `AsyncPlane.put`; then nothing is kept."""
+        """Keep each of these columns as its own shard. Returns their numbers; None if the budget has no room. Raises
+        as `AsyncPlane.put`; then nothing is kept."""
         total = sum(column.nbytes for column in columns)
         if total > self._budget:
             return None
@@ -200,8 +200,8 @@ class Keeper:
         return numbers
 
     async def _make_room(self, nbytes: int) -> bool:
-        """Bring what was kept longest to the arena; whether so many bytes fit then. What others map takes its place
-        until they do no more."""
+        """Copy the oldest to the node's memory. Returns whether so many bytes fit then. What others map counts until
+        they do not any more."""
         while self.used + nbytes > self._budget:
             longest = next((shard for shard in self._kept if shard not in self._landed), None)
             if longest is None:
@@ -210,7 +210,7 @@ class Keeper:
         return True
 
     async def land(self, shard: int) -> None:
-        """Bring a shard to the arena. Raises as `AsyncPlane.put`."""
+        """Copy a shard to the node's memory. Raises as `AsyncPlane.put`."""
         own = self._kept.get(shard)
         if own is None or shard in self._landed:
             return
@@ -234,7 +234,8 @@ class Keeper:
             self._connection.reserved(-1)
 
     def _told(self, told: m.Keeping) -> None:
-        """The node says that somebody needs a shard in the arena, or to read it here, or nobody its memory."""
+        """The node says that somebody needs a shard in its memory, or wants to read it here, or that nobody needs
+        it."""
         if told.offer is not None:
             self._begin(self._offer(told.shard, told.offer))
         elif not told.land:
@@ -274,7 +275,8 @@ class Keeper:
             self._begin(self._direct.withdraw(shard))
 
     async def aclose(self) -> None:
-        """Bring all that is kept to the arena, for a minute at most: the process goes on, or ends cleanly."""
+        """Copy everything that is kept to the node's memory, for a minute at most: the process continues, or ends
+        cleanly."""
         try:
             async with asyncio.timeout(_LAND_S):
                 for shard in list(self._kept):
@@ -298,7 +300,7 @@ def _are_tensors(values: Any) -> bool:
 
 
 def _own(column: PlannedColumn) -> Own:
-    """Memory for the column where its values are."""
+    """Memory for the column on the device of its values."""
     device = column.device
     if device is None:
         return OwnHost(column.nbytes)

@@ -1,15 +1,15 @@
 """The node's segments as this process maps them, and views of them that keep their pins.
 
-A segment is mapped at most once to read and at most once to write, whole, for as long as anything uses it, so that
-pages stay warm in this process's page tables. What must be writable without touching anybody else's data (a torch
+A segment is mapped at most once for reading and at most once for writing, as a whole, as long as anything uses it, so
+that its pages stay in this process's page tables. What must be writable without changing anybody else's data (a torch
 tensor has no read-only flag) is a private copy-on-write mapping of the one extent.
 
-Invariants: an array keeps the mapping it looks into and the pin that holds its bytes in place; both go when
-the last array, tensor or Arrow buffer made from it does, whether or not the plane is still open. Descriptors do not
-grow with views: a mapping needs none once it is made, and each segment keeps one of each kind.
+Invariants: an array keeps the mapping behind it and the pin of its bytes; both go when the last array, tensor or Arrow
+buffer made from it does, whether or not the plane is still open. Views need no descriptors: a mapping needs none once
+it is made, and each segment keeps one of each kind.
 
-In a forked child, what the parent may write to is not to be touched: the child would write over what the parent has
-sealed. Drafts become private there (`unshare`). Views stay readable where the child has pins of its own.
+In a forked child, memory that the parent may write must not be written: the child would overwrite what the parent has
+sealed. Drafts become private there (`unshare`). Views stay readable if the child has its own pins.
 
 mmap is called through ctypes since Python's own duplicates the descriptor for each mapping.
 """
@@ -44,7 +44,7 @@ _PROT_NONE = 0
 
 
 class _Span:
-    """What NumPy makes an array of; the array's base, and so the owner of what the array needs."""
+    """The object from which NumPy makes an array: the array's base, and so the owner of what the array needs."""
 
     __slots__ = ("__array_interface__", "keeps")
 
@@ -59,12 +59,12 @@ class _Span:
 
 
 class Mapping:
-    """Addresses of this process that show a part of a file. Unmapped with the last array that looks into it."""
+    """Addresses of this process that map a part of a file. Unmapped with the last array of it."""
 
     __slots__ = ("__weakref__", "address", "shared", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
-        """Raises LimitExceeded where this process can not map so much, Rejected where the file is sealed."""
+        """Raises LimitExceeded if this process cannot map so much, Rejected if the file is sealed."""
         self.address = _mapped(None, size, protection, flags, fd, offset)
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)
@@ -73,25 +73,26 @@ class Mapping:
         weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
-        """`size` bytes from `offset`, writable where the mapping is. Keeps the mapping, and `keeps`."""
+        """`size` bytes from `offset`, writable if the mapping is. Keeps the mapping, and `keeps`."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise ValueError(f"bytes {offset} to {offset + size} of a mapping of {self.size}")
         return np.asarray(_Span(self.address + offset, size, self.writable, (self, keeps)))
 
     def populate(self, offset: int, size: int) -> bool:
-        """Give the range pages now, in the file and in this mapping; whether the kernel can do that."""
+        """Allocate the pages of the range now, in the file and in this mapping. Returns whether the kernel can do
+        that."""
         result: int = _libc.madvise(self.address + offset, size, _MADV_POPULATE_WRITE)
         return result == 0
 
     def make_private(self, fd: int, offset: int) -> None:
-        """Show the same file from `offset` at the same addresses, but copy what is written from
-        now on: writing through arrays that are out already changes nothing that others see."""
+        """Map the same file from `offset` at the same addresses, copy-on-write: writing through existing arrays does
+        not change what others see any more."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _mapped(self.address, self.size, protection, flags, fd, offset)
         self.shared = False
 
     def forbid(self) -> None:
-        """Let nothing be read or written here any more: who does is ended by SIGSEGV."""
+        """Make all accesses fail with SIGSEGV from now on."""
         _libc.mprotect(self.address, self.size, _PROT_NONE)
 
 
@@ -121,7 +122,7 @@ class Access:
         self.readable = True
 
     def after_fork_in_child(self, *, readable: bool) -> None:
-        """In a forked child: nothing of the parent's is written to any more and, unless `readable`, nothing read."""
+        """In a forked child: nothing of the parent's can be written any more and, unless `readable`, nothing read."""
         self.readable = readable
         for mapping in list(self.mappings):
             if mapping.shared or not readable:
@@ -129,7 +130,7 @@ class Access:
 
 
 class _Descriptor:
-    """An open descriptor, closed with the last user of it."""
+    """An open descriptor, closed with its last user."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -139,7 +140,7 @@ class _Descriptor:
 
 
 class Segment:
-    """One segment of the node's arena, as much of it as the node let this process have."""
+    """One segment of the node's arena, with the rights that the node gave this process."""
 
     def __init__(self, number: int, size: int, access: Access | None = None) -> None:
         self.number = number
@@ -149,11 +150,11 @@ class Segment:
         self._mappings: dict[bool, Mapping] = {}
 
     def grant(self, fd: int, *, writable: bool) -> None:
-        """Take over a descriptor that the node passed."""
+        """Take over a descriptor from the node."""
         self._descriptors[writable] = _Descriptor(fd)
 
     def mapping(self, *, writable: bool) -> Mapping:
-        """The whole segment, mapped once. Raises KeyError where the node never granted that."""
+        """The whole segment, mapped once. Raises KeyError if the node never granted that."""
         mapping = self._mappings.get(writable)
         if mapping is None:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -169,16 +170,16 @@ class Segment:
         return mapping
 
     def private(self, offset: int, size: int) -> Mapping:
-        """The range, writable, with every page copied when it is first written to."""
+        """The range, writable, each page copied when it is first written."""
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         return self._map(self._readable, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 
     def shared(self, offset: int, size: int) -> Mapping:
-        """The range, written through, in a mapping of its own."""
+        """The range, written through, in its own mapping."""
         return self._map(self._descriptors[True], offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
 
     def unshare(self, mapping: Mapping, offset: int) -> None:
-        """Turn a mapping that `shared` made into one that `private` would make."""
+        """Turn a mapping from `shared` into one as from `private`."""
         mapping.make_private(self._readable.fd, offset)
 
     @property
@@ -192,7 +193,7 @@ class HeldShard:
     __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
     def __init__(self, segment: Segment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
-        """`view`: its bytes, read-only, of an array that keeps the pin; made at the first use where it is None."""
+        """`view`: its bytes, read-only, of an array that keeps the pin; made at the first use if None."""
         self._segment = segment
         self._extent = (offset, size)
         self._pin = pin
@@ -200,14 +201,14 @@ class HeldShard:
         self._view = view
 
     def read(self, offset: int, nbytes: int) -> Bytes:
-        """`nbytes` of the shard from `offset`, read-only, in place."""
+        """`nbytes` of the shard from `offset`, read-only, not copied."""
         self._check(offset, nbytes)
         if self._view is None:
             self._view = self._segment.mapping(writable=False).array(*self._extent, self._pin)
         return self._view[offset : offset + nbytes]
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable. All calls look into one copy."""
+        """The same bytes, writable. All calls return parts of one copy."""
         self._check(offset, nbytes)
         start, size = self._extent
         before = start % mmap.PAGESIZE  # of others that share the page
@@ -216,7 +217,7 @@ class HeldShard:
         return self._private.array(before + offset, nbytes, self._pin)
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable, in a mapping of their own: what is written is seen in no other view."""
+        """The same bytes, writable, in their own mapping: what is written is seen in no other view."""
         self._check(offset, nbytes)
         start = self._extent[0] + offset
         first = start - start % mmap.PAGESIZE
@@ -228,12 +229,12 @@ class HeldShard:
 
 
 class CarriedShard:
-    """A shard's bytes that came in a message, or to this process alone (`batch.Memory`); the payload is read-only."""
+    """A shard's bytes that came in a message, or to this process only (`batch.Memory`); the payload is read-only."""
 
     __slots__ = ("_bytes", "_private")
 
     def __init__(self, payload: bytes | memoryview, offset: int, size: int) -> None:
-        """Raises Corrupt where the payload has not so many bytes there."""
+        """Raises Corrupt if the payload has fewer bytes there."""
         if not 0 <= offset <= offset + size <= len(payload):
             raise Corrupt(f"bytes {offset} to {offset + size} of {len(payload)} that came")
         self._bytes = np.frombuffer(payload, np.uint8, size, offset)
@@ -244,7 +245,7 @@ class CarriedShard:
         return self._part(self._bytes, offset, nbytes)
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable. All calls look into one copy."""
+        """The same bytes, writable. All calls return parts of one copy."""
         if self._private is None:
             self._private = self._bytes.copy()
         return self._part(self._private, offset, nbytes)

@@ -1,12 +1,12 @@
-"""The holds of this process on shards, and the connection that they live by.
+"""The pins of this process on shards, and the connection that keeps them.
 
-A pin is dropped when the last view of its shard is: from a finalizer, so in any thread, at any moment, also in the
+A pin is dropped when the last view of its shard is: from a finalizer, so in any thread, at any moment, even in the
 middle of the same code. So nothing here blocks or takes a lock that is not reentrant. A plane that is closed while
-views exist leaves its socket here, out of its loop; the last view closes it.
+views exist leaves its socket here, out of its event loop; the last view closes it.
 
-Invariants: each pin is dropped once. A forked child has pins of its own for the views that it inherits
-(`client.inheriting`), and sends nothing over its parent's connection; where the node gives it none, its views can not
-be read.
+Invariants: each pin is dropped once. A forked child has its own pins for the views that it inherits
+(`client.inheriting`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
+read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def let_go(connected: socket.socket) -> None:
 
 
 class Pin:
-    """One hold on each of some shards, dropped with the object."""
+    """A pin on each of some shards, dropped with the object."""
 
     __slots__ = ("__weakref__", "shards")
 
@@ -51,8 +51,8 @@ class Pin:
 
 
 class Pins:
-    """The live pins of one connection. `flush` is asked, from any thread, to call `take` soon. That may fail, by an
-    interrupt (Ctrl-C) within the finalizer, so who has `dropped` to send looks for it now and then."""
+    """The live pins of one connection. `flush` is called, from any thread, to have `take` called soon. It may fail
+    by an interrupt (Ctrl-C) within the finalizer, so the sender also checks `dropped` now and then."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.source: tuple[str, bytes] | None = None
@@ -71,7 +71,7 @@ class Pins:
         _all.add(self)
 
     def hold(self, *shards: int) -> Pin:
-        """A pin for holds that the node has granted, which are dropped together."""
+        """A pin for what the node has granted, dropped together."""
         pin, token = Pin(shards), next(self._tokens)
         self._live.add(token)
         weakref.finalize(pin, self._drop, shards, token).atexit = False
@@ -79,7 +79,7 @@ class Pins:
 
     @property
     def live(self) -> int:
-        """How many pins there are."""
+        """The number of pins."""
         return len(self._live)
 
     def _drop(self, shards: Sequence[int], token: int) -> None:
@@ -94,11 +94,12 @@ class Pins:
 
     @property
     def dropped(self) -> bool:
-        """Whether there is something to `take`: also where an interrupt within a finalizer kept it from asking."""
+        """Whether there is something to `take`, even if an interrupt within a finalizer prevented the call of
+        `flush`."""
         return bool(self._dropped)
 
     def take(self) -> list[int]:
-        """The shards whose holds were dropped since the last call, each as often as it was."""
+        """The shards whose pins were dropped since the last call, each as often as it was."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped
@@ -116,7 +117,8 @@ class Pins:
         self._heir = None
 
     def after_fork_in_child(self) -> None:
-        """The socket is the parent's: let go of it, and go on with the child's own. What is not held is not read."""
+        """The socket is the parent's: release it, and continue with the child's own. What is not pinned cannot be
+        read."""
         parents, heir = self._socket, self._heir
         self._lock = threading.RLock()  # another thread of the parent's may have had it
         self._flush = lambda: None
@@ -129,14 +131,14 @@ class Pins:
         self._send()
 
     def inherit(self, connected: socket.socket, rest: bytes) -> None:
-        """The plane is closed: own its socket until the last pin is dropped. `rest` is still to be sent."""
+        """The plane is closed: own its socket until the last pin is dropped. `rest` must still be sent."""
         with self._lock:
             self._socket = connected
             self._unsent = rest
             self._send()
 
     def end(self) -> None:
-        """The process ends: let go of the socket that was inherited, and so of all pins."""
+        """The process ends: close the inherited socket, and so drop all pins."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()

@@ -1,12 +1,12 @@
-"""Writing columns into the node's memory.
+"""Writes columns into the node's memory.
 
-A put plans its columns (`batch.columns`), reserves room for all of them at once, writes each byte once, where it
-stays, and seals. Columns of some size become shards of their own, so that one that nobody asks for is neither kept
-in memory nor read back for another's sake; small ones share a shard. A payload that fits a message travels in it,
-which saves a round trip.
+A put plans its columns (`batch.columns`), reserves room for all of them at once, writes each byte once, at its final
+place, and seals. Columns of some size become their own shards, so that one that nobody asks for is neither kept in
+memory nor read back because of another; small ones share a shard. A payload that fits a message is sent in it, which
+saves a round trip.
 
-Invariants: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. What is
-on a device is read after all that the caller's streams had to do there; the loop waits for none of that.
+Invariants: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. Values on a
+device are read after all that the caller's streams had to do there, without the event loop waiting for that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dataplane.wire import messages as m
 T = TypeVar("T")
 
 _OWN_SHARD = 256 << 10
-"""Bytes from which on a column becomes a shard of its own."""
+"""Bytes from which on a column becomes its own shard."""
 
 _IN_LOOP = 2 << 20
 """Bytes up to which writing in the event loop takes less time than handing it to a thread."""
@@ -53,19 +53,19 @@ Placed = tuple[PlannedColumn, int, int]
 """A column, its shard, and its place in that."""
 
 Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
-"""Keeps those of the columns that are to be kept; what it has placed."""
+"""Keeps those of the columns that are to be kept. Returns where they are."""
 
 
 class Writer:
-    """Writes over one connection, copying in the threads of `pool`. Used from its loop alone."""
+    """The writes of one connection, which copies in the threads of `pool`. Used from its event loop only."""
 
     def __init__(self, connection: Connection, pool: Executor) -> None:
         self._connection = connection
         self._pool = pool
 
     async def in_thread(self, nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work on so many bytes: done in a thread if they are many, which has ended when this returns,
-        raises or is cancelled."""
+        """The result of work on so many bytes, done in a thread if they are many. The thread has ended when this
+        returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             return work(*arguments)
         running = self._pool.submit(work, *arguments)
@@ -90,23 +90,22 @@ class Writer:
         return _planned(columns, dedupe, self.each, ordering.noted())
 
     async def narrowed(self, columns: Any, narrow: Narrow) -> Any:
-        """The columns, of which those named are of the narrowest integers that hold them. Raises SchemaMismatch,
-        Misuse."""
+        """The columns, with the named ones as the narrowest integers that hold them. Raises SchemaMismatch, Misuse."""
         narrowing = functools.partial(_narrowed, columns, narrow, self.each, ordering.noted())
         if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
             return await asyncio.get_running_loop().run_in_executor(self._pool, narrowing)
         return narrowing()
 
     async def without_objects(self, columns: Any) -> Any:
-        """The columns, or the reference. Raises SchemaMismatch where one is of objects."""
+        """The columns, or the reference. Raises SchemaMismatch if one is of objects."""
         checking = functools.partial(_without_objects, columns, ordering.noted())
         if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
             return await asyncio.get_running_loop().run_in_executor(self._pool, checking)
         return checking()
 
     async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
-        """Write the planned columns, under the scope if it has a name; those that `keep` keeps are left to that. Raises
-        as `AsyncPlane.put`."""
+        """Write the planned columns, under the scope if it is not empty; those that `keep` keeps are left to it.
+        Raises as `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
         kept = [] if keep is None else await keep(planned.columns)
@@ -130,8 +129,8 @@ class Writer:
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Have what the reference means, of this node, on so many hosts in all; which other nodes. Raises LimitExceeded
-        where there are fewer, Backpressure, PeerUnavailable."""
+        """Have what the reference refers to, of this node, stored on so many hosts in all. Returns the other nodes.
+        Raises LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
         node = self._connection.welcome.node
         shards = [number for owner, number in ref.shards() if owner == node]
         if not shards:
@@ -144,14 +143,14 @@ class Writer:
         return BatchRef.of(self._connection.welcome.node, planned.rows, columns)
 
     def inline(self, planned: Plan) -> m.Inline | None:
-        """The columns as they travel in a message with what is to become of them; None where they do not."""
+        """The columns as they are sent in a message with another request; None if they do not fit."""
         if planned.nbytes > m.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
         return m.Inline(_payload(planned.columns), _layout_of(planned.columns), sizes)
 
     def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
-        """A put of simple columns that go into one shard, which is one request, or two where they are large; None for
+        """A put of simple columns that go into one shard, which is one request, or two for large ones; None for
         others."""
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
@@ -167,12 +166,12 @@ class Writer:
         return Exchange(self._connection, request, m.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
 
     def _meant(self, laid: Simple, shard: int) -> BatchRef:
-        """The reference to all of a shard."""
+        """The reference to an entire shard."""
         sizes = [nbytes for *_, nbytes in laid.columns]
         return BatchRef.whole(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
     def _written(self, laid: Simple, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
-        """Write the columns into their shard, which is to be sealed."""
+        """Write the columns into their shard, which is then to be sealed."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
         connection.reserved(+1)
@@ -194,15 +193,15 @@ class Writer:
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
     def putting_row(self, row: Row, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
-        """A put of a row that is laid out already, of at most `m.MAX_INLINE` bytes: its node, and its shard's number.
-        Raises as `AsyncPlane.put`."""
+        """A put of a row that is laid out already, of at most `m.MAX_INLINE` bytes. Returns its node, and its
+        shard's number. Raises as `AsyncPlane.put`."""
         request = m.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
         return Exchange(
             self._connection, request, m.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
         )
 
     async def put_rows(self, rows: Sequence[Row], timeout: float) -> list[int]:
-        """As `put_row`, of several: all at once, and all or none."""
+        """As `put_row`, of several rows, all or none."""
         make, node = self._connection.next_id, self._connection
         asked = [m.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
         replies = await asyncio.gather(
@@ -252,7 +251,7 @@ class Writer:
         return shards
 
     async def reserve(self, sizes: list[int], timeout: float) -> m.Reserved:
-        """Room for shards of these sizes. Raises as `AsyncPlane.put`."""
+        """Reserve room for shards of these sizes. Raises as `AsyncPlane.put`."""
         request = m.Reserve(self._connection.next_id(), sizes, timeout)
         reserved = await self._connection.request(request, m.Reserved, timeout)
         self._connection.reserved(+1)
@@ -272,13 +271,14 @@ class Writer:
 
 
 def _on_device(columns: Any) -> bool:
-    """Whether a tensor on a device is seen among them. Within the dicts of rows none is: then planning waits for it."""
+    """Whether a tensor on a device is found among them. Those within dicts of rows are not looked for: then planning
+    waits for it."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     return any(map(tensors.on_device, values)) or getattr(getattr(columns, "device", None), "type", "cpu") != "cpu"
 
 
 def _nbytes_of(columns: Any) -> int:
-    """About how many bytes the values are; many where it is not seen at once."""
+    """Approximately how many bytes the values are; a large number if that cannot be said at once."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     sizes = [getattr(each, "nbytes", None) for each in values]
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
@@ -309,7 +309,7 @@ def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
 
 
 def _jobs(group: Sequence[PlannedColumn], memory: Any, piece: int) -> list[Job]:
-    """What writes columns one after another into `memory`, each of about `piece` bytes."""
+    """The jobs that write columns one after another into `memory`, each of about `piece` bytes."""
     jobs, base = [], 0
     for column in group:
         jobs += column.jobs(memory[base : base + column.nbytes], piece)
