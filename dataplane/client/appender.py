@@ -1,12 +1,12 @@
-"""Rows of one process gathered into blocks, which are appended as one: for agents, who append a row at a time.
+"""Gathers rows of one process into blocks, each appended as one: for agents, which append a row at a time.
 
-`send` takes rows and returns at once; a block is appended when it has `max_rows`, or when its first row has waited for
-`max_delay` seconds, or when the block before it is in, whichever is last to hold it back. Blocks go one after another,
-so rows are in the stream in the order in which they were sent. Where a block is refused, or finds no room, half of it
-is tried, down to one call, which waits for room: so each call has its own keys or its own error.
+`send` accepts rows and returns at once. A block is appended when it has `max_rows`, or its first row has waited for
+`max_delay` seconds, and the block before it was answered. Blocks are appended one after another, so rows are in the
+stream in the order in which they were sent. If a block is refused, or finds no room, half of it is tried, down to one
+call, which waits for room: so each call has its own keys or its own error.
 
-Invariants: a row is appended once or its call fails; what was sent may be changed by the caller; no more than
-`_BLOCKS` blocks wait, and who sends more waits for room. Any thread may send; the rest belongs to the loop.
+Invariants: a row is appended once or its call fails; the caller may change what was sent; at most `_BLOCKS` blocks
+wait, and further calls wait for room. Any thread may send; the rest belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ _BLOCK_BYTES = 4 << 20
 """Bytes from which on a block is full."""
 
 TIMEOUT_S = 60.0
-"""The deadline, in seconds, of an append or extend that names none."""
+"""The default timeout of an append or extend, in seconds."""
 
 _FORMS = 64
-"""Kinds of rows that are remembered."""
+"""Row layouts that are remembered."""
 
 _NONE: list[Any] = []
 _UNTAGGED: dict[str, Any] = {}
-"""Of calls that say nothing of their rows, all of which share them: objects that a row has are what a collection of
-garbage looks at."""
+"""Of calls without metadata, shared by all of them: objects for each row are work for the garbage collector."""
 
 Begin = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class AsyncAppender:
-    """Gathers rows for a stream. Made by `stream.appender`; a context manager that brings all that was sent."""
+    """Gathers rows for a stream. Made by `stream.appender`; a context manager that appends all that was sent."""
 
     def __init__(
         self, stream: AsyncStream, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any
     ) -> None:
-        """`begin` runs a coroutine in the loop without waiting for it, `soon` does a little work there."""
+        """`begin` runs a coroutine in the event loop without waiting for it, `soon` runs a function there."""
         self._stream = stream
         self._begin = begin
         self._soon = soon
@@ -86,7 +85,7 @@ class AsyncAppender:
 
     @property
     def pending(self) -> int:
-        """Rows that were sent and have not been answered."""
+        """Rows that were sent and not answered."""
         with self._lock:
             return sum(block.rows for block in self._blocks)
 
@@ -99,9 +98,9 @@ class AsyncAppender:
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> Sent:
-        """Take rows, with arguments as for `stream.append`; what is returned can be awaited for their keys. Waits where
-        too many blocks wait. Raises SchemaMismatch, Misuse, Closed; what the stream refuses is raised where the result
-        is awaited, or else by the next `flush`."""
+        """Accept rows, with arguments as for `stream.append`. The result can be awaited for their keys. Waits if too
+        many blocks wait. Raises SchemaMismatch, Misuse, Closed; an error of the stream is raised where the result is
+        awaited, or else by the next `flush`."""
         while (sent := self.offer(columns, keys, group, version, tags)) is None:
             await self.room()
         return sent
@@ -120,8 +119,8 @@ class AsyncAppender:
         return await sent
 
     async def flush(self) -> None:
-        """Append what was sent, without more delay, and wait until it is in the stream. Raises the first error that
-        nobody who awaits was told; the others are told no more."""
+        """Append what was sent, without further delay, and wait until it is in the stream. Raises the first error
+        that no awaiting caller got; later ones are dropped."""
         with self._lock:
             block = self._blocks[-1] if self._blocks else None
             if block is not None:
@@ -134,7 +133,7 @@ class AsyncAppender:
             raise unseen[0].error
 
     async def aclose(self) -> None:
-        """Take no more rows, and `flush`. Idempotent."""
+        """Accept no more rows, and `flush`. Idempotent."""
         self._closed = True
         await self.flush()
 
@@ -151,7 +150,7 @@ class AsyncAppender:
     # What the faces share
 
     def offer(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Sent | None:
-        """Put rows into a block, checked and copied; None where there is no room. Any thread may call. Raises
+        """Put rows into a block, validated and copied; None if there is no room. Any thread may call this. Raises
         SchemaMismatch, Misuse, Closed."""
         sent = self._gather(self._form, columns, keys, group, version, tags, sys.maxsize)
         if sent is not None or self._crowded():
@@ -170,14 +169,14 @@ class AsyncAppender:
             return None if block is None else self._put(block, call, nbytes)
 
     def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
-        """As `offer`, of columns that are small and like those that were learnt last; None for others, too."""
+        """As `offer`, of small columns with the layout that was learned last; None for others, too."""
         return self._gather(self._form, columns, None, group, version, tags, m.MAX_INLINE)
 
     def _gather(
         self, form: Form | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
-        """Write rows of this form, of at most so many bytes, behind those of the last block; None for others, and where
-        there is no room. Raises Misuse, Closed."""
+        """Write rows with this layout, of at most so many bytes, after those of the last block; None for others, and
+        if there is no room. Raises Misuse, Closed."""
         if form is None or not form.simple or not (tags is None or type(tags) is dict):
             return None
         bare = keys is None and group is None and not tags
@@ -209,7 +208,7 @@ class AsyncAppender:
             return crowded
 
     def learn(self, pairs: Sequence[tuple[str, Values]]) -> Form:
-        """The form of these columns, which more like them are expected to have."""
+        """The layout of these columns, which further rows are expected to have."""
         kind = tuple([(name, values.field) for name, values in pairs])
         form = self._forms.get(kind)
         if form is None or form.alone:
@@ -221,8 +220,8 @@ class AsyncAppender:
         return form
 
     def _block(self, kind: Kind) -> Block | None:
-        """The block that calls of this kind are put into now, with the first of which it counts; None where there is no
-        room. Under the lock. Raises Closed."""
+        """The block for calls of this kind; a call of a new block counts with its first. None if there is no room.
+        Under the lock. Raises Closed."""
         if self._closed:
             raise Closed("the appender is closed")
         block = self._blocks[-1] if self._blocks else None
@@ -268,7 +267,7 @@ class AsyncAppender:
         await self._room.wait()
 
     async def _run(self) -> None:
-        """Append blocks as long as there are some."""
+        """Append blocks as long as there are any."""
         block: Block | None = None
         try:
             while (block := self._following(block)) is not None:
@@ -282,7 +281,7 @@ class AsyncAppender:
                 self._stop()
 
     def _stop(self) -> None:
-        """Nothing is appended any more."""
+        """Append nothing any more."""
         with self._lock:
             self._closed = True
             blocks, self._blocks = list(self._blocks), deque()
@@ -293,7 +292,7 @@ class AsyncAppender:
         self._room.set()
 
     def _following(self, done: Block | None) -> Block | None:
-        """The next block; None where there is none, and the next that is begun runs again."""
+        """The next block; None if there is none, and the next one starts this again."""
         with self._lock:
             if done is not None:
                 self._blocks.popleft()
@@ -309,7 +308,7 @@ class AsyncAppender:
 
 
 def _checked(columns: Any) -> list[tuple[str, Values]]:
-    """Columns of as many rows each, one or more. Raises SchemaMismatch, Misuse."""
+    """Columns with equal row counts, one or more. Raises SchemaMismatch, Misuse."""
     if isinstance(columns, BatchRef):
         raise Misuse("an appender takes rows themselves; append a reference by stream.append")
     pairs = list(columns_of(columns))
@@ -326,12 +325,12 @@ def _checked(columns: Any) -> list[tuple[str, Values]]:
 
 @lru_cache(maxsize=256)
 def _versions(version: int, rows: int) -> list[int]:
-    """The version of so many rows, nobody's to change. Raises Misuse."""
+    """The version of so many rows, not to be changed. Raises Misuse."""
     return arguments.plain("version", version, rows, (int,))
 
 
 def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-    """A call of so many rows, with what was said of them. Raises Misuse."""
+    """A call of so many rows, with its metadata. Raises Misuse."""
     plain = arguments.plain
     if keys is None and group is None and not tags and type(version) is int:
         return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)

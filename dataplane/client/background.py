@@ -1,11 +1,11 @@
-"""Work that goes on beside a process's calls: a coroutine in a thread of its own, over a plane of its own.
+"""Work besides a process's calls: a coroutine in its own thread, over its own plane.
 
-Recorders, replays and those that follow a stream run so, off the path of who produces and consumes: they share neither
-the loop nor the turns of the plane that began them.
+Recorders, replays and followers of a stream run so, off the path of producers and consumers: they share neither the
+event loop nor the turns of the plane that began them.
 
-Invariants: `close` ends the work and waits for it; whatever it failed with is raised by `wait`, once it has
-ended. A plane that is closed ends what was begun by it. The threads are daemons: work that nobody ended is broken off
-with the process, and has to be such that this loses nothing.
+Invariants: `close` ends the work and waits for it; its error is raised by `wait`, once it has ended. Closing a plane
+ends what it began. The threads are daemons: work that nobody ended is broken off with the process, and must be such
+that this loses nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Background(ABC):
         _begun.setdefault(connection, []).append(self)
 
     def start(self) -> Self:
-        """Begin; returns once the loop runs."""
+        """Begin; returns once the event loop runs."""
         self._thread.start()
         self._begun.wait()
         return self
@@ -75,16 +75,16 @@ class Background(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether it goes on."""
+        """Whether it continues."""
         return self._thread.is_alive()
 
     @property
     def error(self) -> BaseException | None:
-        """What it failed with, or passed over; None where nothing was."""
+        """Its error, or one that it ignored; None if there is none."""
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is done. Raises what it failed with, and NotReady after `timeout` seconds."""
+        """Wait until it is done. Raises its error, and NotReady after `timeout` seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise NotReady(f"{self._name} is not done", waited_s=timeout or 0.0)
@@ -92,7 +92,7 @@ class Background(ABC):
             raise self._error
 
     def close(self) -> None:
-        """End it, and wait for that. Idempotent. Raises what it failed with."""
+        """End it, and wait for that. Idempotent. Raises its error."""
         self.stop()
         self.wait()
 
@@ -104,7 +104,7 @@ class Background(ABC):
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def aclose(self) -> None:
-        """As `close`, for a caller who has a loop."""
+        """As `close`, for a caller with an event loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -130,14 +130,14 @@ class Background(ABC):
 
 
 def _forget(error: BaseException | None) -> None:
-    """What the frames of an error refer to goes, and with it memory that they hold."""
+    """Drop what the frames of an error refer to, and with it the memory that they hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 async def end_all(connection: Connection) -> None:
-    """End what was begun by the plane of this connection, which is being closed."""
+    """End what the plane of this connection, which is being closed, began."""
     begun = _begun.pop(connection, [])
     for each in begun:
         if each.running:

@@ -1,9 +1,9 @@
-"""Calls whose rows are appended to a stream as one block, and what becomes of each.
+"""Calls whose rows are appended to a stream as one block, and the result of each.
 
-A block that is refused, or that finds no room, is halved, down to one call, which waits for room.
+A block that is refused, or finds no room, is halved, down to one call, which waits for room.
 
-Invariants: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call
-are appended once or not at all.
+Invariants: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call are
+appended once or not at all.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _NONE: list[Any] = []
-"""Of calls that have none, all of which share it: objects that a row has are what a collection of garbage looks at."""
+"""Of calls without any, shared by all of them: objects for each row are work for the garbage collector."""
 
 
 class Kind(NamedTuple):
-    """What calls have in common that can be of one append; and whether their rows are gathered as they come."""
+    """What calls must have in common to be in one append; and whether their rows are gathered as they come."""
 
     form: Form
     keyed: bool
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 class Call:
-    """The rows of one `send`: `count` of them, from `start` on where they are gathered, else these `columns`."""
+    """The rows of one `send`: `count` of them, from `start` on if they are gathered, else these `columns`."""
 
     __slots__ = (
         "asked",
@@ -96,8 +96,8 @@ class Block:
         return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
 
     async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
-        """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which is
-        `unseen`."""
+        """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which
+        is added to `unseen`."""
         left, most = self.calls, len(self.calls)
         ended: DataplaneError = Closed("the appender was stopped")
         try:
@@ -133,8 +133,8 @@ class Block:
             call.asked = None
 
     async def _together(self, calls: list[Call], stream: AsyncStream) -> DataplaneError | None:
-        """Append the rows of these calls as one; the error, if they are not. Several do not wait: there may be room for
-        some of them, on which a consumer waits that is to make room for the others."""
+        """Append the rows of these calls as one. Returns the error, if they are not. Several do not wait: there may
+        be room for some of them, for which a consumer waits that is to make room for the others."""
         first = calls[0]
         try:
             keys = await stream.append_block(
@@ -157,8 +157,7 @@ class Block:
 
 
 class Sent:
-    """Rows that were sent. To be awaited: their keys, once they are in the stream, or the error with which they are
-    not."""
+    """Rows that were sent. Await it for their keys, once they are in the stream, or the error."""
 
     __slots__ = ("_block", "_call", "_unseen")
 
@@ -169,11 +168,11 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether it is known what became of them."""
+        """Whether the result is known."""
         return self._block.done.is_set()
 
     def keys(self) -> list[str]:
-        """Their keys, once it is `done`. Raises the error with which they are not there."""
+        """Their keys, once it is `done`. Raises the error."""
         if self._call.error is not None:
             self._unseen.pop(self._call, None)
             raise self._call.error

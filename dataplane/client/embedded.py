@@ -1,9 +1,11 @@
-"""A node started by the process that uses it: found by its children, gone when it is no longer needed.
+"""A node started by the process that uses it: found by its children, ended when it is not needed any more.
 
-A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that
-its other planes and its children attach to it. Invariants: the node ends with this process, however that
-ends (it watches this process itself); earlier, once the plane that started it is closed, as soon as nobody is
-connected any more, views of closed planes included. A forked child never stops its parent's node.
+A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that its
+other planes and its children connect to it.
+
+Invariants: the node ends with this process, however that ends (it watches this process itself); earlier, once the
+plane that started it is closed, as soon as nobody is connected any more, views of closed planes included. A forked
+child never stops its parent's node.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory, of nodes tha
 
 
 def find(given: str | None) -> str:
-    """The address that was given, $DATAPLANE_ADDRESS or, without either, that of the one node of this user that is
-    found on this host. Raises ValueError where there is none, or are several."""
+    """The given address, $DATAPLANE_ADDRESS or, without either, that of this user's only node on this host. Raises
+    ValueError if there is none, or several."""
     address = given or environment().address
     if address is not None:
         return address
@@ -49,11 +51,11 @@ def _nodes(runtime: Path) -> Iterator[Path]:
 
 
 class EmbeddedNode(Launched):
-    """A running node of this process's. `address` is what to connect to."""
+    """A running node that this process started, at `address`."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises Rejected where it can not meet the settings, saying why;
-        PeerUnavailable where it does not come up."""
+        """Start it and wait until it answers. Raises Rejected if it cannot meet the settings, saying why;
+        PeerUnavailable if it does not start."""
         super().__init__(config)
         self._starter = os.getpid()
         _running.append(self)
@@ -82,13 +84,13 @@ class EmbeddedNode(Launched):
         _reap()
 
     def forget(self) -> None:
-        """Let nobody find it any more."""
+        """Have nobody find it any more."""
         if self in _running:
             _running.remove(self)
             export_address(_running[-1].address if _running else None)
 
     def stop(self) -> None:
-        """End it now, if it is this process's to end."""
+        """End it now, if this process may."""
         if os.getpid() == self._starter:
             super().stop()
 
@@ -109,7 +111,8 @@ def _reap() -> None:
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
     """The address in the environment, or else of a node that is started now, and that node. One thread at a time, so
-    that several who connect at once find the same. With settings, another is started beside one of this process."""
+    that several that connect at once find the same. With settings, another one is started besides an existing one of
+    this process."""
     with _starting:
         for node in list(_running):
             if node.died:

@@ -1,6 +1,6 @@
-"""What a reference means, in the portions in which a node is told to free it.
+"""Divides what a reference refers to into messages that free it.
 
-Invariants: a portion fits a message, however many rows are named one by one.
+Invariant: each part fits a message, however many rows are named one by one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Pins for a forked child: a connection of its own, made before the fork, that holds what the parent's holds.
+"""Pins for a forked child: its own connection, made before the fork, with the parent's pins.
 
-A child shares the views of its parent. Without pins of its own, the bytes would change under it as soon as the parent
-drops its views. The child's copies of the views drop the pins of this connection one by one, as the parent's do those
-of its own. Invariants: making it is bounded in time, and leaves nothing when it fails.
+A child shares the views of its parent. Without its own pins, the bytes would change under it as soon as the parent
+drops its views. The child's copies of the views drop the pins of this connection one by one, as the parent's do its
+own.
+
+Invariant: making it is bounded in time, and leaves nothing when it fails.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _decoder = m.decoder(m.Reply)
 
 @dataclass(frozen=True, slots=True)
 class Heir:
-    """A connection for a child, and its token, by which the child's own children inherit. Without a connection the node
-    has ended, so that nobody can change what it held."""
+    """A connection for a child, and its token, with which the child's own children inherit. Without a connection the
+    node has ended, so that nobody can change what it held."""
 
     connected: socket.socket | None = None
     token: bytes = b""
 
 
 def inherit(address: str, token: bytes) -> Heir | None:
-    """What holds the pins of the client of this token; None where the node does not say so in time."""
+    """A connection with the pins of the client with this token; None if the node does not answer in time."""
     path = parse_address(address)
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
         if _ended(path):
@@ -67,7 +69,7 @@ def _ended(path: Path) -> bool:
 
 
 def _inherited(connected: socket.socket, token: bytes) -> bytes:
-    """The new client's token; empty where it inherits nothing."""
+    """The new client's token; empty if it inherits nothing."""
     own = b""
     connected.settimeout(_ANSWER_S)
     label = f"child of {program()}"

@@ -1,17 +1,16 @@
-"""A task's rows of a stream as batches of tensors for a training loop, in the place of a torch `DataLoader`.
+"""A task's rows of a stream as batches of tensors for a training loop, in place of a torch `DataLoader`.
 
     for batch in dataplane.loader(stream, "actor", rows=256, columns=["response_ids", "reward"]):
         step(batch)
 
-A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread hands them out.
+A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread gets them.
 
-Invariants: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`; one whose
-step was left by `break` or an exception is given back, with all that was fetched ahead; no more than `prefetch` are
-held beyond the one in the step; nothing goes on once an iteration has ended. Torch is imported when it is needed to
-make a tensor, not before.
+Invariants: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`. One whose step was
+left by `break` or an exception is given back, with all that was prefetched. At most `prefetch` are held beyond the one
+in the step. Nothing continues once an iteration has ended. Torch is imported when a tensor must be made, not before.
 
-Rejected: to ack when a batch is handed out, for then a process that dies within the step has lost its rows; to keep
-the keys of rows in `state_dict`, for the stream knows which were acked, and it alone knows it after a crash.
+Rejected: to ack when a batch is returned, because a process that dies within the step would lose its rows; to keep
+the keys of rows in `state_dict`, because the stream knows which were acked, and it alone knows that after a crash.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from dataplane.stream.sampler import BuiltIn, Fifo, Sampler
 Collate = Callable[[Batch], Any]
 
 TIMEOUT_S = 600.0
-"""How long to wait for a batch, where nothing else is said."""
+"""The default of how long to wait for a batch, in seconds."""
 
 _STATE = 1  # what `state_dict` gives, by its form
 _JOIN_S = 10.0
@@ -75,23 +74,23 @@ def loader(
     rows, columns, min_rows, sampler, member, replica, replicas: as for `Stream.consume`. A batch has `min_rows` to
         `rows` rows.
     collate: what a batch is. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout (those
-        where more than one dimension varies as lists of tensors). "padded": ragged columns as [rows, longest, ...],
-        with `<name>_mask`, true where there is a value. Either way text, bytes, struct and object columns are lists.
-        A function: what it makes of the `Batch`, in a thread of the loader's.
-    padding_value: what stands where there is no value; for all columns, or a dict by column, 0 for the others.
-    lease: seconds that a step may take, at least nine tenths of it counted from when the batch is handed out.
+        with more than one varying dimension as lists of tensors). "padded": ragged columns as [rows, longest, ...],
+        with `<name>_mask`, true where there is a value. In both, text, bytes, struct and object columns are lists. A
+        function: its result for the `Batch`, computed in a thread of the loader.
+    padding_value: the value of padding; for all columns, or a dict by column, 0 for the others.
+    lease: seconds that a step may take, at least nine tenths of it counted from when the batch is returned.
     prefetch: how many batches are fetched while the step runs; 0: each when it is asked for.
-    pin_memory: have the tensors in page-locked memory. Where there is no CUDA it warns, and does not.
-    device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples that a function made.
-        They are copied by the loader's thread on a stream of its own while the step before runs, and what the iterating
-        thread's current stream does from then on waits for them. With it, `pin_memory` has no use.
-    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. What reading them and
-        `collate` take does not count.
-    at_end: what becomes of an end at which rows of the task are dead letters, were dropped, or have expired. "warn"
-        says so in a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+    pin_memory: have the tensors in page-locked memory. Without CUDA it warns, and does nothing.
+    device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples from a function. They
+        are copied by the loader's thread on its own stream while the step before runs, and later work of the iterating
+        thread's current stream waits for them. With it, `pin_memory` has no use.
+    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. Reading them and `collate`
+        do not count.
+    at_end: what to do at the end if rows of the task are dead letters, were dropped, or have expired. "warn" gives a
+        `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
-    Iterating raises NotReady at the deadline; LeaseExpired where a step took longer than the lease, and its rows go to
-    others; Closed where the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
+    Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, and its rows go to
+    others; Closed if the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
     each. To be used in the process that connected, so not as the dataset of a `DataLoader` with workers.
     """
     return Loader(
@@ -119,7 +118,7 @@ def loader(
 class Loader:
     """An iterable of batches. Made by `dataplane.loader`.
 
-    One iteration at a time: to begin another ends the one before, which raises Misuse if it goes on.
+    One iteration at a time: beginning another ends the one before, which raises Misuse if it continues.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Loader:
         return f"<loader of task {self._task!r} of stream {self._stream.name!r}, {self.steps} steps done>"
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches, from what the task has not done yet."""
+        """Batches of the rows that the task is not done with."""
         before = None if self._iteration is None else self._iteration()
         if before is not None:
             before.end()
@@ -177,8 +176,8 @@ class Loader:
         return iteration
 
     def ack(self) -> None:
-        """The step of the batch that was handed out last is done: say so now, and not when the next is asked for. What
-        is saved after it holds the step, and its rows are not delivered again. Raises LeaseExpired."""
+        """The step of the last batch is done: ack it now, and not when the next is asked for. What is saved
+        afterwards includes the step, and its rows are not delivered again. Raises LeaseExpired."""
         delivery = self.delivery
         if delivery is not None and not delivery.settled:
             delivery.ack()
@@ -187,20 +186,21 @@ class Loader:
             self.version = max([*delivery.versions, *([] if self.version is None else [self.version])])
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with the model: the stream, the task, how many steps and rows were acked and of which newest
-        version, and the sampler: its weights and the like or, of one of your own that has a `state_dict`, that.
+        """The state to save with the model: the stream, the task, how many steps and rows were acked and of which
+        newest version, and the sampler's state: its weights and the like or, of a sampler of your own with a
+        `state_dict`, that.
 
-        Which rows were acked is kept by the stream, not here; by a durable one also while every process is killed. A
-        loader made again, with this state or without, in this process or another, goes on with the rows that were not:
-        those handed out or fetched ahead are delivered again once their holder has let go of them (it ended its
+        Which rows were acked is stored by the stream, not here; a durable stream has it even after every process was
+        killed. A new loader, with this state or without, in this process or another, continues with the rows that were
+        not acked: those returned or prefetched are delivered again once their holder has released them (it ended its
         iteration, its process ended, or its lease did). So:
 
         - no row is lost, and one that was acked does not come again;
-        - the batch that was handed out and not yet acked when the state was taken does come again, although the model
-          may have learned from it; call `ack` before saving, and it does not;
-        - a model that goes back to an older state does not take the stream back with it: rows that were acked since
-          then are gone. To go back with it, or where the node was killed and the stream is not durable, save
-          `stream.checkpoint(path)` with both, make the stream again by `plane.restore(path)`, and the loader on that.
+        - the batch that was returned and not yet acked when the state was taken does come again, although the model may
+          have learned from it; call `ack` before saving, and it does not;
+        - a model that returns to an older state does not take the stream back with it: rows that were acked since then
+          are gone. To take the stream back, or if the node was killed and the stream is not durable, save
+          `stream.checkpoint(path)` with both, restore the stream by `plane.restore(path)`, and make the loader on that.
         """
         return {
             "form": _STATE,
@@ -213,8 +213,8 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from a saved state, and choose as its sampler did. Raises Misuse where it is none, or one of another
-        stream, task or kind of sampler."""
+        """Continue counting from a saved state, and choose as its sampler did. Raises Misuse if it is invalid, or of
+        another stream, task or kind of sampler."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
             raise Misuse(f"this is no state of a loader: {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
@@ -268,7 +268,7 @@ class Loader:
             return delivery, batch
 
     def _finished(self) -> Collate:
-        """What makes of a batch what is handed out, in the thread that fetches."""
+        """The function that turns a batch into what is returned, in the thread that fetches."""
         collate, device, pinning = self._collate, self._device, self._pinning()
         if device is not None:
             return lambda batch: brought(collate(batch), device)
@@ -289,14 +289,14 @@ class Loader:
 
 
 def _sampler_state(sampler: Sampler | None) -> Any:
-    """What to save of a sampler; None where there is nothing."""
+    """The state to save of a sampler; None if there is none."""
     if sampler is None or isinstance(sampler, BuiltIn):
         return None if sampler is None else msgspec.to_builtins(sampler)
     return sampler.state_dict() if hasattr(sampler, "state_dict") else None
 
 
 def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
-    """The sampler of a saved state. Raises Misuse where that is of another kind than this one."""
+    """The sampler of a saved state. Raises Misuse if that is of another kind than this one."""
     if state is None:
         return sampler
     if sampler is None or isinstance(sampler, BuiltIn):
@@ -326,11 +326,11 @@ class _Iteration(Iterator[Any]):
         return next(self._batches)
 
     def close(self) -> None:
-        """Give back what was fetched and not handed out. Idempotent."""
+        """Give back what was fetched and not returned. Idempotent."""
         self._batches.close()
 
     def end(self) -> None:
-        """Another begins. Raises Misuse where this one is in a call."""
+        """Another begins. Raises Misuse if this one is in a call."""
         if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
             raise Misuse("a loader is iterated over by one thread at a time")
         self._ended = inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED
@@ -340,8 +340,8 @@ class _Iteration(Iterator[Any]):
 class _Ahead:
     """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back what is left.
 
-    What it has fetched and nobody has taken it keeps leased. What passes between the two threads passes through queues
-    that no signal can leave locked, as conditions can be.
+    What it has fetched and not returned it keeps leased. The two threads communicate by queues, which no signal can
+    leave locked, as it can conditions.
     """
 
     def __init__(self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any]) -> None:
@@ -369,7 +369,7 @@ class _Ahead:
 
     def next(self, timeout_s: float) -> tuple[Delivery, Any, float] | None:
         """What was fetched first: a delivery, its batch, and since when it is held. None: there will be no more.
-        Raises NotReady where no rows are delivered by the deadline, and what the thread met."""
+        Raises NotReady if no rows are delivered by the deadline, and errors of the thread."""
         until = monotonic() + timeout_s
         while True:
             try:
@@ -393,7 +393,7 @@ class _Ahead:
         return fetched
 
     def stop(self, left: Delivery | None) -> None:
-        """Fetch no more; give back what was fetched and not handed out, and `left`. Returns when that is done."""
+        """Fetch no more; give back what was fetched and not returned, and `left`. Returns when that is done."""
         if left is not None:
             self._left.append(left)
         self._stopped = True
@@ -437,7 +437,7 @@ class _Ahead:
                 await delivery.renew()
 
     def _fetch(self) -> bool:
-        """Fetch a delivery. Whether there may be another."""
+        """Fetch a delivery. Returns whether there may be another."""
         try:
             delivery, batch, since = self._stream._wait(self._one())
             made = self._make(delivery, batch)
@@ -458,7 +458,7 @@ class _Ahead:
             raise
 
     async def _one(self) -> tuple[Delivery, Batch, float]:
-        """In the plane's loop: a delivery, and what is in it."""
+        """In the plane's event loop: a delivery, and its batch."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
@@ -495,11 +495,11 @@ class _Ahead:
                 raise _End from error
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
-        """To others; `seen`: as a delivery that failed."""
+        """Give back to others; `seen`: as a delivery that failed."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())
 
 
 class _End(Exception):
-    """The stream is closed, and the task has done all of it."""
+    """The stream is closed, and the task is done with all of it."""

@@ -1,7 +1,7 @@
-"""Where the rows of a `get` go: into tensors of the caller's, to a device, or to the ranks of a group.
+"""The destination of a `get`: the caller's tensors, a device, or the ranks of a group.
 
-Copies to devices begin in the thread that calls, since its current stream is what they are ordered by. Copies to host
-memory are shared among the plane's threads.
+Copies to devices begin in the calling thread, whose current stream orders them. Copies to host memory are divided
+among the plane's threads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SHARED = 4  # jobs from which on threads share them
 
 
 class AsyncReader(Protocol):
-    """Whence the rows come: an `AsyncPlane`."""
+    """The source of the rows: an `AsyncPlane`."""
 
     @property
     def address(self) -> str:
-        """Which node of this host it reads from."""
+        """The node of this host that it reads from."""
 
     async def get(self, ref: BatchRef, *, timeout: float) -> Batch:
-        """The rows that the reference means."""
+        """The rows of the reference."""
 
 
 def placed(batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor) -> Batch:

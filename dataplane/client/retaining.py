@@ -1,6 +1,6 @@
-"""Other references to what is stored: links to its rows, in as many requests as it takes.
+"""Further references to what is stored: links to its rows, in as many requests as needed.
 
-Invariants: a call that fails or is cancelled has retained nothing.
+Invariant: a call that fails or is cancelled has retained nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _PART = 64  # bytes that a shard takes beside them, or a column
 
 Wanted = tuple[int, m.Selection]
 Placed = tuple[int, Wanted]
-"""Of which reference, and what of a shard."""
+"""The number of the reference, and what of a shard it refers to."""
 
 
 async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[BatchRef]:
-    """The same rows of each, under links of their own. Raises as `AsyncPlane.retain`, and has retained none then."""
+    """The same rows of each reference, with their own links. Raises as `AsyncPlane.retain`; then nothing is
+    retained."""
     by_node: defaultdict[bytes, list[Placed]] = defaultdict(list)
     for at, ref in enumerate(refs):
         for (node, number), selected in ref.footprint().items():
@@ -46,8 +47,8 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
 
 
 async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-    """A link to each of these rows: number of a shard or link, ordinal, row. Raises as `AsyncPlane.retain`, and has
-    made none then."""
+    """A link to each of these rows: (number of a shard or link, ordinal, row). Raises as `AsyncPlane.retain`; then
+    none is made."""
     made: list[int] = []
     try:
         for start in range(0, len(rows), m.MAX_RETAINED):

@@ -1,8 +1,8 @@
-"""A tensor that is to be published: which slice of what it is, and how its bytes get into shared memory.
+"""A tensor to be published: which slice of what it is, and how its bytes get into shared memory.
 
-Invariants: contiguous host memory is copied once, and read in place before; torch copies other strides and what
-is on a device straight to where it stays. Of a `DTensor` each rank brings its local shard, and of what several ranks
-have alike one rank brings it.
+Invariants: contiguous host memory is copied once, and read in place before; torch copies other strides and values on
+a device directly to their place. Of a `DTensor` each rank publishes its local shard; what several ranks have alike
+is published by one of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, wh
 
 
 class Source:
-    """A slice of a tensor. `tied`: what another that is the same memory has alike; None where that is not known."""
+    """A slice of a tensor. `tied`: equal for another one with the same memory; None if that is not known."""
 
     __slots__ = ("_mark", "_value", "dtype", "extent", "nbytes", "offsets", "shape", "tied")
 
@@ -42,7 +42,7 @@ class Source:
         self.tied = (tied, shape, offsets) if tied is not None and self.nbytes else None
 
     def jobs(self, memory: Any) -> list[Callable[[], Any]]:
-        """What together writes it into `memory`, of `nbytes` bytes."""
+        """The jobs that together write it into `memory`, of `nbytes` bytes."""
         if not self.nbytes:
             return []
         flat = self.bytes()
@@ -52,7 +52,7 @@ class Source:
         return [partial(join, memory[start : start + _PIECE], [flat[start : start + _PIECE]]) for start in starts]
 
     def same(self, memory: Any) -> bool:
-        """Whether `memory`, of `nbytes` bytes, has its bytes already; not, where that is not seen without a copy."""
+        """Whether `memory`, of `nbytes` bytes, has its bytes already; False if that would need a copy."""
         flat = self.bytes()
         starts = range(0, self.nbytes, _COMPARED)
         return flat is not None and all(
@@ -65,7 +65,7 @@ class Source:
         return storage(self.dtype).itemsize
 
     def bytes(self) -> Any:
-        """Its bytes in place, as an array; None where they do not lie row-major in host memory."""
+        """Its bytes in place, as an array; None if they are not row-major in host memory."""
         value = self._value
         if isinstance(value, np.ndarray):
             return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
@@ -83,7 +83,7 @@ class Source:
 
 
 def source_of(name: str, value: Any) -> Source | None:
-    """What is to be published of a value; None where another rank publishes the same. Raises SchemaMismatch."""
+    """What is to be published of a value; None if another rank publishes the same. Raises SchemaMismatch."""
     if hasattr(value, "device_mesh") and hasattr(value, "placements"):
         placed = _local(name, value)
         if placed is None:
@@ -109,7 +109,7 @@ def source_of(name: str, value: Any) -> Source | None:
 
 
 def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
-    """A tensor without gradients and lazy signs; its dtype; what it is the memory of."""
+    """A tensor without gradients and lazy conjugation or negation; its dtype; the identity of its memory."""
     import torch
 
     if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type == "meta":
@@ -128,7 +128,7 @@ def _bytes_of(value: Any) -> Any:
 
 
 def _local(name: str, value: Any) -> Slice | None:
-    """The shard of a `DTensor` that this rank has to publish."""
+    """The shard of a `DTensor` that this rank publishes."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -1,10 +1,10 @@
-"""A get of rows in one run of one shard, as most gets of a batch are: its columns without what many shards need.
+"""A get of contiguous rows of one shard, as most gets of a batch are, without the work that many shards need.
 
-The general way (`client.holding`, `client.opening`) makes a table of places, a pin for a quarter of the bytes, pieces
-and selections. Of one run none of that is needed, and the columns of batch after batch are the same: which of a
-shard's columns those of a reference are, and that they fit, is looked at once (`_layouts`).
+The general path (`client.holding`, `client.opening`) makes a table of places, a pin for a quarter of the bytes, pieces
+and selections. Contiguous rows need none of that, and the columns of batch after batch are the same: which of a shard's
+columns those of a reference are, and that they fit, is determined once (`_layouts`).
 
-Invariants: what is given here is what the general way would give, and what that refuses is refused here.
+Invariants: the result is that of the general path, and so are the errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FEW = 64
 
 
 class Shown:
-    """The shard that an answer tells of, whose layout was checked. Holds nothing until it is `opened`."""
+    """The shard of a reply, with a validated layout. Holds nothing until it is `opened`."""
 
     def __init__(self, reply: m.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
@@ -40,7 +40,7 @@ class Shown:
         self._laid = one(reply.layouts[self._place.layout], self._place.size)
 
     def opened(self, span: Span, segments: Mapping[int, Segment], pin: Callable[[int], Pin]) -> Batch:
-        """The columns of these rows. Raises Corrupt, and Misuse where the shard has no such column; the hold that the
+        """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column; the pin that the
         node granted is then dropped, as with the batch."""
         number, segment, offset, size, *_ = self._place
         memory: Memory
@@ -59,7 +59,7 @@ class Shown:
 
 
 def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: Laid) -> tuple[ColumnLayout, ...]:
-    """Where columns of these names, fields and ordinals lie, checked."""
+    """The places of columns with these names, fields and ordinals, validated."""
     there = laid.layout.columns
     found = []
     for name, field, ordinal in columns:

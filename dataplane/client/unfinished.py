@@ -1,12 +1,12 @@
-"""Rows in progress, as a process uses them: begun, appended to piece by piece, and finished or given up.
+"""Unfinished rows, as a process uses them: begun, appended to piece by piece, and finished or abandoned.
 
 The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. Ragged
-columns that vary in their first dimension are the pieces' one after another; of any other column the last piece that
-has it counts. Which tokens are of which policy version is a column of the finished row, `version_spans`: int64
-`[spans, 3]`, of each span the first token, the one after its last, and the version; neighbours differ in version.
+columns that vary in their first dimension are the pieces' concatenated; of any other column the last piece that has it
+counts. Which tokens are of which policy version is a column of the finished row, `version_spans`: int64 `[spans, 3]`,
+for each span the first token, the one after its last, and the version; neighbours differ in version.
 
-Invariants: a row has one holder, who has a token; who takes it up has another, and what the first brings then is
-refused. A piece is there once, also where its append is made again because its answer was lost.
+Invariants: a row has one holder, with a token; another process that resumes it gets another token, and pieces with
+the first are then refused. A piece is there once, even if its append is repeated because its answer was lost.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SPANS = "version_spans"
 """The column of a finished row that says which tokens are of which policy version."""
 
 LEASE_S = 600.0
-"""For how long a row is held by who is not heard, in seconds; a process that ends holds nothing."""
+"""Seconds for which a silent holder keeps a row; a process that ends keeps nothing."""
 
 _MOST = 4096  # rows that are listed
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A row in progress: what is needed to go on with it, but its columns, which `stream.resume(key)` gives."""
+    """An unfinished row: what is needed to continue it, except its columns, which `stream.resume(key)` gives."""
 
     key: str
     group: str | int | None
@@ -57,13 +57,13 @@ class Unfinished:
 
     @property
     def tokens(self) -> int:
-        """The tokens that it has."""
+        """The number of its tokens."""
         return sum(count for _, count in self.spans)
 
 
 class AsyncRow:
-    """A row in progress that this process holds. Made by `stream.begin` and `stream.resume`; used as a context manager
-    it is finished when the block is left, and free for others when it is left by an exception."""
+    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager it
+    is finished when the block is left, and released for others when it is left by an exception."""
 
     def __init__(self, stream: AsyncStream, listed: Listed, token: int, lease_s: float) -> None:
         self.key = listed.key
@@ -85,7 +85,7 @@ class AsyncRow:
 
     @property
     def tokens(self) -> int:
-        """The tokens that it had as it was begun or taken up."""
+        """The number of tokens that it had when it was begun or resumed."""
         return sum(count for _, count in self.spans)
 
     def __repr__(self) -> str:
@@ -95,9 +95,10 @@ class AsyncRow:
         """The next piece: columns of one row, as for `stream.append`, or a reference to such, made by this policy
         version (None: by that of the piece before). Pieces may have different columns.
 
-        An append that is made again with the same, because it is not known whether the first was done, is done once.
-        Raises LeaseExpired (another has taken the row up, or it was dropped or lost: what is brought does not count),
-        SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (in a cluster).
+        An append that is repeated with the same arguments, because it is not known whether the first was done, is
+        done once. Raises LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not
+        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (in a
+        cluster).
         """
         if isinstance(columns, BatchRef) and columns.is_sliced():
             raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
@@ -130,12 +131,12 @@ class AsyncRow:
         await self._stream.bring([self.key], columns, False, timeout, piece)
 
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """The row is done: tasks are given it, with a column `version_spans`.
+        """The row is done: it is delivered to tasks, with a column `version_spans`.
 
-        stale_share: the row's policy version, by which `max_lag` and samplers go, is the newest one that at most this
-            share of its tokens are older than: 0, that of its oldest token.
+        stale_share: the row's policy version, which `max_lag` and samplers use, is the newest one than which at most
+        this share of its tokens is older: 0, that of its oldest token.
 
-        May be made again. Raises as `append`.
+        May be repeated. Raises as `append`.
         """
         if not 0.0 <= stale_share < 1.0:
             raise Misuse(f"a share of stale tokens is at least 0 and less than 1, not {stale_share}")
@@ -155,20 +156,20 @@ class AsyncRow:
             self.ended = True
 
     async def abandon(self) -> None:
-        """The row is dropped, with all that was appended to it: to groups it counts as dropped. May be made again.
-        Raises LeaseExpired."""
+        """Drop the row, with all that was appended to it: it counts as dropped in its group. May be repeated. Raises
+        LeaseExpired."""
         async with self._turn:
             if not self.ended:
                 await self._tend("give-up")
                 self.ended = True
 
     async def renew(self) -> None:
-        """The lease begins again, as it does by each piece. Raises LeaseExpired."""
+        """Begin the lease again, as each piece does. Raises LeaseExpired."""
         self._require()
         await self._tend("hear")
 
     async def ref(self) -> BatchRef:
-        """The row as it is now, of all columns that a piece had. Raises LeaseExpired."""
+        """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
         self._require()
         return BatchRef.decode((await self._taken()).columns)
 
@@ -178,7 +179,7 @@ class AsyncRow:
         return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
 
     async def _taken(self) -> Listed:
-        """The row as it is told to its holder."""
+        """The row as it is shown to its holder."""
         return (await self._stream.take_up(self.key, self._token, self._lease_s))[0]
 
     async def _tend(self, what: str) -> None:
@@ -198,7 +199,7 @@ class AsyncRow:
             await self.release()
 
     async def release(self) -> None:
-        """The row is free: who resumes it next goes on with it. Does nothing where it is another's already."""
+        """Release the row: the next process that resumes it continues it. Does nothing if it is another's already."""
         try:
             await self._tend("release")
         except DataplaneError:
@@ -226,13 +227,13 @@ async def begin(
     lease: float = LEASE_S,
     timeout: float | None = None,
 ) -> AsyncRow:
-    """Begin a row that is brought piece by piece. It counts as a row of the stream and of its group from now on, and is
-    given to no task before it is finished.
+    """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on, and
+    is delivered to no task before it is finished.
 
     key, group, version, tags, timeout: as for `stream.append`, of one row.
-    columns: what the row has from the first, such as its prompt: columns of one row.
-    tokens: the ragged column whose lengths policy versions are counted by, in `version_spans`.
-    lease: seconds for which others leave the row to who holds it and is not heard; a process that ends holds nothing.
+    columns: what the row has from the start, such as its prompt: columns of one row.
+    tokens: the ragged column whose lengths count the tokens of policy versions, in `version_spans`.
+    lease: seconds for which others leave the row to a silent holder; a process that ends keeps nothing.
 
     Raises as `stream.append`.
     """
@@ -249,7 +250,7 @@ async def begin(
 
 
 async def listed(stream: AsyncStream) -> list[Unfinished]:
-    """The rows in progress, those first that were begun first; of each partition at most 4,096."""
+    """The unfinished rows, the oldest first; of each partition at most 4,096."""
     rows = sorted(await stream.list_unfinished(_MOST), key=lambda row: -row.age_s)
     return [
         Unfinished(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
@@ -258,10 +259,10 @@ async def listed(stream: AsyncStream) -> list[Unfinished]:
 
 
 async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow | None:
-    """Take up a row in progress, from its last piece: the one of this key or, without, the first that is free; None
-    where none is. Of several that take up one at once, one gets it.
+    """Take over an unfinished row, after its last piece: the one with this key or, without, the first that is released;
+    None if there is none. Of several callers at once, one gets it.
 
-    Raises LeaseExpired, of a key, where another holds it, or it is in progress no more.
+    Raises LeaseExpired, for a key, if another holds it, or it is finished.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
     taken = await stream.take_up(key or "", token, lease_s)
