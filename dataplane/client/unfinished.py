@@ -262,7 +262,7 @@ async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow
     """Take over an unfinished row, after its last piece: the one with this key or, without, the first that is released;
     None if there is none. Of several callers at once, one gets it.
 
-    Raises LeaseExpired, for a key, if another holds it, or it is finished.
+    Raises LeaseExpired, for a key, if another holds it, or it is unfinished no more.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
     taken = await stream.take_up(key or "", token, lease_s)
