@@ -1,14 +1,14 @@
-"""A history, as a process uses it: the responses to each prompt of earlier epochs, for drafts and predicted lengths.
+"""A history, as a process uses it: the responses to each prompt in earlier epochs, for drafts and predicted lengths.
 
-It stands on a table (`client.tables`): a row a prompt, and in it a column a response, of `keep * samples` places. What
-is known of a response is the tag of its place, so that lengths are known without a token being read, and millions of
-prompts are a row each of one leader. Tokens stay where they were written, or recorded by reference; who drafts reads
-them in place, and fetches them once a host.
+It is stored in a table (`client.tables`): a row for each prompt, and in it a column for each response, of `keep *
+samples` places. The metadata of a response is the tag of its place, so lengths are known without reading a token, and
+millions of prompts are a row each of one leader. Tokens stay where they were written, or are recorded by reference; a
+drafter reads them in place, and fetches them once for each host.
 
-Invariants: what a failed call has stored is freed; a prompt has at most `keep * samples` responses, of its
-newest `keep` epochs; what goes first is the oldest epoch's, and of one epoch what has the least reward. Two processes
-that record one prompt at the same moment may take the same place: the later response stays. Where responses are gone
-meanwhile, or their host is, a drafter has fewer.
+Invariants: what a failed call has stored is freed. A prompt has at most `keep * samples` responses, of its newest
+`keep` epochs; the oldest epoch is removed first, and in one epoch the lowest reward. Two processes that record one
+prompt at the same moment may take the same place: the later response stays. If responses are removed meanwhile, or
+their host is lost, a drafter has fewer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 KEEP, SAMPLES = 4, 8
 MAX_BYTES = 1 << 30
-"""What a history holds where nothing is said."""
+"""The default capacity of a history."""
 
 _SPARED = 0.9  # of `max_bytes`, what is left when more was there
 _LOOKED = 4096  # prompts of one message when responses are to go
@@ -49,7 +49,7 @@ _TRIES = 3
 
 
 class Held(NamedTuple):
-    """What is known of one response. `place`: its column."""
+    """The metadata of one response. `place`: its column."""
 
     place: str
     epoch: int
@@ -60,8 +60,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: where the tokens are stored already,
-    and the history's to keep or to free."""
+    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: where the tokens are stored
+    already, for the history to keep or to free."""
 
     keys: list[str]
     tokens: list[npt.NDArray[Any]]
@@ -70,7 +70,7 @@ class Recorded:
     rewards: list[float | None]
 
     def columns(self, rows: list[int], place: str) -> Any:
-        """The tokens of these rows, as the column `place`: what a table takes."""
+        """The tokens of these rows as the column `place`, for a table."""
         if self.ref is not None:
             return self.ref[np.array(rows)].rename({"tokens": place})
         return {place: [self.tokens[row] for row in rows]}
@@ -78,7 +78,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How a history records a stream: by which task, and which columns have what. See `AsyncHistory.follow`."""
+    """How a history records a stream: by which task, and from which columns. See `AsyncHistory.follow`."""
 
     history: AsyncHistory
     task: str
@@ -88,7 +88,7 @@ class Following:
 
     @property
     def columns(self) -> list[str]:
-        """What a row has to have."""
+        """The columns that a row must have."""
         return [name for name in (self.tokens, self.key, self.reward) if name is not None]
 
 
@@ -127,10 +127,11 @@ class AsyncHistory:
         reward: float | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """A response to the prompt of this key: a sequence or array of token ids, one-dimensional; none is passed over.
+        """Add a response to the prompt with this key: a sequence or array of token ids, one-dimensional; an empty one
+        is ignored.
 
-        epoch: of training, or the policy's version: higher is newer. reward: what counts more among drafts. timeout:
-        seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        epoch: of training, or the policy's version: higher is newer. reward: a higher one weighs more among drafts.
+        timeout: seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
         own, named = _tokens(tokens, self.dtype), [_key(key)]
         epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]
@@ -147,12 +148,13 @@ class AsyncHistory:
         reward: str | Sequence[float | None] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """The responses that these rows are, by reference: where their tokens are a ragged column of the history's
-        dtype, no byte of them moves, and they stay as long as the history needs them, whatever becomes of the rows.
-        Others are copied, as the history's dtype.
+        """Add the responses in these rows, by reference: if their tokens are a ragged column with the history's dtype,
+        nothing is copied, and they stay as long as the history needs them, whatever becomes of the rows. Others are
+        copied, with the history's dtype.
 
-        key, reward: the columns that say the prompt's key and the reward, or a value a row. tokens: the column of token
-        ids. epoch: as for `add`, of all or a row each. Raises as `add`, and Freed or OwnerDied where the rows are gone.
+        key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
+        token ids. epoch: as for `add`, of all or for each row. Raises as `add`, and Freed or OwnerDied if the rows
+        are gone.
         """
         rows = len(ref)
         said = [name for name in (key, reward) if isinstance(name, str)]
@@ -180,10 +182,11 @@ class AsyncHistory:
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes; how many.
+        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes. Returns
+        their number.
 
-        A row's group is its prompt's key where no column is named, and its policy version its epoch. `reward`: the
-        column that has it; rows come once they have it.
+        If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
+        column with the reward; rows are recorded once they have it.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
         count = 0
@@ -201,7 +204,7 @@ class AsyncHistory:
         key: str | None = None,
         reward: str | None = None,
     ) -> Following:
-        """What `plane.stream(history=...)` takes, for a stream of other columns. Arguments as for `follow`."""
+        """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
         return Following(self, task, tokens, key, reward)
 
     async def record_delivery(self, delivery: Delivery, how: Following) -> None:
@@ -215,7 +218,7 @@ class AsyncHistory:
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
     async def _record(self, recorded: Recorded, timeout: float) -> None:
-        """Give each response its place. What `ref` names is the table's, or freed."""
+        """Assign each response its place. What `ref` refers to becomes the table's, or is freed."""
         left = np.ones(len(recorded.keys), bool)
         try:
             keys = list(dict.fromkeys(recorded.keys))
@@ -254,7 +257,7 @@ class AsyncHistory:
         return found
 
     def _place(self, held: dict[str, Held]) -> str:
-        """Where a new response goes: a free place, else that of what goes first."""
+        """The place of a new response: a free one, else that of the response to be removed first."""
         if not held:
             return self._places[0]  # so that whoever has responses has one there
         free = [place for place in self._places if place not in held]
@@ -265,7 +268,7 @@ class AsyncHistory:
     # the bound
 
     async def _bound(self, came: int) -> None:
-        """Let responses go where there are more bytes than `max_bytes`."""
+        """Remove responses if there are more bytes than `max_bytes`."""
         self._unchecked += came
         if self._unchecked * 64 < self.max_bytes:
             return
@@ -275,7 +278,7 @@ class AsyncHistory:
             await self._spare(figures["bytes"] - int(self.max_bytes * _SPARED))
 
     async def _spare(self, over: int) -> None:
-        """So many bytes go: of each run of prompts its share, the oldest epochs and the least rewards first."""
+        """Remove so many bytes: from each run of prompts its share, the oldest epochs and the lowest rewards first."""
         numbers = await self._table.ready([self._places[0]])
         total, left = len(numbers), over
         for start in range(0, total, _LOOKED):
@@ -303,14 +306,14 @@ class AsyncHistory:
     # reading
 
     async def known(self, keys: Sequence[str]) -> list[list[Held]]:
-        """What is known of the responses to each of these prompts, of its newest `keep` epochs, the oldest first. Reads
-        no token."""
+        """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
+        Reads no token."""
         named = [_key(key) for key in keys]
         found = dict(await self._look(list(dict.fromkeys(named))))
         return [self._newest(found.get(key, {})) for key in named]
 
     async def _look(self, keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        """The tags of those that are there."""
+        """The tags of the existing ones."""
         if not keys:
             return []
         try:
@@ -328,8 +331,8 @@ class AsyncHistory:
         return [each for each in held if each.epoch in epochs]
 
     async def responses(self, key: str) -> list[Response]:
-        """The responses that there are to this prompt, the oldest epoch first; tokens int32, in place where the
-        history's are that."""
+        """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
+        has that dtype."""
         for _ in range(_TRIES):
             held = (await self.known([key]))[0]
             if not held:
@@ -364,7 +367,7 @@ class AsyncHistory:
         return Response(own, held.epoch, held.reward, known)
 
     async def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
-        """What proposes the tokens of a new response to this prompt, of which nothing is there yet.
+        """A drafter, which proposes the tokens of a new response to this prompt, beginning with its first.
 
         max_tokens: of one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
         """
@@ -373,28 +376,29 @@ class AsyncHistory:
     # lengths
 
     async def lengths(self, keys: Sequence[str]) -> Lengths:
-        """How long responses to these prompts will be, with the error of that: see `history.lengths`."""
+        """The predicted lengths of responses to these prompts, with their error: see `history.lengths`."""
         known = await self.known(keys)
         return predict([Past([(each.epoch, each.length) for each in held]) for held in known])
 
     async def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Which worker makes which of these prompts' responses, and in what order: see `history.scheduling.plan`."""
+        """Which worker generates which of these prompts' responses, and in what order: see
+        `history.scheduling.plan`."""
         return plan(await self.lengths(keys), workers, step=step, samples=samples, slots=slots)
 
     async def drop(self) -> None:
-        """All responses go."""
+        """Remove all responses."""
         await self._table.drop()
 
 
 def _usefulness(each: Held) -> tuple[int, float, int]:
-    """What sorts first goes first."""
+    """The sort key: the first is removed first."""
     return each.epoch, -np.inf if each.reward is None else each.reward, each.mark
 
 
 def _each_once(rows: Iterable[int], keys: Sequence[str]) -> Iterable[list[int]]:
-    """The rows in runs in which no key is there twice."""
+    """The rows in runs in which no key is repeated."""
     run: dict[str, int] = {}
     for row in rows:
         if keys[row] in run:

@@ -1,14 +1,14 @@
 """Weights by version, as a process uses them: published by one or several ranks, mapped by all processes of a host.
 
-They stand on two tables (`client.tables`), which survive the death of a host. One owns the bytes: a row a chunk, a row
-what changed in one, and rows whose tags say what lies where in a part's chunks (`weights.layout`). The other is the
-register: a row a publisher's part of a version, written last, whose tags say where the chunks are. So a version is seen
-when the parts of all of its ranks are there, and a rank that dies leaves none of it.
+They are stored in two tables (`client.tables`), which survive the death of a host. One owns the bytes: a row for each
+chunk, a row for what changed in one, and rows whose tags say what is where in a part's chunks (`weights.layout`). The
+other is the register: a row for each publisher's part of a version, written last, whose tags say where the chunks are.
+So a version is visible when the parts of all of its ranks are there, and a rank that dies leaves none of it.
 
-Invariants: the bytes of a version never change, and whoever has mapped them keeps them, also when the version
-goes; a version goes once `keep` newer ones are complete, and with it what ranks that died have left of older ones.
-Bytes stay where they were published; each host fetches each chunk once, in an order of its own, so that hosts read
-different chunks of the publisher and the rest of each other.
+Invariants: the bytes of a version never change, and a process that has mapped them keeps them, also when the version
+is removed. A version is removed once `keep` newer ones are complete, together with what ranks that died have left of
+older ones. Bytes stay where they were published; each host fetches each chunk once, in its own order, so that hosts
+read different chunks from the publisher and the rest from each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dataplane.weights.slices import Selected
 from dataplane.wire import messages as m
 
 KEEP = 2
-"""The versions that are kept where nothing is said."""
+"""The default number of versions that are kept."""
 
 _NEWS = 64  # columns by which watchers are woken, in turn
 _TAG = 48 << 10  # bytes of a part in the tags of one row
@@ -75,19 +75,19 @@ class AsyncWeights:
     async def publish(
         self, version: int, tensors: Any, *, rank: int = 0, ranks: int = 1, timeout: float = TIMEOUT_S
     ) -> None:
-        """Publish a version, or one rank's part of it. It is there for readers once all `ranks` have published theirs.
+        """Publish a version, or one rank's part of it. Readers see it once all `ranks` have published theirs.
 
-        version: a whole number; higher is newer. It is above the newest that is complete.
-        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which no
-            more than 256 MiB are held at a time. Each is a `torch.Tensor` of any device, strides and dtype but sparse
-            and quantized ones, an array, a `DTensor`, of which each rank brings its local shard, or a
-            `dataplane.weights.Slice` of a tensor. Tensors of one memory (tied ones) are stored once.
+        version: an integer; higher is newer. It must be higher than the newest complete one.
+        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which at
+            most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
+            and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
+            `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
         rank, ranks: of this publisher, and of all of this version.
         timeout: seconds to wait for room.
 
-        When it returns, the tensors may be changed. Raises Misuse (a name twice, a version that is not new), Schema-
-        Mismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is seen of one that fails or is
-        cancelled; what it has written goes at once or, if it is all there, with the next version.
+        When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is visible of one that
+        fails or is cancelled; what it has written is removed at once or, if it is complete, with the next version.
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):
@@ -119,7 +119,7 @@ class AsyncWeights:
             await self._tidy(seen)
 
     async def _older(self, seen: Seen, version: int, rank: int, ranks: int, deadline: Deadline) -> Older | None:
-        """What this rank published as that version, where that is in memory of this host."""
+        """What this rank published as that version, if that is in memory of this host."""
         if len(seen.complete[version]) != ranks:
             return None
         with suppress(Lost, Misuse, _Gone, Retryable):
@@ -134,7 +134,8 @@ class AsyncWeights:
         return None
 
     async def _announce(self, last: int) -> None:
-        """Wake whoever waits. Another that announces at the same moment may take the same number: the later stays."""
+        """Wake those that wait. Another rank that announces at the same moment may take the same number: the later
+        stays."""
         mark = secrets.token_hex(8)
         while True:
             last += 1
@@ -145,7 +146,7 @@ class AsyncWeights:
                     return
 
     async def _tidy(self, seen: Seen) -> None:
-        """Let older versions go, and what is left of those that were never complete."""
+        """Remove older versions, and what is left of those that were never complete."""
         kept = sorted(seen.complete)[-self.keep :]
 
         def old(key: str) -> bool:
@@ -160,14 +161,14 @@ class AsyncWeights:
                 await table.clear(gone)
 
     async def drop(self) -> None:
-        """All versions go. Who has mapped one keeps it."""
+        """Remove all versions. A process that has mapped one keeps it."""
         await self._register.drop()
         await self._chunks.drop()
 
     # reading
 
     async def versions(self) -> list[int]:
-        """The versions that are complete, the oldest first."""
+        """The complete versions, the oldest first."""
         return sorted((await self._seen()).complete)
 
     async def get(
@@ -178,18 +179,18 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Tensors:
-        """The tensors of a version, in place: a mapping by name, with its `version`. All processes of a host map the
-        same bytes, which come once to each host, and of which only those that are asked for come.
+        """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
+        bytes, which are fetched once for each host, and only those that are wanted.
 
-        version: None: the newest that is complete; a number: that one; ">= 7": the newest, from 7 on.
-        names: the tensors that are wanted; all, if None.
-        slices: by name, the part of a tensor that is wanted: a slice (of step 1), (start, stop) or None a dimension. A
-            tensor that is not named there is wanted whole.
+        version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
+        names: the wanted tensors; all, if None.
+        slices: by name, the wanted part of a tensor: for each dimension a slice (of step 1), (start, stop) or None.
+            Tensors that are not named here are wanted as a whole.
         timeout: seconds to wait for the version, and for room.
 
-        The mapping stays as it is whatever is published later, until it and all tensors of it have gone. Raises
-        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
-        one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
+        The mapping does not change whatever is published later, until it and all of its tensors are gone. Raises
+        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part
+        of one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
         """
         deadline = Deadline.after(arguments.seconds(timeout))
         exact, least = _wanted(version)
@@ -212,7 +213,7 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None,
         deadline: Deadline,
     ) -> Tensors:
-        """Raises as `get`, and _Gone or Freed where the version has gone meanwhile."""
+        """Raises as `get`, and _Gone or Freed if the version was removed meanwhile."""
         placed = seen.placements(version) or []
         plan = self._plans.find(placed, names, slices) if placed else None
         parts: dict[int, Part] = {}
@@ -235,7 +236,7 @@ class AsyncWeights:
     async def _hold(
         self, version: int, seen: Seen, parts: Mapping[int, Part], plan: Plan, deadline: Deadline
     ) -> Mapping[Place, Held]:
-        """The chunks that are wanted, from where the table says that they are. Raises as `_open`."""
+        """The wanted chunks, from where the table says that they are. Raises as `_open`."""
         wanted = plan.chunks
         if not wanted:
             return {}
@@ -271,7 +272,7 @@ class AsyncWeights:
             raise Corrupt(f"no part of a version of weights: {error}") from None
 
     async def _steps(self, parts: Mapping[int, Part], places: Sequence[Place], seen: Seen) -> dict[Place, list[m.Step]]:
-        """By which steps these chunks can be made of older ones, as far back as versions are kept."""
+        """The steps by which these chunks can be made from older ones, as far back as versions are kept."""
         steps: dict[Place, list[m.Step]] = {}
         of = dict(parts)
         left = list(places)
@@ -297,7 +298,7 @@ class AsyncWeights:
             raise _Gone("chunks of this version have gone") from None
 
     async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, Seen]:
-        """The version that is to be read, once it is there."""
+        """The version to be read, once it is there."""
         while True:
             seen = await self._seen()
             newest = max(seen.complete, default=None)
@@ -313,31 +314,31 @@ class AsyncWeights:
             await self._sleep(seen, deadline)
 
     async def _sleep(self, seen: Seen, deadline: Deadline) -> None:
-        """Until something is told after this look, or it is time to look again."""
+        """Wait until something is announced after this look, or it is time to look again."""
         with suppress(NotReady):
             await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
 
     async def newer(self, than: int | None = None, *, timeout: float = TIMEOUT_S) -> int:
-        """The newest version that is complete, once it is newer than this one. Raises NotReady."""
+        """The newest complete version, once it is newer than this one. Raises NotReady."""
         least = None if than is None else arguments.whole("a version", than) + 1
         return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
 
     async def watch(self, after: int | None = None) -> AsyncIterator[int]:
-        """The newest version that is complete, and each that is the newest later, as soon as it is. Who is slow is told
-        of the newest alone. after: the version that is known already."""
+        """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
+        newest. after: the version that is known already."""
         while True:
             with suppress(NotReady):
                 after = await self.newer(after)
                 yield after
 
     async def _seen(self) -> Seen:
-        """What is complete now: one message."""
+        """The versions that are complete now: one message."""
         rows = await self._register.look()
         return Seen.of(rows.keys, rows.tags)
 
 
 class _Gone(Exception):
-    """A version that was there is not any more."""
+    """A version was removed."""
 
 
 def _delta_key(version: int, rank: int, chunk: int) -> str:
@@ -349,7 +350,7 @@ def _chunk_key(version: int, rank: int, chunk: int) -> str:
 
 
 def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
-    """The version that is asked for, or the least that is. Raises Misuse."""
+    """The version that is asked for, or the lower bound. Raises Misuse."""
     if version is None:
         return None, None
     if not isinstance(version, str):
