@@ -26,7 +26,17 @@ SETTINGS = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
 ANSWER_S = 90
 
 
-class Maker:
+class Connected:
+    """An actor with a plane, connected before Ray's 60 s for a transfer begin: to import all of it in a new process may
+    take long where others import too."""
+
+    def connected(self) -> str:
+        from dataplane.integrations import process
+
+        return process.plane().address
+
+
+class Maker(Connected):
     """Returns tensors."""
 
     def __init__(self) -> None:
@@ -68,7 +78,7 @@ class Maker:
         self.kept.fill_(-1)
 
 
-class Reader:
+class Reader(Connected):
     """Is passed tensors."""
 
     def look(self, value: Any) -> Any:
@@ -96,11 +106,14 @@ def two(driver: Any) -> list[str]:
     return sorted((node["NodeID"] for node in ray.nodes() if node["Alive"]), key=lambda name: name != here)
 
 
-def actor(kind: type, place: str) -> Any:
+def actor(kind: type, place: str, *, connected: bool = True) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     on = NodeAffinitySchedulingStrategy(place, soft=False)
-    return ray.remote(num_cpus=0, enable_tensor_transport=True, scheduling_strategy=on)(kind).remote()
+    made = ray.remote(num_cpus=0, enable_tensor_transport=True, scheduling_strategy=on)(kind).remote()
+    if connected:
+        assert answer(made.connected.remote())
+    return made
 
 
 @pytest.fixture
@@ -225,7 +238,7 @@ def test_it_is_registered_once_and_kept(two: list[str]) -> None:
 
 def test_without_nodes_it_says_what_to_do(two: list[str]) -> None:
     door.down()
-    made = actor(Maker, two[0])
+    made = actor(Maker, two[0], connected=False)
     with pytest.raises(dp.PeerUnavailable, match=r"ray\.up\(\)"):
         answer(made.many.remote())
     assert answer(made.overwrite.remote()) is None, "the actor goes on"
