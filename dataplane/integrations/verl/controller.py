@@ -105,8 +105,9 @@ class Controller:
                 raise Closed(_CLOSED)
             while self._idle:
                 line = self._idle.pop()
-                if line.pid == os.getpid():
+                if line.pid == os.getpid() and not line.lost:
                     return line
+                line.close()
         return _Line(self._info.to_addr("request_handle_socket"), f"{self._sender}-{uuid4().hex[:8]}")
 
     def _rest(self, line: _Line, *, fit: bool) -> None:
@@ -195,6 +196,11 @@ class _Line:
             self._socket.setsockopt(option, value)
         self._events: zmq.Socket[bytes] = self._socket.get_monitor_socket(_LOST)
         self._socket.connect(address)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its connection was lost since the last answer."""
+        return bool(self._events.poll(0))
 
     def exchange(
         self, requests: Sequence[Sequence[Any]], answer_s: float, ends: Callable[[], bool]

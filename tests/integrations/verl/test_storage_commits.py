@@ -149,3 +149,32 @@ def test_a_process_ends_though_the_controller_does_not_answer(nursery: Nursery) 
     with nursery.process(textwrap.dedent(code)) as running:
         assert running.hear() == "asked"
         running.wait()
+
+
+def test_a_connection_that_was_lost_while_nobody_asked_is_made_anew(nursery: Nursery) -> None:
+    """As of a controller that was started again: nothing is sent by the old one."""
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        from types import SimpleNamespace
+        import zmq
+        from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
+        from dataplane.integrations.verl.controller import Controller
+
+        addresses = []
+        controller = Controller(SimpleNamespace(ip="127.0.0.1", id="c", to_addr=lambda _: addresses[-1]), "who asks")
+        for name in ("before", "after"):
+            with zmq.Context() as context, context.socket(zmq.ROUTER) as server, ThreadPoolExecutor(1) as asking:
+                server.rcvtimeo = 60_000
+                addresses.append(f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}")
+                asked = asking.submit(controller.partitions)
+                identity, *_ = server.recv_multipart()
+                body = {"partition_ids": [name]}
+                answer = ZMQMessage.create(ZMQRequestType.LIST_PARTITIONS_RESPONSE, "c", body)
+                server.send_multipart([identity, *answer.serialize()])
+                tell(asked.result(60))
+            (line,) = controller._idle
+            assert line._events.poll(60_000), "the connection is lost"
+    """
+    with nursery.process(textwrap.dedent(code)) as running:
+        assert [running.hear(), running.hear()] == [["before"], ["after"]]
+        running.wait()
