@@ -1,4 +1,4 @@
-"""TransferQueue's calls on a plane, with no controller: its own metadata and samplers, with a client of ours.
+"""TransferQueue's calls on a plane, without a controller: its metadata and samplers, and a client of our own.
 
     import dataplane.integrations.transfer_queue as tq     # instead of: import transfer_queue as tq
 
@@ -6,9 +6,9 @@
     tq.kv_batch_put(keys, "train", fields=tensordict, tags=tags)
     data = tq.kv_batch_get(keys, "train")
 
-`install()` stands in for the module `transfer_queue` itself, for code that is not to be changed. A partition is a table
-of the plane. What differs from TransferQueue 0.1.11 is in `docs/transfer_queue.md`. TransferQueue's package is imported
-where it is first used.
+`install()` replaces the calls of the module `transfer_queue` itself, for code that must not be changed. A partition
+is a table of the plane. `docs/transfer_queue.md` lists the differences from TransferQueue 0.1.11. The package of
+TransferQueue is imported at the first use.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What a Ray job's processes are told of its plane: an actor under the name that TransferQueue's controller has.
+"""A registry for the processes of a Ray job: an actor with the name of TransferQueue's controller.
 
     controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
     ray.get(controller.get_config.remote())
 
-The first `init()` of a Ray job puts it there. A worker finds the job's name and address by it, whatever its environment
-has; recipes find the configuration; and TransferQueue itself, where a worker has imported it all the same, finds a
-controller, so that it starts no second one, and reads from it an error that says what to do.
+The first `init()` of a Ray job creates it. Workers find the name and the address of the job there, whatever their
+environment; recipes find the configuration. A worker that uses TransferQueue itself finds a controller, so it starts no
+second one, and reads an error from it that says what to do.
 
-Invariants: nothing of it is there without Ray; an actor of another Ray job is never believed. One name can be
-taken once in a Ray cluster: of two Ray jobs, the second has no actor, and its workers know only what their environment
-says.
+Invariants: without Ray it does nothing; the actor of another Ray job is never used. A name exists once in a Ray
+cluster: of two Ray jobs, the second has no actor, and its workers have only their environment.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dataplane.integrations.transfer_queue.job import Job
 log = logging.getLogger(__name__)
 
 NAME, NAMESPACE = "TransferQueueController", "transfer_queue"
-"""Where TransferQueue's own controller is looked for."""
+"""The name and namespace of TransferQueue's own controller."""
 
 _SECOND = (
     "this process has imported TransferQueue itself, and its job uses dataplane in its place: rows put here would be in"
@@ -49,14 +48,14 @@ _said: Posted | None = None  # in the actor's process, what it says: it can not 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What the actor says. address: of a node that is not the Ray job's own, and `place` the Ray node that it is on."""
+    """The content of the registry. address: of a node that is not the Ray job's own; `place`: the Ray node of that."""
 
     job: Job
     address: str
     place: str
 
     def attach(self) -> None:
-        """Let this process be on the job's plane. Raises Misuse where that is on another host's node alone."""
+        """Attach this process to the job's plane. Raises Misuse if that exists on another host only."""
         own = environment().address
         if not self.address or own is not None:
             return
@@ -78,11 +77,11 @@ class DataplaneController:
         self._config = config
 
     def posted(self) -> Posted:
-        """What the job's processes are told."""
+        """The content of the registry."""
         return self._posted
 
     def get_config(self) -> Any:
-        """The configuration, as `init()` gave it; Misuse for TransferQueue itself."""
+        """The configuration, as `init()` got it; Misuse for TransferQueue itself."""
         return _Config(self._config)
 
     def list_partitions(self) -> list[str]:
@@ -91,11 +90,11 @@ class DataplaneController:
         return names
 
     def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
-        """All rows of the partition go."""
+        """Delete all rows of the partition."""
         self._client().clear_partition(partition_id)
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None) -> None:
-        """Rows are as if the task had never consumed them."""
+        """Mark the rows as not consumed by the task."""
         self._client().reset_consumption(partition_id, task_name)
 
     def _client(self) -> Any:
@@ -105,7 +104,7 @@ class DataplaneController:
 
 
 class _Config:
-    """A configuration that is itself where it arrives, unless that is TransferQueue."""
+    """A configuration that is unpickled to itself, except by TransferQueue."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -121,13 +120,13 @@ def _arrived(config: Any) -> Any:
 
 
 def _theirs() -> bool:
-    """Whether it is TransferQueue itself that asks in this process: it keeps the actor, and then asks it."""
+    """Whether TransferQueue itself asks in this process: it keeps the actor, and then asks it."""
     interface = sys.modules.get("transfer_queue.interface")
     return not standing.is_in() and getattr(interface, "_TQ_CONTROLLER", None) is not None
 
 
 def read() -> Posted | None:
-    """What the processes of this Ray job are told; None without Ray, and where nobody has called `init()`."""
+    """The registry of this Ray job; None without Ray, and if nobody has called `init()`."""
     if _said is not None:
         return _said
     actor = _actor()
@@ -144,7 +143,7 @@ def read() -> Posted | None:
 
 
 def post(job: Job, config: Any) -> None:
-    """Tell the processes of this Ray job. Raises Misuse where this package stands in for TransferQueue, which runs."""
+    """Write the registry of this Ray job. Raises Misuse if the calls of TransferQueue were replaced while it runs."""
     global _posted
     if process.ray_job() is None:
         return
@@ -161,7 +160,7 @@ def post(job: Job, config: Any) -> None:
 
 
 def clear() -> None:
-    """Tell them no more, where this process did. Idempotent."""
+    """Delete the registry if this process created it. Idempotent."""
     global _posted
     actor, _posted = _posted, None
     if actor is not None and process.ray_job() is not None and _is_own(actor):
@@ -191,7 +190,7 @@ def _actor() -> Any:
 
 
 def _is_own(actor: Any) -> bool:
-    """Whether it is one of these, and of this Ray job."""
+    """Whether the actor is a registry of this Ray job."""
     own = process.ray_job()
     return _class_of(actor) == DataplaneController.__name__ and own is not None and actor._actor_id.job_id == own[1]
 

@@ -1,13 +1,13 @@
-"""Checkpoints of all partitions: rows with their keys, tags and fields, and who consumed which, in a directory.
+"""Checkpoints of all partitions: rows with their keys, tags, fields and consumption, in a directory.
 
-    metadata.json               what the user gave, and each other file with its size and digest
-    partitions/<n>.bin          a partition but for its values, as MessagePack
+    metadata.json               the user's metadata, and each other file with its size and digest
+    partitions/<n>.bin          a partition without its values, as MessagePack
     partitions/<n>-<m>.arrow    the values of some of its rows, as an Arrow IPC stream
 
-Invariants: what is loaded is what was saved, all of it, or nothing is dropped for it and it is `Corrupt`; the
-directory is there as it was or as it is to be, whenever the process dies, but for the moment between two renames,
-after which the next load puts the old one back; nothing in it is unpickled. Rows come back with other global indexes,
-in the order that they had. Each process of the job may save and load; a load takes the place of all that is there.
+Invariants: a load restores all that was saved, or raises `Corrupt` and drops nothing; whenever the process dies, the
+directory has its old or its new content, except between two renames, after which the next load restores the old one;
+nothing is unpickled. Restored rows have other global indexes, in the same order. Each process of the job may save
+and load; a load replaces everything that exists.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 def save_checkpoint(
     checkpoint_dir: str | Path, *, include_storage: bool = True, metadata: dict[str, Any] | None = None
 ) -> None:
-    """Write all partitions to a directory, in place of what is there. `metadata` is kept in its `metadata.json`.
+    """Write all partitions to a directory, replacing its content. `metadata` is stored in its `metadata.json`.
 
-    What is put or consumed meanwhile is in it or not, row by row. Values are saved with include_storage=False too, and
-    a warning says so, as with TransferQueue's SimpleStorage: they would be lost with the node. Raises NotStarted,
-    OSError.
+    Rows that are put or consumed meanwhile are included or not, row by row. Values are saved with
+    include_storage=False too, with a warning, as by TransferQueue's SimpleStorage: they would be lost with the node.
+    Raises NotStarted, OSError.
     """
     if not include_storage:
         log.warning("include_storage=False has no effect: values that are not saved are lost as the node ends")
@@ -70,10 +70,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
-    """Put the partitions of a checkpoint in place of those that are there.
+    """Replace all partitions by those of a checkpoint.
 
-    Raises FileNotFoundError where there is none, Corrupt where it is not what was saved, ProtocolMismatch where it is
-    of an older version, NotStarted, Backpressure.
+    Raises FileNotFoundError if there is none, Corrupt if it was changed, ProtocolMismatch if it is of an older
+    version, NotStarted, Backpressure.
     """
     own, target = session(), Path(checkpoint_dir)
     _, old = _beside(target)
@@ -94,7 +94,7 @@ def _beside(target: Path) -> tuple[Path, Path]:
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """A partition, but for its values."""
+    """A partition without its values."""
 
     name: str
     keys: list[str]
@@ -106,7 +106,7 @@ class _Saved(msgspec.Struct, frozen=True):
 
 
 def _save(own: Session, partition: Partition, directory: Path, stem: str) -> list[str]:
-    """Write a partition; the names of its files."""
+    """Write a partition. Returns the names of its files."""
     names = list(partition.table.schema())
     for _ in range(8):
         rows = partition.all(names)
@@ -127,7 +127,7 @@ def _save(own: Session, partition: Partition, directory: Path, stem: str) -> lis
 def _values(
     own: Session, partition: Partition, rows: Rows, names: Sequence[str], path: Path
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """Write the values: a file `<path>-<number>.arrow` for rows that have the same fields, several where they are
+    """Write the values: a file `<path>-<number>.arrow` for rows that have the same fields, several if they are
     large."""
     from dataplane.batch import arrow_file  # as in `_load`
 
@@ -174,7 +174,7 @@ def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """What was written there is on the disk."""
+    """Flush the directory to disk."""
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

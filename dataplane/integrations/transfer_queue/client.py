@@ -1,7 +1,7 @@
 """`TransferQueueClient`: the calls by BatchMeta, each with an asynchronous twin.
 
-As TransferQueue's, but for what `docs/transfer_queue.md` says is different. It has no connection of its own: all of a
-process are one.
+`docs/transfer_queue.md` lists the differences from TransferQueue's client. A client has no connection of its own:
+all clients of a process share one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TRIES = 8  # rows may be cleared between two questions
 
 
 class TransferQueueClient:
-    """The calls of this process; any thread may use it. What TransferQueue's is made with is not needed."""
+    """The calls of this process; any thread may use it. The arguments of TransferQueue's constructor are ignored."""
 
     def __init__(self, client_id: str = "", controller_info: Any = None, **_: Any) -> None:
         self.client_id = client_id
 
     def initialize_storage_manager(self, manager_type: str = "", config: Any = None) -> None:
-        """Nothing: there is none."""
+        """Does nothing: there is no storage manager."""
 
     def close(self) -> None:
-        """Nothing: the process keeps its plane."""
+        """Does nothing: the plane belongs to the process."""
 
     # putting
 
@@ -51,9 +51,9 @@ class TransferQueueClient:
         partition_id: str | None = None,
         data_parser: Parser | None = None,
     ) -> BatchMeta:
-        """Put the fields of a TensorDict: of the rows of `metadata`, with its tags; or of new rows of a partition.
+        """Put the fields of a TensorDict: for the rows of `metadata`, with its tags, or as new rows of a partition.
 
-        Raises ValueError where there is neither, StorageKeyNotFoundError where rows were cleared, SchemaMismatch,
+        Raises ValueError if neither is given, StorageKeyNotFoundError if rows were cleared, SchemaMismatch,
         Backpressure, LimitExceeded.
         """
         rows, columns = writing.rows_of(data), writing.columns(data, data_parser)
@@ -75,7 +75,7 @@ class TransferQueueClient:
         return metadata.add_fields(data)
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
-        """Add the tags of these rows to those that they have."""
+        """Add the tags of the metadata to those of its rows."""
         own = session()
         for part in metadata.chunk_by_partition():
             if any(part.custom_meta):
@@ -94,11 +94,12 @@ class TransferQueueClient:
         *,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Rows of a partition. mode "fetch": so many that have all the fields and that the task has not consumed, as
-        the sampler of this process chooses. "force_fetch": all rows. "insert": new rows, that are put later.
+        """Rows of a partition. mode "fetch": `batch_size` rows that have all the fields and that the task has not
+        consumed, selected by the sampler of this process. "force_fetch": all rows. "insert": new rows, to be put later.
 
-        timeout: seconds that "fetch" waits in the node; None: those of $TQ_CONTROLLER_GET_METADATA_TIMEOUT, or 1; with
-        `polling_mode`, none. With `polling_mode`, too few rows are an empty BatchMeta; else NoSampleInTime is raised.
+        timeout: seconds that "fetch" waits at the node; None: $TQ_CONTROLLER_GET_METADATA_TIMEOUT, or 1, or 0 with
+        `polling_mode`. If there are too few rows, returns an empty BatchMeta with `polling_mode`, and raises
+        NoSampleInTime otherwise.
         """
         own = session()
         partition = own.partition(partition_id)
@@ -116,8 +117,8 @@ class TransferQueueClient:
         return _fetched(own, partition, fields, batch_size, task_name, sampling_config or {}, timeout)
 
     def get_data(self, metadata: BatchMeta) -> Any:
-        """The fields of these rows as a TensorDict, rows in the order of the metadata. Raises StorageKeyNotFoundError
-        (a KeyError) where rows were cleared."""
+        """The fields of these rows as a TensorDict, in the order of the metadata. Raises StorageKeyNotFoundError (a
+        KeyError) if rows were cleared."""
         if not metadata or not metadata.field_names:
             from tensordict import TensorDict
 
@@ -127,8 +128,8 @@ class TransferQueueClient:
     # by key
 
     def kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """The rows of these keys, with the fields that all of them have. Those that are not there are left out, with a
-        warning; `create`: they are made."""
+        """The rows with these keys, with the fields that all of them have. Missing keys are left out with a warning,
+        or created with `create`."""
         named, partition = named_keys(keys), session().partition(partition_id)
         try:
             numbers = partition.table.numbers(named, create=True) if create else partition.named(named)
@@ -145,9 +146,9 @@ class TransferQueueClient:
         return partition.meta(rows, all_have, np.full(len(rows), bool(all_have), np.int8))
 
     def kv_retrieve_keys(self, global_indexes: Any, partition_id: str) -> list[str]:
-        """The keys of rows by their global indexes, an int or a list of them.
+        """The keys of rows by their global indexes, an int or a list of ints.
 
-        Raises TypeError, ValueError for what are none; NoKey (a RuntimeError) for rows without one.
+        Raises TypeError, ValueError for invalid indexes; NoKey (a RuntimeError) for rows without a key.
         """
         indexes = [global_indexes] if isinstance(global_indexes, int) else global_indexes
         if not isinstance(indexes, list) or not all(isinstance(each, int) for each in indexes):
@@ -165,7 +166,7 @@ class TransferQueueClient:
         return [str(key) for key in keys]
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Any]]:
-        """The keys of the partition, or of all, with their tags."""
+        """The keys of one partition, or of all, with their tags."""
         from dataplane.integrations.transfer_queue import kv  # which needs this module
 
         return kv.kv_list(partition_id)
@@ -173,8 +174,9 @@ class TransferQueueClient:
     # what was put, and what was consumed
 
     def get_consumption_status(self, task_name: str, partition_id: str) -> tuple[Any, Any]:
-        """The global indexes of a partition's rows, and of each whether the task has consumed it, as tensors; None and
-        None where there is no partition. With $TQ_PRE_ALLOC_SAMPLE_NUM, at least so many rows, with those to come."""
+        """The global indexes of a partition's rows, and for each whether the task has consumed it, as tensors; None
+        and None if the partition does not exist. With $TQ_PRE_ALLOC_SAMPLE_NUM, at least that many rows, including
+        future ones."""
         partition = session().partition(partition_id)
         rows, taken = _consumed(partition, task_name)
         if rows is None:
@@ -182,8 +184,8 @@ class TransferQueueClient:
         return _tensors(partition, rows, taken.astype(np.int8))
 
     def get_production_status(self, data_fields: list[str], partition_id: str) -> tuple[Any, Any]:
-        """The global indexes of a partition's rows, and of each which of the fields have been put, as tensors; None and
-        None where there is no partition, or a field that no row has."""
+        """The global indexes of a partition's rows, and for each which of the fields exist, as tensors; None and
+        None if the partition does not exist, or no row has one of the fields."""
         partition = session().partition(partition_id)
         if not data_fields:
             return None, None
@@ -193,7 +195,7 @@ class TransferQueueClient:
         return _tensors(partition, rows, rows.have.astype(np.int8))
 
     def check_consumption_status(self, task_name: str, partition_id: str) -> bool:
-        """Whether there are rows, and the task has consumed all of them."""
+        """Whether the partition has rows and the task has consumed all of them."""
         _, status = self.get_consumption_status(task_name, partition_id)
         return status is not None and bool(status.numel()) and bool((status == 1).all())
 
@@ -203,7 +205,7 @@ class TransferQueueClient:
         return status is not None and bool((status == 1).all())
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
-        """Rows are as if the task, or all tasks, had never consumed them. True."""
+        """Mark the rows as not consumed by the task, or by any task. Returns True."""
         partition = session().partition(partition_id)
         if partition.all(tags=False) is None:
             log.warning("there is no partition %r whose consumption could be reset", partition_id)
@@ -218,14 +220,14 @@ class TransferQueueClient:
     # clearing
 
     def clear_samples(self, metadata: BatchMeta) -> None:
-        """These rows go, with their memory; those that are not there are passed over."""
+        """Delete these rows and free their memory. Missing rows are ignored."""
         own = session()
         for part in metadata.chunk_by_partition():
             partition = own.partition(part.partition_ids[0])
             partition.table.clear(partition.numbers(part.global_indexes))
 
     def clear_partition(self, partition_id: str) -> None:
-        """All rows of the partition go, and who consumed which."""
+        """Delete all rows of the partition and the record of their consumption."""
         own = session()
         own.partition(partition_id).table.drop()
         own.sampler.clear_cache(partition_id)
@@ -248,17 +250,17 @@ class TransferQueueClient:
 
 
 AsyncTransferQueueClient = TransferQueueClient
-"""TransferQueue's has the asynchronous calls alone."""
+"""TransferQueue's class of this name has only the asynchronous calls."""
 
 
 def get_client() -> TransferQueueClient:
-    """The client of this process. Raises NotStarted where no plane is known to it."""
+    """The client of this process. Raises NotStarted if the process has no plane."""
     session()
     return TransferQueueClient()
 
 
 def named_keys(keys: Any) -> list[str]:
-    """Keys as a list. Raises ValueError for none, TypeError for what are none."""
+    """Keys as a list. Raises ValueError for an empty list, TypeError for values that are not keys."""
     named = [keys] if isinstance(keys, str) else keys
     if not isinstance(named, list) or not all(isinstance(key, str) for key in named):
         raise TypeError("keys are a text, or a list of texts")
@@ -268,7 +270,7 @@ def named_keys(keys: Any) -> list[str]:
 
 
 def _new(partition: Partition, indexes: list[int], fields: Sequence[str]) -> BatchMeta:
-    """Rows of which nothing has been put yet."""
+    """Metadata of rows that have no fields yet."""
     from transfer_queue.metadata import BatchMeta
 
     known = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": False}
@@ -314,7 +316,7 @@ def _consumed(partition: Partition, task: str) -> tuple[Rows | None, Flags]:
 
 
 def _tensors(partition: Partition, rows: Rows, status: Any) -> tuple[Any, Any]:
-    """As tensors, with rows that are not there yet behind those that are."""
+    """As tensors; rows that do not exist yet follow those that do."""
     import torch
 
     expected = int(os.environ.get("TQ_PRE_ALLOC_SAMPLE_NUM", 0))

@@ -1,15 +1,16 @@
-"""Puts that are awaited at the same time, made together: hundreds of trajectories that are put singly take the time of
-a few puts, since what a put costs is a message, not its rows.
+"""Merges puts that are awaited at the same time: hundreds of trajectories that are put singly take the time of a few
+puts, because a put costs a message, whatever its rows.
 
-A put that nobody else's runs beside begins at once; those that are asked for meanwhile are the next one. Puts are made
-together where they are into one partition, have fields of the same names, dtypes and dimensions, and no key in common.
+A put begins at once if no other is running; puts that are requested meanwhile form the next one. Puts are merged if
+they go into one partition, have fields of the same names, dtypes and dimensions, and have no key in common.
 
-A put of one row that nothing else waits beside, as verl's agent loops make it when a trajectory is done, is laid out at
-once (`batch.single`), without a column for each small field; what is large of it was written before with another
-response of its prompt, or the put goes the way of all others. The row lies as `values.columns` would have it lie.
+A single row with nothing else waiting, as verl's agent loops put when a trajectory is done, is laid out directly
+(`batch.single`), without a column for each small field. This requires that its large values were written before, with
+another response of the same prompt; otherwise the row takes the normal path. Both paths produce the same layout
+(`values.columns`).
 
-Invariants: each put is answered as if it had been made alone, with its own error: where those of several fail,
-each is made again by itself. Of two puts of one key, the first that was asked for is made first.
+Invariants: each put has the result that it would have alone, and its own error: if a merged put fails, each of its
+puts is made again by itself. Puts of one key are made in the order of the requests.
 """
 
 from __future__ import annotations
@@ -39,28 +40,28 @@ if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta
 
 _FEW = 16
-"""Rows of a put up to which it is made together with others."""
+"""The largest number of rows of a put that is merged with others."""
 
 _MOST, _MOST_LARGE = 1024, 16
-"""Rows of what is made together: of small values, of large ones."""
+"""The largest number of rows of a merged put: of small values, of large ones."""
 
 _DEPTH = 8  # of containers in which large values are looked for
 
 OTHER = ""
-"""The kind of values that are no tensors."""
+"""The kind of values that are not tensors."""
 
 Kinds = tuple[tuple[str, str], ...]
-"""By field, what its rows are: how tensors were put, their dtype and dimensions."""
+"""For each field how its tensors were put, their dtype and their dimensions."""
 
 
 Together = Callable[
     [str, list[str], Mapping[str, Values] | None, list[Mapping[str, Any]] | None, sharing.Keys | None],
     list["KVBatchMeta"],
 ]
-"""Puts rows of a partition by key; a meta a row."""
+"""Puts rows of a partition by key. Returns the metadata of each row."""
 
 Singly = Callable[["Asked"], "KVBatchMeta | None"]
-"""Makes a put by a shorter way, if there is one for it; None, and nothing was put, where there is none."""
+"""Puts a single row by the direct path. Returns None, and puts nothing, if the path does not apply."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Contents:
     keys: dict[str, list[bytes | None]]
 
     def repeated(self, rows: int) -> tuple[dict[str, Values], dict[str, list[bytes | None]]]:
-        """The same for so many rows of these values. Fields that are one object stay one."""
+        """The same for this many rows with these values. Fields that share one object still do."""
         seen: dict[int, Values] = {}
         for values_ in self.columns.values():
             if id(values_) not in seen:
@@ -84,8 +85,8 @@ class Contents:
 
 @dataclass(slots=True)
 class Asked:
-    """A put that was asked for. rows: by field, a value a row; None where it has tags alone. large: fields that have a
-    large value. alone: what makes it by itself. contents: of the large fields, once they were looked at."""
+    """A requested put. rows: for each field one value a row; None if the put has only tags. large: fields with a
+    large value. alone: makes the put by itself. contents: of the large fields, once they were looked up."""
 
     partition: str
     keys: list[str]
@@ -105,7 +106,7 @@ def asked(
     tags: Sequence[Mapping[str, Any]] | None,
     alone: Callable[[], KVBatchMeta],
 ) -> Asked | None:
-    """A put that can be made together with others; None for one that can not."""
+    """A put that can be merged with others; None for one that cannot."""
     if not 0 < len(keys) <= _FEW or len(set(keys)) < len(keys) or (tags is not None and len(tags) != len(keys)):
         return None
     rows: dict[str, list[Any]] = {}
@@ -127,7 +128,7 @@ def asked(
 
 
 def _is_large(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether a value is, or has in its containers, something that is looked up by its content (`sharing`)."""
+    """Whether a value is, or contains, something that is looked up by its content (`sharing`)."""
     if isinstance(value, dict):
         return depth > 0 and any(_is_large(each, depth - 1) for each in value.values())
     if isinstance(value, list | tuple):
@@ -146,8 +147,8 @@ def _entries(fields: Any) -> list[tuple[Any, Any]]:
 
 
 def _rows(entry: Any, *, whole: bool) -> tuple[str, list[Any]]:
-    """What a field's rows are, and each: of a TensorDict's entry, or of one row's value. No rows for what is put
-    alone."""
+    """The kind of a field's rows and the rows, from a TensorDict's entry or from the value of one row. No rows if
+    the field cannot be merged."""
     if tensors.is_tensor(entry):
         nested = bool(entry.is_nested)
         if nested and not whole:
@@ -161,7 +162,8 @@ def _rows(entry: Any, *, whole: bool) -> tuple[str, list[Any]]:
 
 
 class Coalescing:
-    """The puts of one process. `together` makes those of a partition, in a thread of `pool`; `singly` one of them."""
+    """The puts of one process. `together` makes merged puts of a partition, in a thread of `pool`; `singly` makes a
+    single one."""
 
     def __init__(self, pool: Callable[[], Executor], together: Together, singly: Singly = lambda _: None) -> None:
         self._pool = pool
@@ -173,7 +175,7 @@ class Coalescing:
         self._running = False
 
     async def put(self, one: Asked) -> KVBatchMeta:
-        """Make it, beside what else is asked for. Raises as it would alone. Cancelled, it is made all the same."""
+        """Make the put, possibly merged with others. Raises as the put alone would. A cancelled put is made anyway."""
         if self._pid != os.getpid():  # a forked child has neither the thread nor what waited for it
             self._pid, self._lock, self._running = os.getpid(), threading.Lock(), False
             self._waiting.clear()
@@ -185,7 +187,7 @@ class Coalescing:
         return await asyncio.wrap_future(one.answer)
 
     def _make(self) -> None:
-        """Make all that wait, until none does."""
+        """Make all waiting puts, until none waits."""
         while True:
             with self._lock:
                 several = self._next()
@@ -196,7 +198,7 @@ class Coalescing:
                 _answer(each, self._together, self._singly)
 
     def _next(self) -> list[Asked]:
-        """The first that waits, and those that go with it."""
+        """The first waiting put, and those that can be merged with it."""
         taken: list[Asked] = []
         left: deque[Asked] = deque()
         keys: set[tuple[str, str]] = set()
@@ -217,7 +219,7 @@ class Coalescing:
 
 
 def _by_content(several: list[Asked]) -> list[list[Asked]]:
-    """Those together whose large values are equal. One whose values can not be carried is by itself."""
+    """Groups of puts whose large values are equal. A put with unsupported values is a group of its own."""
     if not several[0].large or len(several) == 1:
         return [several]
     found: dict[object, list[Asked]] = {}
@@ -252,7 +254,7 @@ def _answer(several: list[Asked], together: Together, singly: Singly) -> None:
 
 
 def _alone(one: Asked, singly: Singly) -> KVBatchMeta:
-    """Make a put by itself: by the shorter way where it can be gone. What can not be carried the other way tells."""
+    """Make a put by itself, by the direct path if that applies. The normal path reports unsupported values."""
     try:
         found = singly(one)
     except SchemaMismatch:
@@ -261,7 +263,7 @@ def _alone(one: Asked, singly: Singly) -> KVBatchMeta:
 
 
 def _settle(one: Asked, answer: Callable[[], KVBatchMeta]) -> None:
-    """Answer a put, whose caller may have been cancelled, by what this gives or raises."""
+    """Answer a put with the result or the error of `answer`. Its caller may have been cancelled."""
     try:
         found = answer()
     except BaseException as error:
@@ -273,7 +275,7 @@ def _settle(one: Asked, answer: Callable[[], KVBatchMeta]) -> None:
 
 
 def _joined(rows: Sequence[KVBatchMeta]) -> KVBatchMeta:
-    """The meta of several rows of a partition, of the fields that all of them have."""
+    """The metadata of several rows of a partition, with the fields that all of them have."""
     from transfer_queue.metadata import KVBatchMeta
 
     if len(rows) == 1:
@@ -284,7 +286,7 @@ def _joined(rows: Sequence[KVBatchMeta]) -> KVBatchMeta:
 
 
 def _all_columns(several: Sequence[Asked]) -> tuple[dict[str, Values] | None, sharing.Keys | None]:
-    """The fields of all, as columns, and the keys of large values. Raises SchemaMismatch."""
+    """The fields of all puts as columns, and the keys of large values. Raises SchemaMismatch."""
     first = several[0]
     if first.kinds is None:
         return None, None
@@ -296,7 +298,8 @@ def _all_columns(several: Sequence[Asked]) -> tuple[dict[str, Values] | None, sh
 
 
 def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Values]:
-    """These fields of all, as columns. Those that are one object a row are made once. Raises SchemaMismatch."""
+    """These fields of all puts as columns. Fields that share the objects of all rows share a column. Raises
+    SchemaMismatch."""
     kinds = dict(several[0].kinds or ())
     found: dict[str, Values] = {}
     seen: dict[tuple[int, ...], Values] = {}
@@ -313,8 +316,8 @@ def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Valu
 
 
 def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
-    """Make it, if it is such a row: what is known of the row then, and which fields the partition has. None where
-    nothing was put. Raises SchemaMismatch, and as `Table.upsert_and_look`."""
+    """Put a single row by the direct path. Returns its metadata and the fields of the partition, or None, with
+    nothing put, if the path does not apply. Raises SchemaMismatch, and as `Table.upsert_and_look`."""
     if one.kinds is None or len(one.keys) != 1:
         return None
     small: list[tuple[str, Single]] = []
@@ -337,7 +340,7 @@ def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
 
 
 def _single(name: str, kind: str, value: Any) -> Single | None:
-    """A field of one row, as the kind that it is of."""
+    """A field of one row, as the kind that it has."""
     if kind != OTHER:
         found = single(name, [value] if value.ndim else value[None], as_object=False)
         return None if found is None else found._replace(kind=kind)

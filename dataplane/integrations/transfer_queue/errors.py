@@ -1,7 +1,8 @@
-"""What goes wrong here, as errors of `dataplane.errors` that code written for TransferQueue catches too.
+"""Errors of `dataplane.errors` that code written for TransferQueue catches too.
 
-Each is caught by the name that TransferQueue's own is: ValueError for what is not there, RuntimeError for what did not
-come in time, StorageKeyNotFoundError (a KeyError) for rows that were cleared between a look and a read.
+Each has the base class of its counterpart in TransferQueue: ValueError for a missing partition, key or field;
+RuntimeError for a timeout; StorageKeyNotFoundError (a KeyError) for rows that were cleared between a lookup and a
+read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataplane.errors import Freed, Misuse, NotReady
 
 
 class _Whole:
-    """An error that comes out of a pickle as the class that went in: `dataplane.errors` knows only its own."""
+    """An error that keeps its class when it is unpickled: `dataplane.errors` knows only its own classes."""
 
     fields: dict[str, Any]
 
@@ -25,7 +26,7 @@ class _Whole:
 
 
 class NotThere(_Whole, Misuse, ValueError):
-    """A partition, a key or a field that nobody has put."""
+    """A partition, a key or a field that does not exist."""
 
 
 class NotStarted(_Whole, Misuse, AssertionError, RuntimeError):
@@ -33,11 +34,11 @@ class NotStarted(_Whole, Misuse, AssertionError, RuntimeError):
 
 
 class NoSampleInTime(_Whole, NotReady, RuntimeError):
-    """`get_meta` found too few rows, or its sampler none that it wanted, before the deadline."""
+    """Before the deadline, `get_meta` found too few rows, or its sampler selected none."""
 
 
 class NoKey(_Whole, Misuse, RuntimeError):
-    """A global index that has no key of the user's."""
+    """A global index of a row without a key of the user's."""
 
 
 class StorageKeyNotFoundError(_Whole, Freed, KeyError):

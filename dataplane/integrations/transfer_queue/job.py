@@ -1,11 +1,11 @@
-"""Which job a process is of: jobs that share a node have partitions, settings and indexes of their own.
+"""The job of a process: jobs that share a node have separate partitions, settings and indexes.
 
-A job is named by `init(job=...)`, by `$DATAPLANE_JOB`, or by Ray: all processes of a Ray job are of one. `init()` puts
-the name into the environment, which children inherit. Where nobody names it, the first `init()` makes a job that only
-its own process and its children are of.
+A job is named by `init(job=...)`, by `$DATAPLANE_JOB`, or by Ray: all processes of a Ray job belong to one. `init()`
+puts the name into the environment, which children inherit. Without a name, the first `init()` creates a job for its own
+process and its children.
 
-Invariants: two jobs share keys only where both were given one name. A process that can not tell whose job it is
-of is refused, since to guess would be to share keys, or to be alone with its own.
+Invariants: two jobs share keys only if both were given one name. A process that cannot determine its job is refused:
+a guess would share keys with a stranger, or leave the process alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataplane.errors import Misuse
 from dataplane.integrations import process
 
 VARIABLE = "DATAPLANE_JOB"
-"""The name, in the environment."""
+"""The environment variable with the name."""
 
 _UNNAMED, _RAY = "unnamed", "ray-"
 _MOST = 128
@@ -26,25 +26,25 @@ _MOST = 128
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """token: of a job that nobody named, what its own processes know; empty for one that was named."""
+    """token: a secret of the processes of an unnamed job; empty for a named one."""
 
     name: str
     token: str = ""
 
     def export(self) -> None:
-        """Let the children of this process be of it."""
+        """Let the children of this process join it."""
         os.environ[VARIABLE] = f"{self.name}:{self.token}" if self.token else self.name
 
 
 def named(name: object) -> Job:
-    """The job of this name. Raises ValueError for what is no name."""
+    """The job with this name. Raises ValueError for an invalid name."""
     if not isinstance(name, str) or not 0 < len(name) <= _MOST or set("/:") & set(name):
         raise ValueError(f"a job's name is a text of 1 to {_MOST} characters without '/' and ':', not {name!r}")
     return Job(name)
 
 
 def known() -> Job | None:
-    """That of this process, as far as the environment and Ray say."""
+    """The job of this process, as far as the environment and Ray say."""
     said, by_ray = os.environ.get(VARIABLE, ""), of_ray()
     if said and not (by_ray is not None and said.startswith(_RAY)):  # which may be of a Ray job that has ended
         name, _, token = said.partition(":")
@@ -53,7 +53,7 @@ def known() -> Job | None:
 
 
 def of_ray() -> Job | None:
-    """The job that all processes of this Ray job are of; None without Ray."""
+    """The job of all processes of this Ray job; None without Ray."""
     found = process.ray_job()
     if found is None:
         return None
@@ -62,12 +62,12 @@ def of_ray() -> Job | None:
 
 
 def new() -> Job:
-    """One that nobody named."""
+    """An unnamed job."""
     return Job(_UNNAMED, secrets.token_hex(8))
 
 
 def refuse(job: Job, address: str) -> Misuse:
-    """The error for a process that is of another unnamed job than the one that is on its node."""
+    """The error for a process that belongs to another unnamed job than the one on its node."""
     return Misuse(
         f"the node at {address} has a job already that was given no name, and this process is none of its children: to"
         f" take part in it, or to be a job beside it, name the job in all of its processes, with init(job=...) or"

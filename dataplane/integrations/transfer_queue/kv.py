@@ -1,6 +1,6 @@
-"""The calls by key: `kv_put` and its like, and their asynchronous twins.
+"""The calls by key, `kv_put` and so on, and their asynchronous twins.
 
-As TransferQueue's, but for what `docs/transfer_queue.md` says is different.
+`docs/transfer_queue.md` lists the differences from TransferQueue's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def kv_put(
 ) -> KVBatchMeta:
     """Put one row: its fields, a dict of values or a TensorDict of one row, its tag, or both.
 
-    Raises ValueError where there is neither, or a nested tensor; SchemaMismatch, Backpressure, LimitExceeded.
+    Raises ValueError if neither is given, or for a nested tensor; SchemaMismatch, Backpressure, LimitExceeded.
     """
     if fields is None and tag is None:
         raise ValueError("a row is put with fields, a tag, or both; there is neither")
@@ -51,10 +51,10 @@ def kv_batch_put(
     tags: list[dict[str, Any]] | None = None,
     data_parser: Parser | None = None,
 ) -> KVBatchMeta:
-    """Put rows: the fields of a TensorDict, a tag each, or both.
+    """Put rows: the fields of a TensorDict, one tag a row, or both.
 
-    Raises ValueError where there is neither, or another number of them than keys; SchemaMismatch for what can not be
-    carried, Backpressure, LimitExceeded.
+    Raises ValueError if neither is given, or their number differs from that of the keys; SchemaMismatch for
+    unsupported values, Backpressure, LimitExceeded.
     """
     if fields is None and tags is None:
         raise ValueError("rows are put with fields, tags, or both; there is neither")
@@ -86,10 +86,10 @@ def _meta(partition_id: str, keys: list[str], tags: Sequence[Mapping[str, Any]],
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> Any:
-    """The rows of these keys as a TensorDict: these fields, or all that all of them have.
+    """The rows with these keys as a TensorDict: these fields, or all fields that all of them have.
 
-    Raises NotThere (a ValueError) where a partition, a key or a field of some of the keys is not there,
-    StorageKeyNotFoundError (a KeyError) where rows were cleared meanwhile.
+    Raises NotThere (a ValueError) if the partition, a key, or a field of some of the keys does not exist,
+    StorageKeyNotFoundError (a KeyError) if rows were cleared meanwhile.
     """
     own = session()
     fields = [select_fields] if isinstance(select_fields, str) else select_fields
@@ -97,8 +97,8 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> Any:
-    """The rows of a KVBatchMeta as a TensorDict: its fields, or those of them that are selected. Raises as
-    `kv_batch_get`, and ValueError for a field that the meta does not have."""
+    """The rows of a KVBatchMeta as a TensorDict: its fields, or the selected ones. Raises as `kv_batch_get`, and
+    ValueError for a field that the metadata does not have."""
     if meta.partition_id is None:
         raise ValueError("the KVBatchMeta has no partition_id: set it")
     if select_fields is None:
@@ -111,7 +111,7 @@ def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | Non
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
-    """The tags of all rows that have a key of the user's, by partition and key."""
+    """The tags of all rows with a key of the user's, by partition and key."""
     own, found = session(), {}
     for name in own.partitions() if partition_id is None else [partition_id]:
         rows = own.partition(name).all()
@@ -122,7 +122,7 @@ def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """These rows go, with their memory; those that are not there are passed over."""
+    """Delete these rows and free their memory. Missing keys are ignored."""
     session().partition(partition_id).table.clear(named_keys(keys))
 
 
@@ -157,8 +157,8 @@ async def async_kv_batch_put(
 def _asked(
     keys: Any, partition_id: str, fields: Any, tags: Any, alone: Callable[[], KVBatchMeta]
 ) -> coalescing.Asked | None:
-    """The put as one that can be made with others. Those of groups, and those of a process that has not joined its job
-    yet, are made alone."""
+    """The put as one that can be merged with others. Puts of groups, and puts of a process that has not joined its
+    job yet, are made alone."""
     own = joined()
     if own is None or own.settings.grouped or not isinstance(keys, list) or not all(type(key) is str for key in keys):
         return None
@@ -176,7 +176,7 @@ def _together(
     tags: list[Mapping[str, Any]] | None,
     known_keys: Mapping[str, Sequence[bytes | None]] | None,
 ) -> list[KVBatchMeta]:
-    """Put these rows; a meta a row."""
+    """Put these rows. Returns the metadata of each."""
     found, names = writing.put(session().partition(partition_id), keys, columns, tags, known_keys)
     return [
         _meta(partition_id, [key], [own], sorted(compress(names, have)))
@@ -185,7 +185,7 @@ def _together(
 
 
 def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
-    """Put a row by itself, laid out at once; None where it is not such a row."""
+    """Put a single row by the direct path; None if that does not apply."""
     made = coalescing.put_row(session().partition(one.partition), one)
     if made is None:
         return None

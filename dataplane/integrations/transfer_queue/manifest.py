@@ -1,8 +1,9 @@
-"""Which files a checkpoint's directory has: `metadata.json` lists each with its size and digest, and has one of itself.
+"""The files of a checkpoint's directory: `metadata.json` lists each with its size and digest, and has a digest of
+itself.
 
-Invariants: bytes that `content` gives are those that were written to that file of that checkpoint, or it raises
-`Corrupt`: a file that was changed, that changed places with another, or that is of another checkpoint has another
-digest than is listed. Checkpoints of version 1, which list nothing, are refused by `ProtocolMismatch`.
+Invariants: `content` returns the bytes that were written to that file of that checkpoint, or raises `Corrupt`: a
+file that was changed, exchanged with another, or taken from another checkpoint has another digest than is listed.
+Checkpoints of version 1, which list nothing, are refused by `ProtocolMismatch`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Manifest:
         self._files = _files(directory)
 
     def names(self, suffix: str) -> list[str]:
-        """The files whose names end so, in the order in which they were written."""
+        """The files with this suffix, in the order in which they were written."""
         return [name for name in self._files if name.endswith(suffix)]
 
     def check(self) -> None:
-        """Raises Corrupt where a file is not what was written."""
+        """Raises Corrupt if a file was changed."""
         for name in self._files:
             self._compare(name, *_measured(self._path(name)))
 
@@ -56,7 +57,7 @@ class Manifest:
 
 
 def write(directory: Path, files: list[str], user_metadata: dict[str, Any]) -> None:
-    """List these files of the directory, which are written."""
+    """Write the list of these files of the directory."""
     listed = {name: list(_measured(directory / name)) for name in files}
     content = {"version": _VERSION, "storage_saved": True, "user_metadata": user_metadata, "files": listed}
     content = json.loads(json.dumps(content))  # as it will be read: JSON's keys are text
@@ -85,7 +86,7 @@ def _files(directory: Path) -> dict[str, tuple[int, str]]:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Of the content, however it is spelled."""
+    """The digest of the content, independent of its formatting."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 

@@ -1,10 +1,10 @@
-"""A job's figures for Prometheus, at the address that `get_metrics_endpoint()` gives.
+"""A job's metrics for Prometheus, at the address that `get_metrics_endpoint()` returns.
 
     tq.init({"metrics": {"enabled": True}})
     requests.get(f"http://{tq.get_metrics_endpoint()}/metrics")
 
-The process whose `init()` asks for it serves them, in threads of its own, until it leaves the job. What is served is
-read as it is asked for. The names of partitions' figures are TransferQueue's, so that its dashboards show them; those
+The process whose `init()` enables them serves them, in threads of its own, until it leaves the job. Values are read
+at the time of the request. The metrics of partitions have TransferQueue's names, so its dashboards show them; those
 of the node begin with `dataplane_`.
 """
 
@@ -28,8 +28,7 @@ _serving: Server | None = None
 
 
 def get_metrics_endpoint() -> str | None:
-    """Where the job's figures are served, HOST:PORT; None where no `init()` of the job has asked for it, or none was
-    called."""
+    """The address of the job's metrics, HOST:PORT; None if no `init()` of the job has enabled them."""
     from dataplane.integrations.transfer_queue.errors import NotStarted
     from dataplane.integrations.transfer_queue.session import session
 
@@ -41,7 +40,8 @@ def get_metrics_endpoint() -> str | None:
 
 
 def serve(own: Session, port: int) -> str:
-    """Serve the figures of this session's job at this port, or 0 for any; where. Raises Misuse for a port in use."""
+    """Serve the metrics of this session's job at this port, or 0 for any. Returns the address. Raises Misuse if the
+    port is in use."""
     global _serving
     if _serving is None:
         _serving = Server(_host(), port, own)
@@ -49,7 +49,7 @@ def serve(own: Session, port: int) -> str:
 
 
 def end() -> None:
-    """Serve them no more. Idempotent."""
+    """Stop serving. Idempotent."""
     global _serving
     serving, _serving = _serving, None
     if serving is not None:
@@ -57,7 +57,7 @@ def end() -> None:
 
 
 class Server:
-    """What serves them. `endpoint` is where, HOST:PORT."""
+    """The HTTP server. `endpoint`: its address, HOST:PORT."""
 
     def __init__(self, host: str, port: int, own: Session) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -74,7 +74,7 @@ class Server:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """End it; in a forked child, which has no thread of it, let it go."""
+        """Stop. In a forked child, which does not have the server's thread, only drop it."""
         if self._pid == os.getpid():
             self._server.shutdown()
             self._thread.join()
@@ -82,13 +82,13 @@ class Server:
 
 
 class _Figures:
-    """The figures of the job and of this host's node, as Prometheus' client collects them."""
+    """The metrics of the job and of this host's node, as the client of Prometheus collects them."""
 
     def __init__(self, own: Session) -> None:
         self._own = own
 
     def collect(self) -> Iterator[Any]:
-        """Raises as the plane's calls."""
+        """Raises as the calls of the plane."""
         from prometheus_client.core import GaugeMetricFamily as Gauge
 
         stats = self._own.plane.stats()

@@ -1,15 +1,17 @@
 """A partition of TransferQueue as a table: its rows by key, by number and by global index.
 
-A partition is one job's: the job's name is part of that of the table.
+A partition belongs to one job, whose name is part of the name of the table.
 
-Rows that users put without a key have one all the same, made of the call and the row's place in it, which `kv_list`
-does not show. Rows that they put with keys have that in a tag of a reserved name, where a sampler needs groups.
+Rows that were put without a key have a generated one, made of the call and the position in it, which `kv_list` does not
+show. Rows that were put with keys have the call and the position in a tag with a reserved name, if a sampler needs
+groups.
 
-Global indexes are small numbers for the rows of all partitions of a job, from 0 upwards.
+Global indexes are small numbers from 0 upwards for the rows of all partitions of a job.
 
-Invariants: an index means one row of one partition in every process of the job, and is never given to another. A
-partition's rows have their indexes in blocks of 256, in the order of their numbers; which block that is, is the number
-of a row of one more table, which the table's leader gives to the first that asks. A process asks once a block.
+Invariants: an index means one row of one partition in every process of the job, and is never reused. The rows of a
+partition have their indexes in blocks of 256, in the order of their numbers. The number of a block is the number of
+a row in one more table, which the leader of that table assigns to the first process that asks. A process asks once
+for each block.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 Index = npt.NDArray[np.int64]
 
 PUT = "dataplane.put"
-"""The tag that says which call put a row, and where in it."""
+"""The tag with the call that put a row, and the position in it."""
 
 _OWN = ".row/"  # how the keys begin that users did not give
 _BITS = 8
@@ -44,17 +46,17 @@ _BELOW = (1 << _BITS) - 1
 
 
 def prefix(job: str) -> str:
-    """How the names of the tables of a job's partitions begin."""
+    """The prefix of the names of the tables of a job's partitions."""
     return f"transfer_queue/{job}/"
 
 
 def blocks(job: str) -> str:
-    """The name of the table of a job's blocks of indexes."""
+    """The name of the table of a job's index blocks."""
     return f"transfer_queue.indexes/{job}"
 
 
 class _Watched:
-    """A table, which calls `lost` when it was lost with all that had it, and raises that it was."""
+    """A table that calls `lost` when every replica of it was lost, and raises that error."""
 
     def __init__(self, table: Table, lost: Callable[[], object]) -> None:
         self._table = table
@@ -74,9 +76,8 @@ class _Watched:
 
 
 class Partition:
-    """A partition of a job, by its name, whether it is there or not. `lost` is called where it was lost with all
-    that had it: its name then means another one, which nobody has put anything into. `names`: of those that are
-    there."""
+    """A partition of a job, by its name, whether it exists or not. `lost` is called if every replica of it was lost:
+    its name then means a new, empty partition. `names`: of those that exist."""
 
     def __init__(
         self, plane: Plane, job: str, name: str, lost: Callable[[], object], names: Callable[[], list[str]]
@@ -95,18 +96,18 @@ class Partition:
         return self._indexes.of(numbers)
 
     def numbers(self, global_indexes: Sequence[int]) -> Index:
-        """The numbers of rows by their global indexes; -1, which no row has, for those of other partitions."""
+        """The numbers of rows by their global indexes; -1, which no row has, for indexes of other partitions."""
         return self._indexes.numbers(global_indexes)
 
     def named(self, keys: Sequence[str]) -> Index:
-        """The numbers of rows by their keys. Raises NotThere, naming the first that is not."""
+        """The numbers of rows by their keys. Raises NotThere, with the first missing key."""
         try:
             return self.table.numbers(keys)
         except Misuse as error:
             raise self.absent(keys) from error
 
     def absent(self, keys: Sequence[str]) -> NotThere:
-        """The error for keys of which some are not there."""
+        """The error for keys of which some are missing."""
         rows = self.table.look(tags=False)
         if not rows.changes:
             return self.missing()
@@ -119,7 +120,7 @@ class Partition:
         )
 
     def missing(self) -> NotThere:
-        """The error for a partition that is not there."""
+        """The error for a partition that does not exist."""
         names = self._names()
         near = difflib.get_close_matches(self.name, names, 1)
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
@@ -131,7 +132,7 @@ class Partition:
     # what is known
 
     def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> Rows | None:
-        """All rows in the order of arrival; None where there is no such partition."""
+        """All rows in the order of arrival; None if the partition does not exist."""
         rows = self.table.look(columns=list(columns), tags=tags, since=since)
         return rows if rows.changes else None
 
@@ -152,14 +153,14 @@ class Partition:
     # for samplers
 
     def get_custom_meta(self, global_indices: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """The tags of these rows, of those that have any."""
+        """The tags of these rows, for those that have any."""
         rows = self.table.look(self.numbers(global_indices))
         pairs = zip(global_indices, map(shown, rows.tags), strict=True)
         return {index: tags for index, tags in pairs if tags}
 
     def groups(self, global_indices: Sequence[int], size: int, tag: str) -> list[list[int]]:
-        """Whole groups of so many: rows with the same value of the tag, or else put together by one call, counted off
-        from its first row."""
+        """Whole groups of this size: rows with the same value of the tag, or else rows of one call, by position from
+        its first row."""
         if not len(global_indices):
             return []
         rows = self.table.look(self.numbers(global_indices))
@@ -174,29 +175,29 @@ class Partition:
 
 
 def new_keys(rows: int) -> list[str]:
-    """Keys for rows that have none, put by one call."""
+    """Generated keys for rows of one call."""
     put = secrets.token_hex(6)
     return [f"{_OWN}{put}/{place}" for place in range(rows)]
 
 
 def has_own_key(key: str) -> bool:
-    """Whether it is a key that the user did not give."""
+    """Whether the key was generated."""
     return key.startswith(_OWN)
 
 
 def marks(rows: int) -> list[dict[str, Any]]:
-    """The tags that say by which call rows were put."""
+    """The tags with the call that put the rows."""
     put = secrets.token_hex(6)
     return [{PUT: [put, place]} for place in range(rows)]
 
 
 def shown(tags: Mapping[str, Any]) -> dict[str, Any]:
-    """The tags that are the user's."""
+    """The tags of the user."""
     return {name: value for name, value in tags.items() if name != PUT}
 
 
 def _own(key: str) -> tuple[str, int]:
-    """By which call a row was put, and where in it; each by itself where that is not known."""
+    """The call that put a row, and the position in it; each row by itself if that is unknown."""
     if not has_own_key(key):
         return key, 0
     put, _, place = key.removeprefix(_OWN).rpartition("/")
@@ -207,7 +208,7 @@ class Indexes:
     """The global indexes of one partition. Any thread may use them."""
 
     def __init__(self, plane: Plane, table: str, partition: str) -> None:
-        """table: the table of the job's blocks, by its name."""
+        """table: the name of the table of the job's index blocks."""
         self._table = plane.table(table)
         self._prefix = f"{partition}/"
         self._blocks: dict[int, int] = {}  # by the part of a row's number above the block
@@ -225,7 +226,7 @@ class Indexes:
         return found
 
     def numbers(self, global_indexes: Sequence[int]) -> Index:
-        """The numbers of the rows with these indexes; -1, which no row has, for those of other partitions."""
+        """The numbers of the rows with these indexes; -1, which no row has, for indexes of other partitions."""
         indexes = np.asarray(global_indexes, np.int64)
         blocks = np.unique(indexes >> _BITS).tolist()
         unknown = [block for block in blocks if block not in self._parts]
@@ -250,7 +251,7 @@ class Indexes:
 
 
 def _looked_up(by: dict[int, int], keys: Sequence[int], wanted: Index) -> Index:
-    """Of each that is wanted, the value; keys are sorted, and all that are wanted."""
+    """The value of each wanted key. Keys are sorted, and contain all that are wanted."""
     if not len(keys):
         return np.empty(0, np.int64)
     values = np.array([by[key] for key in keys], np.int64)

@@ -1,9 +1,9 @@
-"""The entry point `verl.plugins`: verl imports this in every process that imports verl, and calls nothing.
+"""The entry point `verl.plugins`: verl imports this module in every process that imports verl, and calls nothing.
 
-So importing it stands in for `transfer_queue`, where the environment asks for that (`standing`).
+The import replaces the calls of `transfer_queue` if the environment asks for that (`standing`).
 """
 
 from dataplane.integrations.transfer_queue.standing import if_asked
 
 standing_in = if_asked()
-"""Whether it does."""
+"""Whether the calls were replaced."""

@@ -1,8 +1,8 @@
-"""Getting: rows of partitions as a TensorDict.
+"""Gets: rows of partitions as a TensorDict.
 
-Invariants: all rows that were asked for come back, in their order, or an error says which do not. By key, a
-field that not all of them have is left out, as TransferQueue does: verl's trainer asks for fields that there may not
-be. Where none is left, that is an error; where some have it, a warning says who lacks it.
+Invariants: all requested rows are returned in their order, or an error names the missing ones. By key, a field that
+not all of the rows have is left out with a warning that names the rows, as in TransferQueue: verl's trainer asks for
+optional fields. If no field is left, that is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def by_key(session: Session, partition: Partition, keys: list[str], fields: list[str] | None) -> Any:
-    """The rows of these keys: these fields, or all that all of them have. Raises NotThere, StorageKeyNotFoundError."""
+    """The rows with these keys: these fields, or all fields that all of them have. Raises NotThere,
+    StorageKeyNotFoundError."""
     try:
         ref = partition.table.read(keys, fields)
     except Misuse as error:
@@ -38,7 +39,7 @@ def by_key(session: Session, partition: Partition, keys: list[str], fields: list
 
 
 def _fields(partition: Partition, keys: list[str], fields: list[str] | None, error: Misuse) -> list[str]:
-    """Those of the fields that all these rows have. Raises NotThere where keys are not there, or no such field."""
+    """The fields among these that all rows have. Raises NotThere if keys are missing, or every field is."""
     names = list(partition.table.schema()) if fields is None else list(dict.fromkeys(fields))
     numbers = partition.named(keys)
     have = partition.table.look(numbers, columns=names, tags=False).have
@@ -58,8 +59,8 @@ def _fields(partition: Partition, keys: list[str], fields: list[str] | None, err
 
 
 def by_meta(session: Session, meta: BatchMeta) -> Any:
-    """The rows of a BatchMeta, of one partition or several: all fields that it names. Raises StorageKeyNotFoundError
-    where rows were cleared, NotThere where a field was not put."""
+    """The rows of a BatchMeta, of one partition or several, with all fields that it names. Raises
+    StorageKeyNotFoundError if rows were cleared, NotThere if a field was not put."""
     names = meta.field_names
     places: dict[str, list[int]] = {}
     for place, name in enumerate(meta.partition_ids):

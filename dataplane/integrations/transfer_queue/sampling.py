@@ -1,14 +1,15 @@
-"""`get_meta` of ready rows: waits in the node until there are enough, samples here, and takes what was sampled.
+"""`get_meta` of ready rows: waits at the node until there are enough rows, samples in this process, and claims the
+sample.
 
-A sampler is one of TransferQueue's, or a user's own. TransferQueue's keep in one process what ranks are to share, so
-what they do is done here without that: ranks that are to see the same rows make one claim, and the first to make it
-chooses for all. Any process may stand in for another. A group is the rows of one prompt: those with the same value of
-the tag `uid`, or of the one that the sampler's `group_by` names; rows without it are counted off from the first row of
-the call that put them.
+A sampler is one of TransferQueue's or a user's own. TransferQueue's samplers keep the state that ranks share in one
+process. Here ranks that have to see the same rows make one claim, and the first to make it samples for all; any process
+can replace another. A group is the rows of one prompt: those with the same value of the tag `uid`, or of the tag that
+the sampler's `group_by` names. Rows without the tag are grouped by position, from the first row of the call that put
+them.
 
-Invariants: a row is given to one call of a task, or to all that make one claim; where another took a row first,
-the sampler chooses again among those that are left; a call that gives up has taken nothing. Nobody else waits for it.
-No batch mixes prompts, whatever is missing.
+Invariants: a row is given to one call of a task, or to all calls that make one claim; if another call claimed a row
+first, the sampler samples again from the rest; a call that times out has claimed nothing, and blocks no other call.
+No batch mixes prompts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta
 
 GROUP_BY = "uid"
-"""The tag that names a row's group."""
+"""The tag with the group of a row."""
 
 
 def timeout_s() -> float:
-    """How long a call that names no time waits: TransferQueue's variable, and its default."""
+    """The default timeout of a call: TransferQueue's environment variable, or its default."""
     return float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 1))
 
 
@@ -46,7 +47,7 @@ def fetch(
     config: dict[str, Any],
     wait_s: float,
 ) -> BatchMeta | None:
-    """The rows that the task gets next; None where there were too few in time."""
+    """The next rows of the task; None if there were too few before the timeout."""
     chosen = _Choosing(partition, list(fields), batch_size, task, sampler, config).choose(Deadline.after(wait_s))
     if chosen is None:
         return None
@@ -55,7 +56,7 @@ def fetch(
 
 
 class _Choosing:
-    """One call's choice."""
+    """The sampling of one call."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class _Choosing:
             )
 
     def choose(self, deadline: Deadline) -> Index | None:
-        """The numbers of the rows; None where the deadline has passed."""
+        """The numbers of the rows; None if the deadline has passed."""
         table = self._partition.table
         least = wanted = self._batch_size * (self._sampler.dp_size if self._deals else 1)
         while True:
@@ -118,7 +119,7 @@ class _Choosing:
             self._sampler.clear_cache(self._partition.name)  # or it may choose what another took
 
     def _sample(self, ready: Index, wanted: int) -> tuple[Index, Index]:
-        """What is chosen of the rows that are ready, and what is consumed with it."""
+        """Of the ready rows, the sampled ones, and those that are consumed with them."""
         if self._in_order:
             return ready[:wanted], ready[:wanted]
         indexes = self._partition.indexes(ready)
@@ -132,7 +133,7 @@ class _Choosing:
         return self._partition.numbers(sampled), self._partition.numbers(consumed)
 
     def _part(self, given: Index) -> Index:
-        """This caller's part of what was given under a claim: to each rank whole groups, of about equal length."""
+        """This rank's part of the claimed rows: whole groups, of about equal length for each rank."""
         if not self._deals:
             return given
         from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions as dealt
@@ -147,7 +148,7 @@ class _Choosing:
 
 
 def too_few(partition: Partition, fields: Sequence[str], batch_size: int, task: str, wait_s: float) -> NoSampleInTime:
-    """The error for a call that got no rows in time."""
+    """The error of a call that got no rows in time."""
     there = len(partition.table.ready(list(fields), task=task, least=0))
     return NoSampleInTime(
         f"task {task!r} wants {batch_size} rows of partition {partition.name!r} with {', '.join(fields)}; after"

@@ -1,7 +1,7 @@
-"""This process's part in a job: its plane, the job's settings, and the sampler that it uses.
+"""The membership of this process in a job: its plane, the job's settings, and its sampler.
 
-Invariants: no controller; a process has one session, a forked child its own; all processes of a job are on one
-plane, or raise; who called `init()` first in the job clears all of it with `close()`, others only leave.
+Invariants: there is no controller; a process has one session, a forked child its own; all processes of a job use one
+plane, or raise; `close()` of the process that called `init()` first clears the job, others only leave.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _pid = 0
 
 
 class Session:
-    """What the calls of this process use. `first`: this process made the job's settings."""
+    """The state that the calls of this process use. `first`: this process wrote the job's settings."""
 
     def __init__(self, plane: Plane, job: Job, settings: Settings, sampler: BaseSampler | None, *, first: bool) -> None:
         self.plane = plane
@@ -56,7 +56,7 @@ class Session:
         self._partitions: dict[str, Partition] = {}
 
     def check(self) -> None:
-        """Raises NotStarted where its plane was that of a Ray job, and that has ended."""
+        """Raises NotStarted if its plane was that of a Ray job that has ended."""
         if self._by_ray is not None and self._by_ray != process.ray_job():
             raise NotStarted(
                 "the Ray job that transfer_queue.init() was called in has ended, with all rows: call init() again,"
@@ -64,7 +64,7 @@ class Session:
             )
 
     def partition(self, name: str) -> Partition:
-        """The partition of this name. Raises ValueError for what is no name."""
+        """The partition with this name. Raises ValueError for an invalid name."""
         found = self._partitions.get(name)
         if found is None:
             if len(self._partitions) >= _KEPT:
@@ -74,24 +74,24 @@ class Session:
         return found
 
     def partitions(self) -> list[str]:
-        """The names of those that are there."""
+        """The names of the existing partitions."""
         own = prefix(self.job.name)
         return [name.removeprefix(own) for name in self.plane.tables() if name.startswith(own)]
 
 
 def init(conf: Any = None, *, job: str | None = None) -> Any:
-    """Take part in the job, and start a plane for it where none is known. The configuration, as it is used.
+    """Join the job, and start a plane for it if there is none. Returns the configuration in use.
 
-    With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
-    is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
-    `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane`: `dense`, `job` and `node`. What
-    the first `init()` of the job was given holds for all, but for samplers of the user's own.
+    With Ray initialised, each Ray node gets a node. Without it, `$DATAPLANE_ADDRESS` names a node, or one is started
+    for this process and its children. Of `conf`, a mapping as TransferQueue takes it, these settings are used:
+    `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane` with `dense`, `job` and `node`.
+    The settings of the first `init()` hold for the whole job, except samplers of the user's own.
 
-    job: its name, as `backend.Dataplane.job`: processes that name the same share keys, all others do not. None:
-        $DATAPLANE_JOB, or that of the Ray job; where there is neither, a job of this process and its children.
+    job: its name, as `backend.Dataplane.job`: only processes with the same name share keys. None: $DATAPLANE_JOB, or
+        the name of the Ray job, or else a job of this process and its children.
 
-    Raises ValueError for what `conf` can not say, Misuse for what the job's first `init()` said otherwise and for a
-    second job without a name, PeerUnavailable, Rejected (the host can not meet `node`).
+    Raises ValueError for an invalid `conf`, Misuse if it contradicts the job's first `init()` and for a second job
+    without a name, PeerUnavailable, Rejected (the host cannot meet `node`).
     """
     global _session, _pid
     wanted, own = job_settings.read(conf, dense=standing.dense())
@@ -132,12 +132,12 @@ def _job(posted: board.Posted | None) -> Job | None:
 
 
 def joined() -> Session | None:
-    """That of this process, if it has one already."""
+    """The session of this process, if there is one."""
     return _session if _pid == os.getpid() else None
 
 
 def session() -> Session:
-    """That of this process; where it has none yet, it takes part in the job that is known to it. Raises NotStarted."""
+    """The session of this process; if there is none, it joins the job that it knows of. Raises NotStarted."""
     global _session, _pid
     found = _session
     if found is not None and _pid == os.getpid():
@@ -162,9 +162,9 @@ def session() -> Session:
 
 
 def close() -> None:
-    """Leave the job; where this process was its first, all partitions go. Idempotent.
+    """Leave the job; the first process of the job also deletes all partitions. Idempotent.
 
-    The plane stays, as other doors of this process may use it; it ends with the process.
+    The plane stays open, because other integrations of this process may use it; it ends with the process.
     """
     global _session
     with _lock:

@@ -1,10 +1,10 @@
-"""What `init()` is given, as plain values that every process of the job reads from the plane.
+"""The settings given to `init()`, as plain values that every process of the job reads from the plane.
 
-The first `init()` writes them; later ones take them over, as TransferQueue's do, and may not say otherwise. A sampler
-of the user's own is code: it is used in the processes that are given it.
+The first `init()` writes them; later ones adopt them, as in TransferQueue, and must not contradict them. A user's own
+sampler is code: only the processes that pass it use it.
 
-A configuration is a mapping, nested, or one of OmegaConf. What is no setting is refused, with the nearest that is one.
-The settings of TransferQueue's own backends are passed over: verl's configuration names them all.
+A configuration is a nested mapping, or one of OmegaConf. Unknown settings are refused, with the nearest known one.
+The settings of TransferQueue's own backends are ignored: verl's configuration names all of them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """sampler: its class's name, one of those here. polling: `get_meta` never waits. dense: what was put dense comes
-    back dense; false: nested, as TransferQueue's does."""
+    """sampler: the name of its class, one of those here. polling: `get_meta` never waits. dense: tensors that were
+    put dense are returned dense; false: nested, as by TransferQueue."""
 
     sampler: str = "SequentialSampler"
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -56,11 +56,11 @@ class Settings:
 
     @property
     def grouped(self) -> bool:
-        """Whether samplers look for groups."""
+        """Whether samplers use groups."""
         return self.sampler != "SequentialSampler"
 
     def made(self) -> BaseSampler:
-        """A new one of the samplers."""
+        """A new sampler of this class."""
         import transfer_queue
 
         made = getattr(transfer_queue, self.sampler)()
@@ -70,7 +70,7 @@ class Settings:
 
 
 def read(conf: Any, *, dense: bool) -> tuple[Settings, BaseSampler | None]:
-    """What a configuration says, and the sampler object that it has, if it has one. Raises ValueError."""
+    """The settings of a configuration, and the sampler object if it has one. Raises ValueError."""
     import transfer_queue
 
     check(conf)
@@ -98,14 +98,14 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, BaseSampler | None]:
 
 
 def node_config(conf: Any) -> NodeConfig | None:
-    """The settings of a node that is started: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
+    """The settings of a node to start: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
     given = at(conf, "backend.Dataplane.node")
     return None if given is None else NodeConfig(**{str(name): given[name] for name in given})
 
 
 def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
-    """The job's settings: these where nobody has written any, which is the second value. Raises Misuse where it is
-    another job that nobody named."""
+    """The job's settings, and whether they are these: true if there were none. Raises Misuse if the plane has
+    another unnamed job."""
     table = plane.table(_table(job))
     numbers = table.upsert([_ROW])
     if table.claim(_WHO, numbers) is not None:
@@ -116,29 +116,29 @@ def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
 
 
 def find(plane: Plane, job: Job) -> Settings | None:
-    """The job's settings; None where nobody has called `init()`. Raises as `agree`."""
+    """The job's settings; None if nobody has called `init()`. Raises as `agree`."""
     rows = plane.table(_table(job)).look(columns=["there"])
     return _of(rows, job, plane) if len(rows) and rows.have.all() else None
 
 
 def forget(plane: Plane, job: Job) -> None:
-    """The next `init()` is the first."""
+    """Delete the settings: the next `init()` is the first."""
     plane.table(_table(job)).drop()
 
 
 def tell_endpoint(plane: Plane, job: Job, endpoint: str) -> None:
-    """Let the job's processes know where its figures are served."""
+    """Publish the address of the metrics to the job's processes."""
     plane.table(_table(job)).upsert([_ROW], tags=[{_METRICS: endpoint}])
 
 
 def endpoint(plane: Plane, job: Job) -> str | None:
-    """Where the job's figures are served, if they are."""
+    """The address of the job's metrics, if they are served."""
     rows = plane.table(_table(job)).look()
     return rows.tags[0].get(_METRICS) if len(rows) else None
 
 
 def compare(conf: Any, own: Settings, job: Settings) -> None:
-    """Raises Misuse where a configuration says, of what holds for a job, what does not."""
+    """Raises Misuse if a configuration contradicts the settings of the job."""
     said = {
         "controller.sampler": ((own.sampler, own.arguments), (job.sampler, job.arguments)),
         "controller.polling_mode": (own.polling, job.polling),
@@ -174,7 +174,7 @@ def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
 
 
 def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any:
-    """What `init` gives back: the configuration with what was left out, as one of OmegaConf."""
+    """The return value of `init`: the configuration with its defaults filled in, as one of OmegaConf."""
     from omegaconf import OmegaConf
 
     filled = {
@@ -189,7 +189,7 @@ def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any
 
 
 def at(conf: Any, path: str) -> Any:
-    """What it has there, names with dots between; None where it has nothing."""
+    """The value at a path, names with dots between; None if there is none."""
     for name in filter(None, path.split(".")):
         if conf is None or not hasattr(conf, "get"):
             return None
@@ -198,7 +198,7 @@ def at(conf: Any, path: str) -> Any:
 
 
 def check(conf: Any) -> None:
-    """Raises ValueError for a setting that is none, and for a part that is no mapping."""
+    """Raises ValueError for an unknown setting, and for a section that is not a mapping."""
     for path, known in _KNOWN.items():
         part = at(conf, path)
         if part is None:
@@ -218,7 +218,7 @@ def _unknown(what: str, named: str, name: str, known: Iterable[str], path: str =
 
 
 def nearest(name: object, known: Iterable[str], path: str = "") -> str:
-    """Advice for a name that is none of the known: the one that was meant, else those that there are."""
+    """Advice for an unknown name: the nearest known one, or else all known ones."""
     listed = list(known)
     near = difflib.get_close_matches(str(name), listed, 1, 0.5)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""

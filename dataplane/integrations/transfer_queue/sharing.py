@@ -1,10 +1,10 @@
-"""Columns into a table, large values that this process has written before as references to what is there.
+"""Writes columns to a table; large values that this process has written before become references to the stored rows.
 
-A table keeps what its rows refer to for as long as one of them needs it, so rows that share a value need no more than
-the same reference. What was cleared meanwhile is written anew.
+A table keeps the shards that its rows refer to for as long as one of them needs it, so rows that share a value only
+need the same reference. Values that were cleared meanwhile are written again.
 
-Invariants: a column is a reference as a whole, or stored as a whole: of one some of whose rows are new, equal
-rows are stored once.
+Invariants: a column is a reference as a whole or stored as a whole; if some of its rows are new, equal rows are
+stored once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataplane.integrations.sharing import Known, keys_of
 R = TypeVar("R")
 
 Keys = Mapping[str, Sequence[bytes | None]]
-"""By field, the key of each row's value, None where it is not looked up; only of fields that have one."""
+"""For each field the key of each row's value, None for values that are not looked up; only for fields with a key."""
 
 _known: Known[BatchRef] = Known()
 _LONGEST_S = 60.0  # that a value is waited for which another thread writes
 
 
 def keys(columns: Mapping[str, Values]) -> dict[str, list[bytes | None]]:
-    """What the columns' rows are looked up by."""
+    """The keys under which the rows of the columns are looked up."""
     found: dict[str, list[bytes | None]] = {}
     seen: dict[int, list[bytes | None] | None] = {}
     for name, values in columns.items():
@@ -42,8 +42,8 @@ def keys(columns: Mapping[str, Values]) -> dict[str, list[bytes | None]]:
 
 
 def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_keys: Keys | None = None) -> R:
-    """What `call(columns, dedupe=, stored=)` gives, which writes them to a table. `known_keys`: the columns' `keys`,
-    where the caller has them. Raises as it does."""
+    """The result of `call(columns, dedupe=, stored=)`, which writes the columns to a table. `known_keys`: the
+    columns' `keys` if the caller has them. Raises as `call`."""
     if columns is None:
         return call(columns)
     own = keys(columns) if known_keys is None else known_keys
@@ -62,8 +62,8 @@ def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_ke
 
 
 def with_known(call: Callable[[dict[str, BatchRef]], R], keys_: Keys) -> R | None:
-    """What `call` gives of references to these columns' rows, if all of their values were written before; None, and it
-    was not called, or in vain, where they were not, or are gone."""
+    """The result of `call` with references for the rows of these columns, if all of their values were written
+    before. None if they were not, or are gone: then `call` was not called, or changed nothing."""
     if not keys_:
         return call({})
     wanted = [key for several in keys_.values() for key in several if key is not None]
@@ -82,12 +82,12 @@ def with_known(call: Callable[[dict[str, BatchRef]], R], keys_: Keys) -> R | Non
 
 
 def _tensors(field: Field) -> bool:
-    """Whether each row of such a field is a tensor; see `values`."""
+    """Whether each row of the field is a tensor; see `values`."""
     return all(kind.startswith(("=even", "=ragged")) for kind, _ in field.children)
 
 
 def _shared(keys: Sequence[bytes | None], known: Mapping[bytes, BatchRef]) -> BatchRef | None:
-    """The rows of these values, if all of them are known."""
+    """The stored rows of these values, if all of them are known."""
     refs = [known[key] for key in keys if key is not None and key in known]
     return concat(refs) if len(refs) == len(keys) else None
 

@@ -1,13 +1,13 @@
-"""Standing in for the calls of the module `transfer_queue`, so that code written for it runs unchanged.
+"""Replaces the calls of the module `transfer_queue`, so that code written for it runs unchanged.
 
-`install()` puts this package's calls, client, data sets and errors into the place of TransferQueue's, wherever a module
-of this process has them, and sets an environment variable, which a process started from this one inherits. There,
-`if_asked()` does the same: the entry point `verl.plugins` calls it in every process that imports verl (`plugin`), and
-so does the first import of `transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`).
-`uninstall()` puts all of it back. Metadata and samplers are TransferQueue's own classes in both.
+`install()` replaces TransferQueue's calls, client, data sets and errors by those of this package in all modules of this
+process, and sets an environment variable that child processes inherit. There, `if_asked()` does the same: the entry
+point `verl.plugins` calls it in every process that imports verl (`plugin`), and so does the first import of
+`transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`). `uninstall()` reverts all of it.
+Metadata and samplers are TransferQueue's own classes in both cases.
 
-Invariants: all modules have the calls of one system, whenever they were imported. Where TransferQueue itself
-runs in this process, nothing stands in for it.
+Invariants: all modules have the calls of one system, whenever they were imported. If TransferQueue itself runs in
+this process, nothing is replaced.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from dataplane.errors import Misuse
 log = logging.getLogger(__name__)
 
 VARIABLE = "DATAPLANE_TRANSFER_QUEUE"
-"""What is in the environment where this package stands in: "nested" or "dense", as which what was put dense comes."""
+"""The environment variable of the replacement: "nested" or "dense", the form of tensors that were put dense."""
 
 _HERE = str(__package__)
 _NAME = "transfer_queue"
 
 _theirs: dict[str, Any] = {}
-"""What ours are in the place of; empty where nothing stands in."""
+"""The replaced originals; empty if nothing is replaced."""
 
 
 def install(*, dense: bool = False) -> None:
-    """Stand in for `transfer_queue` in this process, and in those that it starts and that ask (`if_asked`). Idempotent.
+    """Replace the calls of `transfer_queue` in this process, and in processes started from it that ask (`if_asked`).
+    Idempotent.
 
-    dense: what was put dense comes back dense. By default it comes back nested, as TransferQueue gives it and as verl's
-    trainer takes for granted. Raises Misuse where TransferQueue itself has been initialised in this process.
+    dense: tensors that were put dense are returned dense. By default they are returned nested, as by TransferQueue,
+    which verl's trainer relies on. Raises Misuse if TransferQueue itself has been initialised in this process.
     """
     theirs = importlib.import_module(_NAME)
     importlib.import_module(f"{_HERE}.streaming")  # which stands in, if this process is asked to
@@ -58,7 +59,7 @@ def install(*, dense: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: this process, and those that it starts, have TransferQueue itself again. Idempotent."""
+    """Undo `install`: this process, and those that it starts, use TransferQueue itself again. Idempotent."""
     os.environ.pop(VARIABLE, None)
     importlib.import_module(f"{_HERE}.workers").withdraw()
     _exchange(_ours(), _theirs)
@@ -66,7 +67,7 @@ def uninstall() -> None:
 
 
 def if_asked() -> bool:
-    """Stand in where the environment says so; whether it does."""
+    """Replace the calls if the environment says so. Returns whether it does."""
     asked = os.environ.get(VARIABLE, "")
     if asked:
         install(dense=asked == "dense")
@@ -75,23 +76,24 @@ def if_asked() -> bool:
 
 
 def is_in() -> bool:
-    """Whether this package's calls are those of the module `transfer_queue` of this process."""
+    """Whether the calls of the module `transfer_queue` in this process are those of this package."""
     return bool(_theirs)
 
 
 def dense() -> bool:
-    """Whether what was put dense comes back dense where `init` is not told."""
+    """Whether tensors that were put dense are returned dense if `init` does not say."""
     return os.environ.get(VARIABLE) != "nested"
 
 
 def _ours() -> dict[str, Any]:
-    """What this package has in the place of theirs."""
+    """The names that this package replaces, with its own objects."""
     here = importlib.import_module(_HERE)
     return {name: getattr(here, name) for name in _theirs}
 
 
 def _exchange(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Let all modules but this package's have what is wanted in place of what they have under the same name."""
+    """In all modules but those of this package, replace the objects of `have` by those of `wanted` with the same
+    names."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if isinstance(names, dict) and not str(names.get("__name__")).startswith(_HERE):  # some are no modules

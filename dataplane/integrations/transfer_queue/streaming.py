@@ -1,7 +1,7 @@
-"""`StreamingDataset` and `StreamingDataLoader`: TransferQueue's, with a client of ours.
+"""TransferQueue's `StreamingDataset` and `StreamingDataLoader`, with a client of our own.
 
-What differs: a batch is waited for in the node, and workers of one loader share the batches, of which TransferQueue
-gives each all. This module can only be imported where TransferQueue is.
+Differences: the wait for a batch is at the node, and the workers of one loader share the batches; TransferQueue
+gives each worker all of them. The import of this module needs TransferQueue.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _WAIT_S = 1.0  # between two looks at whether all has been consumed
 
 
 class StreamingDataset(dataloader.StreamingDataset):  # type: ignore[misc]  # it has no types
-    """TransferQueue's. `config` is not needed."""
+    """TransferQueue's class. `config` is ignored."""
 
     def _create_client(self) -> None:
         self._tq_client = _Client(self)
 
 
 class StreamingDataLoader(dataloader.StreamingDataLoader):  # type: ignore[misc]  # as above
-    """TransferQueue's. Workers are processes of their own, each with its own connection."""
+    """TransferQueue's class. Workers are processes with a connection each."""
 
     def __init__(self, dataset: StreamingDataset, num_workers: int = 0, *args: Any, **kwargs: Any) -> None:
         if num_workers:
@@ -38,14 +38,14 @@ class StreamingDataLoader(dataloader.StreamingDataLoader):  # type: ignore[misc]
 
 
 class _Client(TransferQueueClient):
-    """What a data set's batches are fetched by."""
+    """The client that a data set fetches its batches with."""
 
     def __init__(self, dataset: StreamingDataset) -> None:
         super().__init__()
         self._dataset = dataset
 
     def get_meta(self, *args: Any, **kwargs: Any) -> BatchMeta:
-        """The next batch, once it is there; none where all has been consumed, and the data set ends with that."""
+        """The next batch, waiting for it; an empty one, which ends the data set, once all rows were consumed."""
         config, worker = dict(kwargs.get("sampling_config") or {}), get_worker_info()
         if worker is not None and "batch_index" in config:  # each has batches of its own
             config["batch_index"] = config["batch_index"] * worker.num_workers + worker.id

@@ -1,7 +1,7 @@
-"""The asynchronous twins: each runs its synchronous call in a thread, so that it can be awaited in any event loop.
+"""The asynchronous twins: each runs its synchronous call in a thread, so that any event loop can await it.
 
-What may wait for other processes runs in threads of its own, so that the call it waits for finds one. A call that is
-cancelled is still made.
+Calls that may wait for other processes run in a pool of their own, so that the call that they wait for finds a
+thread. A cancelled call is made anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pid = 0
 
 
 def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any, Any, T]]:
-    """The call, to be awaited. pool: "calls", or "waits" for one that may wait for others."""
+    """The call as a coroutine function. pool: "calls", or "waits" for a call that may wait for other processes."""
 
     @wraps(call)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +42,7 @@ async def run(call: Callable[[], T], pool: str = "calls") -> T:
 
 
 def executor(name: str) -> ThreadPoolExecutor:
-    """The threads: "calls", or "waits" for what may wait for others."""
+    """The pool of threads: "calls", or "waits" for calls that may wait for other processes."""
     global _pid
     with _lock:
         if _pid != os.getpid():  # a forked child has none of the threads
@@ -54,7 +54,7 @@ def executor(name: str) -> ThreadPoolExecutor:
 
 
 def end() -> None:
-    """End the threads once what runs in them is done. Idempotent; they come back when they are needed."""
+    """End the threads after their current calls. Idempotent; they start again when needed."""
     with _lock:
         pools = list(_pools.values()) if _pid == os.getpid() else []
         _pools.clear()

@@ -1,18 +1,17 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
-Invariants: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
-shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors), a row of a TensorDict as
-a dict. Fields of tensors that
-were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
-of the jagged layout where that can hold them, also where they were put in a NonTensorStack; the rest as a
-NonTensorStack.
+Invariants: a row is returned as it was put, whatever the other rows of the field: a tensor with its dtype and shape, a
+row of a TensorDict as a dict, any other value unchanged (text, numbers, None, lists, dicts, which may contain tensors).
+Tensors that were put dense are returned dense if that is wanted and the requested rows have one shape; otherwise
+nested, of the jagged layout if that can represent them, also if they were put in a NonTensorStack. All other fields are
+returned as a NonTensorStack.
 
-The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense,
-`=even/<dtype>/<dimensions>`, or nested or one by one, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything
-else; and the tensors that a dict has, `.<key>/<dtype>/<dimensions>`, of which `=object` has the keys, with None, among
-the dict's others. Dense rows are stored as ragged ones are, since other puts of the field may have another shape.
+The kinds, with their names in `dataplane.batch.variants`: tensors put dense, `=even/<dtype>/<dimensions>`, or nested or
+one by one, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the tensors of a dict,
+`.<key>/<dtype>/<dimensions>`, whose keys are in the `=object` row, with None as the value. Dense rows are stored as
+ragged ones, because other puts of the field may have another shape.
 
-Imports torch and tensordict where they are used.
+torch and tensordict are imported at their first use.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ Part = tuple[str, variants.Flags | None, Values]
 
 
 def columns(fields: Any, rows: int) -> dict[str, Values]:
-    """The fields of a TensorDict of so many rows. Fields whose rows are the same objects, as verl's `prompt` and
-    `raw_prompt`, are made once. Raises SchemaMismatch for what can not be carried."""
+    """The fields of a TensorDict with this many rows. Fields that share the objects of all rows, as verl's `prompt`
+    and `raw_prompt`, share a column. Raises SchemaMismatch for unsupported values."""
     found = {}
     seen: dict[tuple[int, ...], tuple[Any, Values]] = {}  # with the rows, so that no other objects have their identity
     for name, entry in tensordicts.entries_of(fields):
@@ -68,7 +67,7 @@ def column(name: str, entry: Any, rows: int) -> Values:
 
 
 def _even(name: str, tensor: Any) -> Part:
-    """Rows of one shape, as ragged ones: those of other puts may have another, and one column is to hold them all."""
+    """Rows of one shape, as ragged ones: other puts may have another shape, and one column holds all of them."""
     values = tensors.values_of(name, tensor)
     own, shape = values.field, values.field.shape
     if shape:
@@ -84,7 +83,7 @@ def _nested(name: str, tensor: Any) -> Part:
 
 
 def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
-    """Values that are no tensor of all rows: text apart, the tensors of dicts apart, the rest as objects."""
+    """Values that are not one tensor of all rows: text, the tensors of dicts, and the rest as objects."""
     if set(map(type, values)) == {str}:
         yield "=text", None, infer(name, values)
         return
@@ -111,7 +110,7 @@ def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
 
 
 def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: bool) -> Any:
-    """The fields as a TensorDict of so many rows; `dense`: those put dense stay so."""
+    """The fields as a TensorDict of this many rows; `dense`: tensors that were put dense stay dense."""
     from tensordict import TensorDict
 
     copies = objects.Copies()
@@ -120,7 +119,7 @@ def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: b
 
 
 def field(column: Column, *, dense: bool, copies: objects.Copies | None = None) -> Any:
-    """One field: a tensor, or a NonTensorStack. `copies`: what fields share that are read together."""
+    """One field: a tensor, or a NonTensorStack. `copies`: shared by fields that are read together."""
     found = variants.split(column)
     if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
         return _tensor(found[0], dense=dense)
@@ -128,7 +127,7 @@ def field(column: Column, *, dense: bool, copies: objects.Copies | None = None) 
 
 
 def _tensor(found: variants.Variant, *, dense: bool) -> Any:
-    """Rows that were all put alike."""
+    """Rows that are all of one kind."""
     own, even = found.column, dense and found.name.startswith("=even")
     if own.field.varying == 1:
         items, offsets = own.packed()
@@ -147,7 +146,7 @@ def _tensor(found: variants.Variant, *, dense: bool) -> Any:
 
 
 def _rows(column: Column, found: Sequence[variants.Variant], copies: objects.Copies | None) -> list[Any]:
-    """A value a row, of whatever kinds they are."""
+    """One value a row, of any kind."""
     values: list[Any] = [None] * len(column)
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last
         rows = np.flatnonzero(present).tolist()
@@ -170,7 +169,7 @@ def _rows(column: Column, found: Sequence[variants.Variant], copies: objects.Cop
 
 
 def stored_schema(fields: Mapping[str, Field]) -> dict[str, dict[str, Any]]:
-    """What is known of fields by their columns alone: not the shapes of rows that differ."""
+    """The fields as far as their columns tell: without the shapes of rows that differ."""
     import torch
 
     found = {}

@@ -1,11 +1,11 @@
-"""Standing in for `transfer_queue` in the workers of a Ray job, whatever they import.
+"""Replaces the calls of `transfer_queue` in the workers of a Ray job, whatever they import.
 
 `install()` names `environment_of_workers` in `$RAY_RUNTIME_ENV_HOOK`, which `ray.init()` calls in the driver. It gives
-the job's workers the variables that children inherit, also where they are not children, and `stand_in` as the hook that
-each calls as it starts. That imports nothing: the first import of `transfer_queue` does.
+all workers of the job the variables that children inherit, and `stand_in` as the hook that each worker calls at its
+start. The hook imports nothing: the calls are replaced at the first import of `transfer_queue`.
 
-Invariants: hooks that were there before are called too. A Ray that was initialised before `install()` is out of
-reach of this; there `board` tells.
+Invariants: earlier hooks are called too. This does not reach a Ray that was initialised before `install()`; there
+`board` reports it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = "transfer_queue"
 
 
 def arrange() -> None:
-    """Let `ray.init()` of this process, and of its children, call `environment_of_workers`. Idempotent."""
+    """Have `ray.init()` of this process and of its children call `environment_of_workers`. Idempotent."""
     before = os.environ.get(_HOOK)
     if before == _OURS:
         return
@@ -48,8 +48,8 @@ def withdraw() -> None:
 
 
 def environment_of_workers(runtime_env: Any) -> Any:
-    """The `runtime_env` of a Ray job, with what its workers need. Raises as `standing.install`, where the environment
-    asks for that and this process has not done so."""
+    """The `runtime_env` of a Ray job with the variables and the hook of its workers. Raises as `standing.install` if
+    the environment asks for the replacement and this process has not made it."""
     before = os.environ.get(_BEFORE)
     if before:
         module, _, name = before.rpartition(".")
@@ -66,7 +66,7 @@ def environment_of_workers(runtime_env: Any) -> Any:
 
 
 def stand_in() -> None:
-    """Stand in for `transfer_queue` as soon as it is imported, where the environment asks for that. Idempotent."""
+    """Replace the calls of `transfer_queue` at its import, if the environment asks for that. Idempotent."""
     if _NAME in sys.modules:
         standing.if_asked()
     elif os.environ.get(standing.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
@@ -74,7 +74,7 @@ def stand_in() -> None:
 
 
 def _both(user: Any) -> Any:
-    """`stand_in`, and then the user's hook: a function, or the path of one."""
+    """`stand_in`, then the hook of the user: a function, or the path of one."""
     if user is None:
         return f"{__name__}.{stand_in.__name__}"
 
@@ -90,12 +90,12 @@ def _both(user: Any) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds TransferQueue as the others do, and stands in for it as soon as it is imported."""
+    """A finder that replaces the calls of TransferQueue as soon as it is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As the import system asks for it."""
+        """See `importlib.abc.MetaPathFinder`."""
         if fullname != _NAME or f"{__package__}.streaming" in sys.modules:  # which imports it, and stands in itself
             return None
         others = [other for other in sys.meta_path if other is not self]

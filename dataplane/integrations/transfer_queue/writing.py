@@ -1,7 +1,7 @@
-"""Putting: fields of a TensorDict into rows of a partition.
+"""Puts: stores the fields of a TensorDict as rows of a partition.
 
-Invariants: a put that fails has put nothing; of rows that are there, the fields that are put take the place of
-those they had, and tags are added to those they had.
+Invariants: a failed put stores nothing; for existing rows, new fields replace old ones and new tags are added to old
+ones.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Tags = Sequence[Mapping[str, Any]]
 
 
 def rows_of(fields: Any) -> int:
-    """How many rows a TensorDict has. Raises ValueError for anything else."""
+    """The number of rows of a TensorDict. Raises ValueError for anything else."""
     if not tensordicts.is_tensordict(fields) or not len(getattr(fields, "batch_size", ())):
         raise ValueError(f"fields are a TensorDict with a batch dimension, not {type(fields).__name__}")
     return int(fields.batch_size[0])
 
 
 def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
-    """The fields as columns, as `parser` leaves them. Raises SchemaMismatch, ValueError."""
+    """The fields as columns, after `parser` if there is one. Raises SchemaMismatch, ValueError."""
     rows = rows_of(fields)
     if parser is None:
         return values.columns(fields, rows)
@@ -50,7 +50,8 @@ def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
 
 
 def one_row(fields: Any) -> dict[str, Values]:
-    """The fields of one row: a TensorDict of one, or a dict of its values. Raises SchemaMismatch, ValueError."""
+    """The fields of one row, from a TensorDict of one row or a dict of its values. Raises SchemaMismatch,
+    ValueError."""
     if not isinstance(fields, Mapping) or tensordicts.is_tensordict(fields):
         if not tensordicts.is_tensordict(fields) or rows_of(fields) != 1:
             raise ValueError("the fields of one key are a dict of its values, or a TensorDict of one row")
@@ -62,7 +63,7 @@ def one_row(fields: Any) -> dict[str, Values]:
 
 
 def _batched(name: str, entry: Any) -> Any:
-    """A field as a parser sees it: a tensor of all rows, or a list of a value a row."""
+    """A field as a parser expects it: a tensor of all rows, or a list with one value a row."""
     if tensors.is_tensor(entry):
         return list(entry.unbind()) if entry.is_nested else entry
     return list(tensordicts.rows_of(name, entry))
@@ -71,8 +72,8 @@ def _batched(name: str, entry: Any) -> Any:
 def by_key(
     partition: Partition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None, *, grouped: bool
 ) -> tuple[Rows, list[str]]:
-    """Put rows by key; what is known of them then, with the fields that all of them have. `grouped`: remember of rows
-    that are new which call put them."""
+    """Put rows by key. Returns their metadata, with the fields that all of them have. `grouped`: tag each new row
+    with the call that put it."""
     table = partition.table
     made = np.empty(0, np.int64)
     if grouped:
@@ -92,7 +93,7 @@ def by_key(
 
 
 def _bare(partition: Partition, numbers: Index) -> Index:
-    """Those of these rows that have no field and no tag."""
+    """The rows among these that have no field and no tag."""
     found = partition.table.look(numbers, columns=list(partition.table.schema()))
     return numbers[~found.have.any(axis=1) & np.array([not tags for tags in found.tags], np.bool_)]
 
@@ -104,13 +105,13 @@ def put(
     tags: Tags | None,
     known_keys: sharing.Keys | None = None,
 ) -> tuple[Rows, list[str]]:
-    """Put rows by key; what is known of them then, of all fields of the partition, and which those are. `known_keys`:
-    see `sharing.write`."""
+    """Put rows by key. Returns their metadata with all fields of the partition, and the names of these.
+    `known_keys`: see `sharing.write`."""
     return sharing.write(partial(partition.table.upsert_and_look, keys, tags=tags), columns, known_keys)
 
 
 def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> Index:
-    """Put rows that have no keys; their numbers."""
+    """Put rows without keys. Returns their numbers."""
     keys = new_keys(rows)
     if columns is None:
         return partition.table.numbers(keys, create=True)
@@ -118,7 +119,8 @@ def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None
 
 
 def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
-    """Put more fields of the rows of a BatchMeta, and its tags. Raises StorageKeyNotFoundError where one has gone."""
+    """Put more fields, and the tags, of the rows of a BatchMeta. Raises StorageKeyNotFoundError if a row was
+    cleared."""
     tags = meta.custom_meta if any(meta.custom_meta) else None
     numbers = partition.numbers(meta.global_indexes)
     if len(np.unique(numbers)) != len(numbers):
@@ -131,8 +133,8 @@ def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]
 
 
 def gone(partition: Partition, indexes: Sequence[int], numbers: Index, error: Exception) -> None:
-    """Raises StorageKeyNotFoundError where some of the rows with these indexes and numbers are not there; else
-    returns."""
+    """Raises StorageKeyNotFoundError if any of the rows with these indexes and numbers is missing; returns
+    otherwise."""
     rows = partition.all(tags=False)
     lost = np.flatnonzero(~np.isin(numbers, [] if rows is None else rows.numbers))
     if len(lost):
