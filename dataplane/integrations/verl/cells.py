@@ -1,12 +1,12 @@
-"""Where the rows of TransferQueue's fields are: the index that its controller keeps for us.
+"""Cells: the locations of the rows of TransferQueue's fields, which its controller stores for us.
 
-The controller holds a value for each row and field that a storage backend gives it, and hands them to every reader with
-the rest of its metadata. Ours is a cell: which node, shard and column, what the column is, and which row of it. A cell
-needs nothing but itself, so no process has to know another or the order in which fields came, and a row's fields may
-come from anywhere. It is some 50 bytes: TransferQueue's own share of a row and field is larger.
+The controller stores a value of the backend for each row and field, and returns it to every reader with the other
+metadata. Our value is a cell: the node, the shard, the column with its field, and the row in it. A cell is
+self-contained, so no process needs to know another process or the order in which fields were put, and the fields of a
+row may come from anywhere. It has about 50 bytes, less than TransferQueue's own record of a row and field.
 
-Invariants: a cell is checked before it is used, and what is none raises Corrupt; the references that are made
-of cells have a part for each put that rows came by, not for each row.
+Invariants: a cell is checked before it is used, and an invalid one raises Corrupt; a reference made of cells has one
+part for each put that its rows came from, not one for each row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.process import with_plane
 
 TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
-"""How a column's rows are given back: as a tensor; the same, put dense; as they are; each out of a tuple of one."""
+"""How the rows of a column are returned: as a tensor; as a tensor that was put dense; as they are; each out of a
+tuple of one."""
 
 _WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
@@ -54,7 +55,7 @@ _decode = msgspec.msgpack.Decoder(Field).decode
 
 
 class Stored(NamedTuple):
-    """A stored column: how its rows are to be given back (`entries`), and what a reference to it needs."""
+    """A stored column: how its rows are returned (`entries`), and the parts of a reference to it."""
 
     how: bytes
     node: bytes
@@ -66,8 +67,8 @@ class Stored(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Rows that can be read together: the reference, and of each of its columns how its rows are given back and which
-    of the rows that were asked for they are (None: all, in order)."""
+    """Rows that can be read together: the reference, and for each of its columns how its rows are returned and the
+    positions of the requested rows (None: all, in order)."""
 
     ref: BatchRef
     how: dict[str, bytes]
@@ -79,7 +80,7 @@ Made = dict[str, list[bytes]]
 
 
 def cells(ref: BatchRef, how: Mapping[str, bytes]) -> Made:
-    """The cells of what was just put."""
+    """The cells of the rows of a put."""
     numbers = [_ROW.pack(row) for row in range(len(ref))]
     made = {}
     node, columns = described(ref)
@@ -90,7 +91,7 @@ def cells(ref: BatchRef, how: Mapping[str, bytes]) -> Made:
 
 
 def of_row(node: bytes, shard: int, columns: Sequence[tuple[str, Field, int]], how: Mapping[str, bytes]) -> Made:
-    """The cells of a row that was just put: the columns of its shard in their order, of each name, field and bytes."""
+    """The cells of one row that was put: the columns of its shard in their order, each with name, field and bytes."""
     listed = enumerate(columns)
     return {
         name: [_FIRST + _COLUMN.pack(how[name], node, shard, 1, ordinal, nbytes) + _encode(field)]
@@ -135,17 +136,17 @@ def _free(ref: BatchRef, plane: Plane) -> None:
 
 
 def node(cell: bytes) -> bytes:
-    """The node that has the value. Raises Corrupt."""
+    """The node that stores the value. Raises Corrupt."""
     return _stored(cell[_ROW.size :]).node
 
 
 def way(cell: bytes) -> bytes:
-    """How the row is given back."""
+    """How the row is returned."""
     return cell[_ROW.size : _ROW.size + 1]
 
 
 def given_back_as(cell: bytes, other: bytes) -> bytes:
-    """The cell, whose row is given back as that of the other."""
+    """The cell, with its row returned as that of the other."""
     return cell[: _ROW.size] + way(other) + cell[_ROW.size + 1 :]
 
 
@@ -155,7 +156,7 @@ def _stored(column: bytes) -> Stored:
 
 
 def _all_stored(columns: Sequence[bytes], numbered: Callable[[int], int] = int) -> list[Stored]:
-    """What these cells, without their rows, say; `numbered` gives the number of the shard or link that they name."""
+    """The columns of these cells, without their rows; `numbered` maps the number of the shard or link in them."""
     try:
         fields = {each: _told_field(each) for each in {column[_COLUMN.size :] for column in columns}}
         unpack, end = _COLUMN.unpack_from, _COLUMN.size
@@ -181,18 +182,18 @@ def _told_field(told: bytes) -> Field:
 
 @lru_cache(maxsize=1 << 10)
 def _field(told: bytes) -> Field:
-    """Columns are as many as puts, and what they are is few: it is remembered by itself, so that a process which clears
-    or reads for hours keeps nothing of what is gone."""
+    """The decoded field. There are as many columns as puts, but few distinct fields, so only fields are cached: a
+    process that clears or reads for hours keeps nothing of freed columns."""
     field = _decode(told)
     check_field("", field)
     return field
 
 
 def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False) -> list[Found]:
-    """The rows that the cells of each field name, in as few references as can be; a row without a cell is left out.
-    `reading`: by the shards that links are to, as they are read.
+    """The rows of the cells of each field, in as few references as possible; rows without a cell are left out.
+    `reading`: by the shards of links, as they are read.
 
-    Rows of one field that can not be one column (text here, dicts there) are in several. Raises Corrupt.
+    Rows of one field that cannot be one column (text and dicts) are in several. Raises Corrupt.
     """
     alike: defaultdict[object, list[tuple[str, list[Stored], _Pattern]]] = defaultdict(list)
     singles: dict[str, _Singles] = {}
@@ -217,8 +218,8 @@ def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False)
 
 
 class _Singles(NamedTuple):
-    """Cells of one field, each of another put of one row: how they are given back, their field, and the others of their
-    numbers, a line each."""
+    """Cells of one field, each from another put of one row: how they are returned, their field, and the numbers of
+    each."""
 
     how: bytes
     field: Field
@@ -226,7 +227,7 @@ class _Singles(NamedTuple):
 
 
 def _singles(listed: Sequence[bytes | None]) -> _Singles | None:
-    """The cells as that, looked at all at once; None where they are not."""
+    """The cells in that form, decoded together; None if they are not of it."""
     first, end = listed[0], _FIXED.itemsize
     if first is None or None in listed or len(set(listed)) < len(listed):
         return None
@@ -261,8 +262,8 @@ def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> 
 
 
 class _Pattern(NamedTuple):
-    """How the rows of a column come from stored ones: for each stored column the rows of it, and then the order.
-    `key`: equal for patterns that are; `single`: each stored column has one of the rows, and in their order."""
+    """How the rows of a column come from stored columns: for each stored column its rows, and then the order. `key`:
+    equal for equal patterns; `single`: each stored column has one of the rows, in their order."""
 
     rows: Sequence[npt.NDArray[np.int64]]
     order: npt.NDArray[np.int64] | None
@@ -272,7 +273,7 @@ class _Pattern(NamedTuple):
 
 
 def _classes(listed: Sequence[bytes | None], reading: bool) -> Iterable[tuple[list[Stored], _Pattern]]:
-    """The rows of one field, parted by what can be one column."""
+    """The rows of one field, divided into those that can be one column."""
     places = [place for place, cell in enumerate(listed) if cell is not None]
     present = [cell for cell in listed if cell is not None]
     try:
@@ -319,7 +320,7 @@ def _pattern(
 
 
 def _how(several: set[bytes]) -> bytes:
-    """How rows of one column are given back that came in these ways, of one class."""
+    """How the rows of one column are returned, given the ways in which they were put."""
     return several.pop() if len(several) == 1 else TENSOR
 
 
@@ -329,7 +330,7 @@ def _kind(field: Field) -> object:
 
 
 def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> BatchRef:
-    """The columns, which come from the same puts in the same way, as one reference."""
+    """The columns, which have the same pattern, as one reference."""
     if pattern.single:
         fields = [{id(each.field): each.field for each in stored}.values() for _, stored in columns]
         beside = zip(columns, fields, strict=True)
@@ -354,7 +355,7 @@ def _is_whole(rows: npt.NDArray[np.int64], of: int) -> bool:
 
 
 def _united(beside: Sequence[Found]) -> Iterable[Found]:
-    """References to the same rows as one; those that have the same field stay apart."""
+    """References to the same rows as one; those with the same field stay separate."""
     while beside:
         first, *others = beside
         apart = []

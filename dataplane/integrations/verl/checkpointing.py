@@ -1,15 +1,15 @@
-"""verl's checkpoint engine `dataplane`: rollouts take new weights when they are ready, and no request is aborted.
+"""verl's checkpoint engine `dataplane`: rollouts load new weights when they are ready, and no request is aborted.
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=dataplane
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=dataplane.integrations.verl.checkpointing
 
-verl imports this module, so named, in the trainer, its ranks and the rollouts' workers: that registers the engine, and
-has verl's `CheckpointEngineManager` update with it as is said here. An update publishes the weights and is done: verl's
-own aborts all requests first, and has the trainer wait until each rollout has loaded. A thread for each replica hands
-it the newest version as soon as it has taken the one before; one that is slow passes over those in between.
+With this setting, verl imports the module in the trainer, its ranks and the rollout workers. The import registers the
+engine, and replaces the update of verl's `CheckpointEngineManager` for it: an update only publishes the weights. verl's
+own update aborts all requests first, and makes the trainer wait until each rollout has loaded. Here a thread for each
+replica loads the newest version as soon as the one before is loaded; a slow replica skips versions.
 
-Invariants: all ranks of a replica take the same version; a replica is handed one at a time; what fails in one is
-raised by the next update. Managers of other backends do what they did.
+Invariants: all ranks of a replica load the same version; a replica loads one version at a time; an error of one is
+raised by the next update. Managers of other backends are unchanged.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MARK = "__wrapped_by_dataplane__"
 
 @theirs.CheckpointEngineRegistry.register(NAME)
 class DataplaneCheckpointEngine(engines.DataplaneCheckpointEngine, theirs.CheckpointEngineWithCache):  # type: ignore[misc]
-    """The engine as verl calls it. `engine_kwargs.dataplane` are the arguments of the class that it derives from, and
+    """The engine as verl calls it. `engine_kwargs.dataplane` are the arguments of its base class, and
 
-    abort: updates are verl's own, which abort all requests and wait until each rollout has loaded.
-    wait: an update returns once each replica has taken it; no request is aborted.
+    abort: use verl's own update, which aborts all requests and waits until each rollout has loaded.
+    wait: an update returns once each replica has loaded it; no request is aborted.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, abort: bool = False, wait: bool = False, **how: Any):
@@ -52,17 +52,17 @@ class DataplaneCheckpointEngine(engines.DataplaneCheckpointEngine, theirs.Checkp
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """What each rank's `init_process_group` is called with: the version, and its rank."""
+        """The arguments of each rank's `init_process_group`: the version, and its rank."""
         actors, rollouts = engines.ranks_of(actor_wg_world_size, rollout_world_size, metadata)
         return actors, rollouts
 
     def init_process_group(self, version: int, rank: int) -> None:
-        """The update that follows is of this version; the trainer's rank 0 publishes it."""
+        """Set the version of the next update; the trainer's rank 0 publishes it."""
         self.expect(version, publishes=rank == 0)
 
 
 class Replica:
-    """Hands one replica of verl's the newest version, in a thread of its own, until it is closed."""
+    """Loads the newest version into one replica of verl's, in a thread of its own, until it is closed."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._group = theirs.RayWorkerGroup(
@@ -76,7 +76,8 @@ class Replica:
         threading.Thread(target=self._run, name="dataplane-weights", daemon=True).start()
 
     def offer(self, version: int, global_steps: int | None) -> None:
-        """Take this version when it is ready, unless a newer one is offered before. Raises what failed meanwhile."""
+        """Load this version when the replica is ready, unless a newer one is offered before. Raises an earlier
+        error."""
         with self._changed:
             failed, self._failed = self._failed, None
             self._offered = version, global_steps
@@ -85,7 +86,7 @@ class Replica:
             raise failed
 
     def wait(self, version: int, timeout_s: float) -> None:
-        """Wait until it has taken this version or a newer one. Raises NotReady, and what failed."""
+        """Wait until the replica has loaded this version or a newer one. Raises NotReady, and an earlier error."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._taken >= version or self._failed is not None, timeout_s):
                 raise NotReady(f"a replica has version {self._taken}, and not yet {version}")
@@ -94,7 +95,7 @@ class Replica:
             raise failed
 
     def close(self) -> None:
-        """Offer it nothing more. Idempotent; does not wait."""
+        """Offer no more versions. Idempotent; does not wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -127,13 +128,13 @@ class Replica:
 
 
 class _Replicas:
-    """Those of one manager, by identity: verl adds and removes them."""
+    """The replicas of one manager, by identity: verl adds and removes them."""
 
     def __init__(self) -> None:
         self._all: dict[int, tuple[Any, Replica]] = {}
 
     def of(self, replicas: Sequence[Any]) -> list[Replica]:
-        """One for each, made where it is new; those that are no more are closed."""
+        """A `Replica` for each, created for new ones; those that verl removed are closed."""
         here = {id(replica) for replica in replicas}
         for gone in self._all.keys() - here:
             self._all.pop(gone)[1].close()
@@ -152,15 +153,15 @@ _replicas: weakref.WeakKeyDictionary[Any, _Replicas] = weakref.WeakKeyDictionary
 
 
 def settle(manager: Any, version: int, timeout: float = engines.TIMEOUT_S) -> None:
-    """Wait until each replica of the manager has taken this version or a newer one. Raises NotReady, and what failed in
-    one."""
+    """Wait until each replica of the manager has loaded this version or a newer one. Raises NotReady, and the error
+    of a replica."""
     end = time.monotonic() + timeout
     for replica in _replicas[manager].of(manager.replicas):
         replica.wait(version, max(0.0, end - time.monotonic()))
 
 
 async def _update(manager: Any, global_steps: int | None) -> dict[str, Any]:
-    """Publish, and offer it to the replicas. What the manager's `update_weights` does."""
+    """Publish the weights and offer them to the replicas. Replaces `update_weights` of the manager."""
     actors, count = manager.actor_wg, manager.actor_wg.world_size
     metadata = ray.get(actors.execute_checkpoint_engine(["prepare"] * count))
     ranks, _ = manager.backend_cls.build_topology(count, 0, metadata)
@@ -190,7 +191,7 @@ def _have_nodes() -> None:
 
 
 def attach() -> None:
-    """Have verl's managers of this backend update as this module says. Idempotent."""
+    """Replace the update of verl's managers for this backend. Idempotent."""
     own = theirs.CheckpointEngineManager.update_weights
     if hasattr(own, _MARK):
         return

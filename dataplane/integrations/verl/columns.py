@@ -1,8 +1,8 @@
-"""`Columns`: what a DataProto holds besides its meta_info, as a reference: which columns, and what each was.
+"""`Columns`: the content of a DataProto without its meta_info, as a reference with the kind of each column.
 
-Immutable and small. All that verl does to the rows and columns of a DataProto is done here to the reference, in the
-same order and with the same result; no bytes move and no node is asked. A tensor column and another may not share a
-name, as in a TensorDict of both.
+Immutable and small. All operations of verl on the rows and columns of a DataProto are applied to the reference, in
+the same order and with the same result; no bytes are moved and no node is asked. A tensor column and another column
+must have different names, as in a TensorDict with both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Kind = Literal["tensor", "array", "text", "rows", "objects", "table", "stack"]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """`rows` rows. `ref` is None where there is no column. `tensors`: whether there is a batch of tensors, which may be
-    one without any."""
+    """`rows` rows. `ref` is None if there is no column. `tensors`: whether there is a batch of tensors, which may be
+    empty."""
 
     ref: BatchRef | None = None
     kinds: dict[str, Kind] = field(default_factory=dict)
@@ -34,20 +34,20 @@ class Columns:
     tensors: bool = False
 
     def names(self, *, tensors: bool) -> list[str]:
-        """The names of the tensors, or of all others, in order."""
+        """The names of the tensors, or of all other columns, in order."""
         return [name for name, kind in self.kinds.items() if (kind == "tensor") == tensors]
 
     # rows
 
     def take(self, rows: Selector) -> Columns:
-        """The rows that a slice, or a list, array or tensor of positions or flags picks."""
+        """The rows selected by a slice, or by a list, array or tensor of positions or flags."""
         if self.ref is None:
             return replace(self, rows=len(np.arange(self.rows)[_plain(rows)]))
         ref = self.ref[rows]
         return replace(self, ref=ref, rows=len(ref))
 
     def repeat(self, times: int) -> Columns:
-        """Each row `times` in succession."""
+        """Each row `times` times in succession."""
         ref = None if self.ref is None else self.ref.repeat(times)
         return replace(self, ref=ref, rows=self.rows * times)
 
@@ -71,14 +71,14 @@ class Columns:
         return self.select([name for name in self.kinds if name not in names])
 
     def rename(self, names: Mapping[str, str]) -> Columns:
-        """The same columns; those named here, old to new, under their new names."""
+        """The same columns, renamed by this mapping of old to new names."""
         if self.ref is None:
             return self.select(list(names))
         kinds = {names.get(name, name): kind for name, kind in self.kinds.items()}
         return replace(self, ref=self.ref.rename(names), kinds=kinds)
 
     def beside(self, other: Columns) -> Columns:
-        """The columns of both, side by side; a name in both is the other's column."""
+        """The columns of both, side by side; for a name in both, the other's column."""
         if other.ref is None:
             return replace(self, tensors=self.tensors or other.tensors)
         mine = self.drop([name for name in other.kinds if name in self.kinds])
@@ -92,7 +92,7 @@ class Columns:
 def concatenated(several: Sequence[Columns]) -> Columns:
     """The rows of each after those of the one before, in the columns of the first. All have the same columns.
 
-    Raises SchemaMismatch where they do not, or where a column was something else in one of them.
+    Raises SchemaMismatch if they do not, or if a column has different kinds.
     """
     first = several[0]
     for number, each in enumerate(several):
@@ -111,8 +111,8 @@ def concatenated(several: Sequence[Columns]) -> Columns:
 
 
 def sizes_of_chunks(rows: int, chunks: int, *, tensors: bool, padding: bool) -> list[int]:
-    """How many rows each of verl's chunks has: as many in each; else, where padding is enabled, as torch cuts tensors
-    and NumPy arrays. Raises Misuse where that is not possible."""
+    """The number of rows of each of verl's chunks: equal numbers; with padding, as torch splits tensors and NumPy
+    arrays. Raises Misuse if that is not possible."""
     if rows % chunks and not padding:
         raise Misuse(
             f"{rows} rows do not make {chunks} equal chunks: pad them first, with verl's"
@@ -129,6 +129,6 @@ def sizes_of_chunks(rows: int, chunks: int, *, tensors: bool, padding: bool) -> 
 
 
 def _plain(rows: Any) -> Any:
-    """What NumPy picks by, of what a reference does."""
+    """A selector of references as one of NumPy."""
     plain: Callable[[], Any] | None = getattr(rows, "numpy", None)
     return rows if plain is None else plain()

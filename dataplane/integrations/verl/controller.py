@@ -1,11 +1,12 @@
-"""The way to TransferQueue's controller: a request and its answer, from whatever thread.
+"""Requests to TransferQueue's controller, from any thread.
 
-Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
-belong to whoever asks, until he is answered, and he waits in a thread of ours anyway, so no loop is crossed on the way.
+The sockets of TransferQueue's client belong to an event loop, and the way to borrow them differs from version to
+version. Here a caller owns a socket until it has its answer, and waits in a thread of this package, so no event loop is
+involved.
 
-Invariants: there are no more sockets than have been asked by at once; a socket whose answer did not come in
-time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are sent together are done in
-their order. A process ends while it is asked, and a forked child uses none of its parent's sockets.
+Invariants: there are never more sockets than concurrent callers; a socket whose answer did not come in time, or
+whose connection was lost, is closed, so a late answer is ignored. Requests that are sent together are executed in
+order. A process can end while it waits, and a forked child does not use its parent's sockets.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Index = Mapping[int, Mapping[str, bytes]]
 
 
 class Controller:
-    """Thread-safe."""
+    """The connections to one controller. Any thread may use it."""
 
     def __init__(self, info: Any, sender: str) -> None:
-        """`info` says where it listens; `sender` is the name that it knows the caller by."""
+        """`info`: the controller's addresses. `sender`: the name of the caller in its messages."""
         self._info = info
         self._sender = sender
         self._pool = Pool(_THREADS, "dataplane-controller")
@@ -49,7 +50,7 @@ class Controller:
         self._closed = False
 
     async def asked(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
-        """As `ask`, for event loops. Cancelled, a request that has begun is done all the same."""
+        """As `ask`, for event loops. A cancelled request that has begun is executed anyway."""
         try:
             waiting = self._pool.submit(partial(self._ask, [(request, body, answer)], _METADATA_S))
         except OSError:
@@ -60,7 +61,7 @@ class Controller:
         return said
 
     def ask(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
-        """The body of the answer. Raises PeerUnavailable, Rejected (it refuses, and says why), Closed."""
+        """The body of the answer. Raises PeerUnavailable, Rejected (with the controller's reason), Closed."""
         (said,) = self._ask([(request, body, answer)])
         return said
 
@@ -99,7 +100,7 @@ class Controller:
         )
 
     def _line(self) -> _Line:
-        """One that is nobody else's until it rests. Raises Closed."""
+        """A connection for one caller, until it is returned. Raises Closed."""
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
@@ -111,7 +112,7 @@ class Controller:
         return _Line(self._info.to_addr("request_handle_socket"), f"{self._sender}-{uuid4().hex[:8]}")
 
     def _rest(self, line: _Line, *, fit: bool) -> None:
-        """It is the next one's to ask by; one that is not fit goes."""
+        """Return a connection to the pool, or close it if it is not `fit`."""
         with self._lock:
             if fit and not self._closed:
                 self._idle.append(line)
@@ -121,7 +122,7 @@ class Controller:
     # What is asked
 
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> Any:
-        """The metadata of these keys' rows, as TransferQueue's client is given it. Raises as `ask`."""
+        """The metadata of the rows with these keys, as TransferQueue's client gets it. Raises as `ask`."""
         body = {"keys": list(keys), "partition_id": partition, "create": create}
         return (await self.asked("KV_RETRIEVE_META", body, "KV_RETRIEVE_META_RESPONSE")).get("metadata")
 
@@ -135,7 +136,7 @@ class Controller:
         return {} if said is None else dict(zip(said.global_indexes, said._custom_backend_meta, strict=True))
 
     def having(self, partition: str, fields: Iterable[str]) -> set[int] | None:
-        """The rows that have any of these fields; None where the controller does not say."""
+        """The rows that have any of these fields; None if the controller does not say."""
         body = {"partition_id": partition, "data_fields": list(fields)}
         said = self.ask("GET_PRODUCTION", body, "PRODUCTION_RESPONSE")
         numbers, produced = said.get("global_index"), said.get("production_status")
@@ -149,8 +150,8 @@ class Controller:
         cells: Index,
         tags: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Have it know these cells, and that the fields of `schema` are there; and the tags of rows. Raises as `ask`,
-        and Rejected where it does not take them."""
+        """Record these cells, the fields of `schema`, and the tags of the rows. Raises as `ask`, and Rejected if the
+        controller refuses them."""
         body = {
             "partition_id": partition,
             "global_indexes": list(rows),
@@ -168,16 +169,16 @@ class Controller:
             )
 
     def save(self, path: str) -> None:
-        """Have it write its state to a file."""
+        """Write the controller's state to a file."""
         self.ask("SAVE_CONTROLLER_CHECKPOINT", {"path": path}, "SAVE_CONTROLLER_CHECKPOINT_RESPONSE")
 
     def clear(self, partition: str, rows: Sequence[int]) -> None:
-        """Have it forget these rows."""
+        """Delete these rows at the controller."""
         body = {"global_indexes": list(rows), "partition_ids": [partition] * len(rows)}
         self.ask("CLEAR_META", body, "CLEAR_META_RESPONSE")
 
     def close(self) -> None:
-        """End. What waits for an answer raises Closed. Idempotent."""
+        """Close all connections. Callers that wait for an answer get Closed. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -187,7 +188,7 @@ class Controller:
 
 
 class _Line:
-    """One connection. To be used by one thread at a time."""
+    """One connection, used by one thread at a time."""
 
     def __init__(self, address: str, identity: str) -> None:
         self.pid = os.getpid()
@@ -199,14 +200,14 @@ class _Line:
 
     @property
     def lost(self) -> bool:
-        """Whether its connection was lost since the last answer."""
+        """Whether the connection was lost since the last answer."""
         return bool(self._events.poll(0))
 
     def exchange(
         self, requests: Sequence[Sequence[Any]], answer_s: float, ends: Callable[[], bool]
     ) -> list[list[bytes]] | None:
-        """The answers, by their frames, to requests that are sent together; None where they do not come in time, the
-        connection is lost, or it `ends`."""
+        """The answers, as frames, to requests that are sent together; None if they do not come in time, the
+        connection is lost, or `ends` returns true."""
         deadline = Deadline.after(answer_s)
         poller = zmq.Poller()
         for each in (self._socket, self._events):
@@ -223,7 +224,7 @@ class _Line:
         return answers
 
     def close(self) -> None:
-        """End it, but in a forked child, whose it is not. Idempotent."""
+        """Close it, except in a forked child, which does not own it. Idempotent."""
         if self._socket.closed or self.pid != os.getpid():
             return
         self._socket.disable_monitor()

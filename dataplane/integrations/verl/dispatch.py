@@ -1,4 +1,4 @@
-"""verl's `register` for worker methods that are given RemoteProtos: they see DataProtos, and what they return is put.
+"""verl's `register` for worker methods that take RemoteProtos: the method gets DataProtos, and its result is put.
 
     from dataplane.integrations.verl.dispatch import register     # in the place of verl's
 
@@ -6,8 +6,9 @@
         @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"), columns=["input_ids"])
         def compute_log_prob(self, data: DataProto) -> DataProto: ...
 
-Invariants: a method that was given no RemoteProto behaves as under verl's own `register`; a rank whose result
-verl does not collect stores none. A method may also use verl's own `register`, and `get` and `put` by itself.
+Invariants: without a RemoteProto among its arguments, a method behaves as under verl's own `register`; a rank whose
+result verl does not collect stores nothing. A method may also use verl's own `register`, and call `get` and `put`
+itself.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def register(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """As verl's, with its arguments.
 
-    columns: those that are read of each RemoteProto, as far as it has them; None: all.
-    lazy: of those, columns of dicts whose rows stay handles until they are looked into.
+    columns: those that are read of each RemoteProto, if it has them; None: all.
+    lazy: those of them with dicts whose rows are returned as handles, read at the first access.
     dedupe: columns of the result of which equal rows are stored once.
     """
 
@@ -76,7 +77,7 @@ def register(
 
 
 def _is_collected(dispatch_mode: Any, given: tuple[Any, ...]) -> bool:
-    """Whether verl takes this rank's result: of an N-D mesh, those that the worker registered so."""
+    """Whether verl collects this rank's result: in an N-D mesh, only of ranks that the worker registered."""
     if not isinstance(dispatch_mode, dict):
         return True
     mesh = getattr(dispatch_mode.get("collect_fn"), "args", ())

@@ -1,13 +1,13 @@
-"""A TensorDict's entries as columns, and back as what TransferQueue's own storage gives.
+"""The entries of a TensorDict as columns, and back to what TransferQueue's own storage returns.
 
-A tensor of one dimension is a dense column; of more, also a dense one, ragged: TransferQueue gives rows back jagged,
-verl calls `offsets()` on them, and rows of several puts differ in length. No byte moves for either. A NonTensorStack of
-tensors comes back nested too. Rows that are no tensors come back as they were put: text and bytes are columns of their
-own, dicts of tensors are structs, of which each tensor is read in place; everything else is an object, of exact type,
-which MessagePack holds.
+A tensor of one dimension is a dense column. A tensor of more dimensions is a dense column too, marked ragged:
+TransferQueue returns rows jagged, verl calls `offsets()` on them, and rows of several puts differ in length. No byte is
+copied in either case. A NonTensorStack of tensors is returned nested too. Other rows are returned as they were put:
+text and bytes have columns of their own, dicts of tensors are structs whose tensors are read in place, and everything
+else is an object of exact type, in MessagePack.
 
-Invariants: no value is converted into another; what can not be carried raises SchemaMismatch, with its field and
-row. Imports torch and tensordict, which are there where TransferQueue is.
+Invariants: no value is converted; an unsupported value raises SchemaMismatch with its field and row. torch and
+tensordict are imported; both are there if TransferQueue is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
 
 class Objects(list[Any]):
-    """Rows that are stored as objects, whatever they look like."""
+    """Rows that are stored as objects, whatever their types."""
 
 
 _OBJECTS = frozenset((int, float, bool, list, tuple, type(None)))  # what is never a column of another kind
@@ -39,8 +39,8 @@ _FEW = 16  # rows, up to which a list of them is made sooner than a jagged tenso
 
 
 def columns_of(data: TensorDict) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What to put, by field, and how each is given back. Fields whose rows are the same objects, as verl's `prompt` and
-    `raw_prompt`, are one list, for whoever makes a column of it. Raises SchemaMismatch for what is no field."""
+    """The columns to put, by field, and how each is returned. Fields that share the objects of all rows, as verl's
+    `prompt` and `raw_prompt`, share one list. Raises SchemaMismatch for an unsupported entry."""
     columns, how = {}, {}
     seen: dict[tuple[int, ...], tuple[Any, bytes]] = {}
     for name, entry in tensordicts.entries_of(data):
@@ -49,7 +49,7 @@ def columns_of(data: TensorDict) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def schema_of(data: TensorDict) -> dict[str, dict[str, Any]]:
-    """What TransferQueue knows of the fields, as its `extract_field_schema` says it."""
+    """The schema of the fields, as TransferQueue's `extract_field_schema` gives it."""
     if not _says_the_same() or not data.batch_size[0]:
         return dict(extract_field_schema(data))
     found = {}
@@ -66,7 +66,7 @@ def schema_of(data: TensorDict) -> dict[str, dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _says_the_same() -> bool:
-    """Whether this TransferQueue says of fields what is said here."""
+    """Whether this TransferQueue's schema is the same as ours."""
     sample = {"a": torch.zeros(1, 2, 3), "b": torch.zeros(1, dtype=torch.int8), "c": NonTensorStack("x")}
     theirs = extract_field_schema(TensorDict(sample, batch_size=[1]))
     expected = {
@@ -78,7 +78,7 @@ def _says_the_same() -> bool:
 
 
 def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tuple[Any, bytes]:
-    """`seen`: what was made of rows that are no tensor of all, by the identity of each; the batch keeps them."""
+    """`seen`: columns of rows that are not one tensor, by the identities of the rows, which the batch keeps alive."""
     if type(entry) is NonTensorStack:
         return _once(non_tensors.rows_of(entry), seen)
     if type(entry) is torch.Tensor or isinstance(entry, torch.Tensor):
@@ -123,7 +123,7 @@ def _ragged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_column(rows: Sequence[Any]) -> bool:
-    """Whether a column of such rows gives back exactly them."""
+    """Whether a column of these rows returns exactly them."""
     kinds = set(map(type, rows))
     if kinds == {str} or kinds == {bytes}:
         return True
@@ -136,8 +136,8 @@ def _is_column(rows: Sequence[Any]) -> bool:
 
 
 def entry_of(column: Column, how: bytes, *, dense: bool, copies: Copies | None = None) -> Any:
-    """A whole field as TransferQueue gives it: a tensor, or a stack of what is none. `dense`: dense if put so.
-    `copies`: what fields share that are read together, as verl's `prompt` and `raw_prompt` do.
+    """A whole field as TransferQueue returns it: a tensor, or a stack of other rows. `dense`: a tensor that was put
+    dense is returned dense. `copies`: shared by fields that are read together, as verl's `prompt` and `raw_prompt`.
 
     Raises SchemaMismatch for a row of a class whose module is not imported here, and Corrupt.
     """
@@ -156,7 +156,7 @@ def entry_of(column: Column, how: bytes, *, dense: bool, copies: Copies | None =
 
 
 def rows_of(column: Column, how: bytes, copies: Copies | None = None) -> list[Any]:
-    """Its rows, as they were put. `copies` as in `entry_of`."""
+    """The rows of the column, as they were put. `copies` as in `entry_of`."""
     if how == WRAPPED or column.kind in ("text", "bytes", "object"):
         rows = views.python(column.name, column.field, column.reading, copies=copies)
         return [row for (row,) in rows] if how == WRAPPED else rows
@@ -166,7 +166,7 @@ def rows_of(column: Column, how: bytes, copies: Copies | None = None) -> list[An
 def merged(
     parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int, copies: Copies | None = None
 ) -> Any:
-    """A field whose rows are in several columns: of each, which rows of the field it has. Raises as `entry_of`."""
+    """A field with rows in several columns, each with the positions of its rows. Raises as `entry_of`."""
     whole: list[Any] = [None] * rows
     for column, how, positions in parts:
         places = range(rows) if positions is None else positions.tolist()
@@ -180,5 +180,5 @@ def merged(
 
 
 def tensordict(entries: Mapping[str, Any], rows: int) -> TensorDict:
-    """The entries as a TensorDict of so many rows."""
+    """The entries as a TensorDict of this many rows."""
     return TensorDict(dict(entries), batch_size=[rows])

@@ -1,5 +1,5 @@
-"""Whether two columns that were read are the same rows, as verl's union means it: of one type and shape, and with equal
-values, NaN equal to NaN in everything but tensors."""
+"""Equality of two columns as verl's union defines it: one type and shape, and equal values, with NaN equal to NaN
+except in tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether they are equal, looked into as deep as lists, tuples, dicts and arrays of objects go."""
+    """Whether they are equal; lists, tuples, dicts and arrays of objects are compared recursively."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

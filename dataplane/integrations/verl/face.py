@@ -1,8 +1,8 @@
-"""What this backend uses of TransferQueue: each name, with the arguments that it is called with, and each request.
+"""The parts of TransferQueue that the backend uses: each name with its arguments, and each request.
 
-Invariants: `differences` looks at what is there and not at a version's number, imports what it looks at, and
-changes nothing. A TransferQueue without differences is one that the backend works with; one with any is refused, or
-replaced by its own storage, as a job starts (`plugin.start`) and never later.
+Invariants: `differences` inspects the installed code and not a version number, imports what it inspects, and changes
+nothing. The backend works with a TransferQueue without differences; any other is refused, or replaced by its own
+storage, at the start of a job (`plugin.start`) and never later.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _CHECKPOINTS = (
 
 
 def differences() -> list[str]:
-    """What this TransferQueue lacks, in words; empty where it is one that the backend works with.
+    """What this TransferQueue lacks, as text; empty if the backend works with it.
 
-    Raises ImportError where there is no TransferQueue.
+    Raises ImportError without TransferQueue.
     """
     import_module("transfer_queue")
     return list(_differences())
 
 
 def versions() -> str:
-    """Which packages these are."""
+    """The installed packages and their versions."""
     return f"dataplane {_version('rollout-dataplane')} and TransferQueue {_version('TransferQueue')}"
 
 
@@ -73,7 +73,7 @@ def has_checkpoints() -> bool:
 
 
 def forgets_first() -> bool:
-    """Whether the client has the controller forget rows before the storage is to free them, as 0.1.8 does."""
+    """Whether the client deletes rows at the controller before it clears the storage, as 0.1.8 does."""
     return not has_checkpoints()
 
 
@@ -116,7 +116,7 @@ def _find(module: str, name: str) -> Any:
 
 
 def _takes(called: Any, count: int, keywords: tuple[str, ...]) -> bool:
-    """Whether it can be called so."""
+    """Whether it can be called with these arguments."""
     try:
         inspect.signature(called).bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError:

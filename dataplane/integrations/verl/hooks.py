@@ -1,7 +1,7 @@
-"""Where TransferQueue's client asks its storage manager too little, or goes a longer way than it, and is made to ask.
+"""Changes to TransferQueue's client where it calls its storage manager too rarely or takes a slower path.
 
-Invariants: a client whose storage manager is another's does what it did; a hook that this TransferQueue does not
-need, or whose place in it has changed, is not there.
+Invariants: a client with another storage manager is unchanged; a hook that this TransferQueue does not need, or
+whose place in it has changed, is not installed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOOKS_UP = ["self", "keys", "partition_id", "create"]
 
 
 def attach() -> None:
-    """Have clients ask `replace_state` of their storage manager around the load of the controller's state, which is the
-    last step of a load and has nothing of the storage's after it; `put_tagged` for rows and their tags; `retrieve` for
-    keys; and `look` before the controller forgets rows, where it does so before they are freed. Idempotent."""
+    """Let clients call `replace_state` of their storage manager around the load of the controller's state, the last
+    step of a load; `put_tagged` for rows and their tags; `retrieve` for keys; and `look` before the controller
+    deletes rows, where it does so before they are freed. Idempotent."""
     from transfer_queue.client import AsyncTransferQueueClient as Client
 
     if face.has_checkpoints():
@@ -55,7 +55,7 @@ async def _putting(
 
 
 def _added(metadata: Any, schema: Any) -> Any:
-    """What `BatchMeta.add_fields` does with what it finds out of the data, which is this."""
+    """The result of `BatchMeta.add_fields` for data with this schema."""
     metadata.field_schema.update(schema)
     metadata.production_status[:] = 1
     metadata._field_names = sorted(metadata.field_schema)
@@ -65,7 +65,7 @@ def _added(metadata: Any, schema: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _adds_the_same() -> bool:
-    """Whether this `BatchMeta.add_fields` changes what is changed here."""
+    """Whether this `BatchMeta.add_fields` changes the same as `_added`."""
     from tensordict import TensorDict
     from transfer_queue.metadata import BatchMeta, extract_field_schema
 
@@ -92,7 +92,7 @@ async def _clearing(theirs: Any, client: Any, metadata: Any) -> None:
 
 
 def _taken(call: Callable[..., Any]) -> list[str]:
-    """What it is called with, but for a socket of its own."""
+    """Its parameters, except a socket of its own."""
     return [name for name in inspect.signature(inspect.unwrap(call)).parameters if name != "socket"]
 
 

@@ -1,7 +1,7 @@
-"""Work on the hosts of a Ray job: a task on the Ray node whose node of the plane has what the task needs.
+"""Runs work on the hosts of a Ray job: a task on the Ray node whose plane node has the data that the task needs.
 
-Invariants: a job of one host runs its work in this process; each piece of work has its outcome, whatever
-becomes of the others.
+Invariants: a job of one host runs its work in this process; each piece of work has its own outcome, independent of
+the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Job = tuple[bytes | None, Callable[..., Any], tuple[Any, ...]]
 
 
 def each_host(jobs: Sequence[Job]) -> list[Any]:
-    """What the jobs return, or the exception that each raised, in their order: each where its node is; those that name
-    none, on all hosts in turn. Raises PeerUnavailable where a host does not answer before any begins."""
+    """The results of the jobs, or the exceptions that they raised, in order. Each runs where its node is; jobs
+    without a node run on all hosts in turn. Raises PeerUnavailable, before any begins, if a host does not answer."""
     places = _places() if len(jobs) > 1 else {}
     if len(places) < 2:
         return [_run(work, arguments) for _, work, arguments in jobs]
@@ -32,7 +32,7 @@ def each_host(jobs: Sequence[Job]) -> list[Any]:
 
 
 def results(outcomes: Sequence[Any]) -> list[Any]:
-    """The same, where nothing was raised; else raises the first of what was."""
+    """The results; raises the first exception among them."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
@@ -66,7 +66,7 @@ def _outcome(started: Any) -> Any:
 
 
 def _places() -> dict[bytes, str]:
-    """The Ray node of each node of the plane; none where Ray does not run, or has one Ray node."""
+    """The Ray node of each node of the plane; empty without Ray, or with a single Ray node."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return {}

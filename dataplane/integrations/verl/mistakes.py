@@ -1,9 +1,8 @@
-"""Mistakes that TransferQueue passes over, or says too little of: where its storage is ours, an error that says what to
-do.
+"""Errors for mistakes that TransferQueue ignores or reports poorly, in jobs with this backend.
 
-Invariants: what TransferQueue does otherwise stays as it is, and so does every word of a job that has another
-storage; what is found out is asked for once a call has failed; each error is one that TransferQueue's own calls raise
-too (a ValueError), and a Misuse.
+Invariants: everything else that TransferQueue does is unchanged, and so is a job with another storage; the cause is
+only looked up after a call has failed; each error is also of a class that TransferQueue's own calls raise
+(ValueError), and a Misuse.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MARK = "__wrapped_by_dataplane__"
 
 
 def attach() -> None:
-    """Have `init` and the reads by keys say so. Idempotent."""
+    """Wrap `init` and the reads by key. Idempotent."""
     import transfer_queue
     from transfer_queue import interface
 
@@ -60,7 +59,7 @@ def _init(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_backend(conf: Any) -> None:
-    """Raises Misuse for a backend that is none: TransferQueue logs it, and makes its controller all the same."""
+    """Raises Misuse for an unknown backend, which TransferQueue only logs, after it has created its controller."""
     from transfer_queue.storage.managers.base import StorageManagerFactory
 
     known = list(dict.fromkeys([NAME, *OTHERS, *getattr(StorageManagerFactory, "_registry", ())]))
@@ -73,7 +72,7 @@ def _check_backend(conf: Any) -> None:
 
 
 def _check_job(controller: Any) -> None:
-    """Raises Misuse where the controller is of another Ray job, with whose nodes its rows are."""
+    """Raises Misuse if the controller belongs to another Ray job, whose nodes store its rows."""
     import ray
 
     of, own = controller._actor_id.job_id.hex(), ray.get_runtime_context().get_job_id()
@@ -86,7 +85,7 @@ def _check_job(controller: Any) -> None:
 
 
 def _check_same(conf: Any, controller: Any) -> None:
-    """Raises Misuse for a setting that is another than what the first `init` was told, which holds."""
+    """Raises Misuse for a setting that contradicts that of the first `init`."""
     import ray
 
     held = ray.get(controller.get_config.remote())
@@ -120,7 +119,7 @@ def _get(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _missing(asked: Mapping[str, Any]) -> str:
-    """What is not there of what was asked for, in words; empty where all is by now, or the storage is another's."""
+    """The missing keys and fields, as text; empty if none is missing now, or the storage is another's."""
     from transfer_queue import interface
 
     client = interface._TQ_CLIENT
@@ -160,7 +159,7 @@ def _names(part: Any) -> Iterator[str]:
 
 
 def _wrap(package: Any, interface: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """In TransferQueue's module and, where the package has the same, there."""
+    """Wrap the function in TransferQueue's module and, if the package has the same, there."""
     theirs = getattr(interface, name)
     if hasattr(theirs, _MARK):
         return

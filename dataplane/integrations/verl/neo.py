@@ -1,13 +1,13 @@
-"""`DataplaneStorageEngine`: the plane as what verl's NeoProto stores its values in. Needs verl's `neo` branch.
+"""`DataplaneStorageEngine`: the storage engine of verl's NeoProto on the plane. Needs verl's `neo` branch.
 
     set_default_storage_engine(DataplaneStorageEngine())
 
-A value is rows of one column. Rows that a view picks are picked before they are read, so a rank is sent its share
-alone; slices of tokens and verl's own operations (`Ref.apply_funcs`) are applied to what was read. Values of equally
-many rows that are put together are one put.
+A value is the rows of one column. Rows are selected before they are read, so a rank receives only its share. Slices of
+tokens and verl's own operations (`Ref.apply_funcs`) are applied to the rows after the read. Values with the same number
+of rows that are put together are one put.
 
-Invariants: a value comes back as it was put, on the CPU; what is written to it afterwards, or to what was read,
-changes it for nobody. Nothing is pickled: what the plane can not hold raises SchemaMismatch with the field's name.
+Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, change it
+for nobody else. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _TIMEOUT_S = 60.0
 
 
 class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl has no types
-    """The engine of a process; several of one process are the same."""
+    """The engine of a process; all engines of one process are equal."""
 
     backend = BACKEND
 
     def __init__(self, *, home: bool = True) -> None:
-        """home: whether this process is the trainer's, and owns the values that it is passed; another owns what it puts
-        until it passes that on."""
+        """home: whether this process is the trainer's, which owns the values that it gets; other processes own what
+        they put until they pass it on."""
         if home:
             make_home()
         self._local = defaults.InMemoryStorageEngine()
@@ -54,7 +54,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     def put(self, value: Any, *, key_hint: str | None = None, spec: Any = None, backend: str | None = None) -> Ref:
         """Store a value; `backend="local"`: in the reference itself.
 
-        Raises SchemaMismatch for what the plane can not hold, Misuse where no node is known, and as `Plane.put`.
+        Raises SchemaMismatch for an unsupported value, Misuse if no node is known, and as `Plane.put`.
         """
         if backend == "local":
             return self._local.put(value, key_hint=key_hint, spec=spec)
@@ -62,7 +62,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
         return ref
 
     def put_many(self, values: Iterable[Any], *, key_hint: str | None = None, spec: Any = None) -> list[Ref]:
-        """As `put`, of several: all or none. Equally long ones are one put."""
+        """As `put`, for several values: all or none. Values of equal length are one put."""
         return self._put(list(values), key_hint, spec)
 
     def _put(self, values: Sequence[Any], key_hint: str | None, spec: Any) -> list[Ref]:
@@ -85,7 +85,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
         return refs
 
     def _store(self, values: Sequence[tuple[Any, bool]], rows: int, hint: str) -> list[Handle]:
-        """One put of values of so many rows, each with whether it is one row."""
+        """One put of values of this many rows, each with a flag for a value that is one row."""
         names = [hint] if len(values) == 1 else [f"{hint}/{number}" for number in range(len(values))]
         tensors, others = {}, {}
         for name, (value, single) in zip(names, values, strict=True):
@@ -109,16 +109,16 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     # Getting
 
     def get(self, ref: Ref) -> Any:
-        """The value, as the reference's slices and operations have it. Raises as `Plane.get`."""
+        """The value, after the slices and operations of the reference. Raises as `Plane.get`."""
         if ref.backend == "local":
             return self._local.get(ref)
         (value,) = self._get([ref], None, ops=True)
         return value
 
     def get_many(self, refs: list[Ref], apply_ops: bool = True) -> list[Any]:
-        """As `get`, of several; None of what is None. `apply_ops`: whether slices and operations are applied.
+        """As `get`, for several; None for None. `apply_ops`: whether slices and operations are applied.
 
-        One row of each of many is read at once.
+        References to one row each are read together.
         """
         values: list[Any] = [None] * len(refs)
         there = [at for at, ref in enumerate(refs) if ref is not None and ref.backend != "local"]
@@ -130,12 +130,12 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
         return values
 
     def get_rows(self, ref: Ref, rows: Any) -> Any:
-        """These rows of the value: they alone are read. Raises as `Plane.get`."""
+        """These rows of the value; only they are read. Raises as `Plane.get`."""
         (value,) = self.get_rows_many([ref], rows)
         return value
 
     def get_rows_many(self, refs: list[Ref], rows: Any) -> list[Any]:
-        """As `get_rows`, of several values."""
+        """As `get_rows`, for several values."""
         taken = [None if ref.backend == "local" else ref for ref in refs]
         values = self._get([ref for ref in taken if ref is not None], np.asarray(rows), ops=True)
         found = iter(values)
@@ -148,11 +148,11 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     # What is stored, and for how long
 
     def consolidate(self, old_engine: Any, refs: list[Ref]) -> Ref:
-        """One value of the rows of several, in this engine. Raises as `get` and `put`."""
+        """One value with the rows of several, in this engine. Raises as `get` and `put`."""
         return self.put(theirs._concat_if_possible(old_engine.get_many(refs)))
 
     def release(self, refs: Ref | list[Ref]) -> None:
-        """Free values, once for each time that they were put or counted. What this process borrows, its owner frees."""
+        """Drop one count of each value, and free those without any. A borrowed value is freed by its owner."""
         for ref in [refs] if isinstance(refs, Ref) else refs:
             if ref is None:
                 continue
@@ -169,7 +169,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     discard = release
 
     def add_ref_counts(self, refs: list[Ref]) -> None:
-        """Count each once more, to be released once more."""
+        """Add one count to each value."""
         self._local.add_ref_counts([ref for ref in refs if ref is not None and ref.backend == "local"])
         with self._lock:
             for ref in refs:
@@ -177,16 +177,16 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
                     self._counts[ref.uid] = self._counts.get(ref.uid, 0) + 1
 
     def to_wire(self, value: Any) -> Any:
-        """The value as it is: a put takes tensors."""
+        """The value unchanged: a put takes tensors."""
         return value
 
     def from_wire(self, value: Any) -> Any:
-        """The value as it is: a get gives tensors."""
+        """The value unchanged: a get returns tensors."""
         return value
 
 
 class _Plan:
-    """What to read of a value, and what to do with it then."""
+    """The rows to read of a value, and the operations to apply then."""
 
     def __init__(self, ref: Ref, rows: Any, *, ops: bool) -> None:
         handle = ref.dataptr
@@ -202,7 +202,7 @@ class _Plan:
             self._push()
 
     def _push(self) -> None:
-        """Have rows picked by the reference rather than of the value. Rows and what is picked of other axes commute."""
+        """Select rows by the reference rather than of the value. Selections of rows and of other axes commute."""
         if self._slices and isinstance(self._slices[0], slice) and (self._slices[0].step or 1) > 0:
             first, *rest = self._slices
             self.columns, self._slices = self.columns.take(first), (None, *rest)
@@ -211,7 +211,7 @@ class _Plan:
             self.columns, self._rows = self.columns.take(self._rows), None
 
     def finish(self, value: Any) -> Any:
-        """The value that was read, as it is wanted."""
+        """The requested value, from the rows that were read."""
         if self.form.single:
             value = value[0]
         if self._ops:
@@ -222,8 +222,8 @@ class _Plan:
 
 
 def _read(plans: Sequence[_Plan]) -> list[Any]:
-    """The rows of each, as they were put. Single rows of like columns, as those of samples, are one read, and so are
-    values of equally many rows."""
+    """The rows of each value, as they were put. Single rows of alike columns, as those of samples, are one read, and
+    so are values with the same number of rows."""
     values: list[Any] = [None] * len(plans)
     samples: dict[Any, list[int]] = {}
     several: dict[int, list[int]] = {}
@@ -243,13 +243,13 @@ def _read(plans: Sequence[_Plan]) -> list[Any]:
 
 
 def _one_below(several: Sequence[Columns]) -> list[Any]:
-    """The one row of each, all read as rows of one column."""
+    """The one row of each, read as rows of one column."""
     value = _load(concatenated([each.rename(dict.fromkeys(each.kinds, "value")) for each in several]))["value"]
     return [value[row : row + 1] for row in range(len(several))]
 
 
 def _beside(several: Sequence[Columns]) -> list[Any]:
-    """The one column of each, all read as columns of one batch."""
+    """The one column of each, read as columns of one batch."""
     beside = Columns(rows=several[0].rows, tensors=several[0].tensors)
     for number, each in enumerate(several):
         beside = beside.beside(each.rename({name: str(number) for name in each.kinds}))
@@ -263,7 +263,7 @@ def _load(columns: Columns) -> dict[str, Any]:
 
 
 def _narrowed(ref: Ref) -> tuple[Any, ...]:
-    """The selectors of the reference, None for each that leaves an axis whole: as `Ref` is made, a full slice."""
+    """The selectors of the reference, None for each that selects a whole axis, which `Ref` stores as a full slice."""
     selectors = tuple(ref.slice_spec or ())
     shape = tuple(ref.shape or ()) if len(ref.shape or ()) == len(selectors) else (None,) * len(selectors)
     return tuple(None if _is_full(one, length) else one for one, length in zip(selectors, shape, strict=True))
@@ -280,14 +280,14 @@ def _is_nested(value: Any) -> bool:
 
 
 def _rows(value: Any) -> tuple[int, bool]:
-    """How many rows the value is stored as, and whether it is itself the one row."""
+    """The number of rows that the value is stored as, and whether it is itself one row."""
     if (is_tensor(value) or isinstance(value, np.ndarray)) and value.ndim:
         return len(value), False
     return 1, True
 
 
 def _one(value: Any) -> Any:
-    """An array of one row, which is this value."""
+    """An array with this value as its one row."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         return np.asarray(value)[None]
     rows = np.empty(1, object)
@@ -296,15 +296,14 @@ def _one(value: Any) -> Any:
 
 
 def _index(value: Any, rows: Any) -> Any:
-    """These rows of what was read."""
+    """These rows of the value that was read."""
     if is_tensor(value) or isinstance(value, np.ndarray):
         return value[np.asarray(rows)]
     return [value[int(row)] for row in rows]
 
 
 def attach() -> None:
-    """Have values of the plane read here, and what is put here put into it, unless this process has chosen an engine of
-    its own. Idempotent."""
+    """Make the plane the storage engine of this process, unless it has chosen one. Idempotent."""
     if BACKEND in theirs.GLOBAL_ENGINE_DICT:
         return
     engine = DataplaneStorageEngine(home=False)

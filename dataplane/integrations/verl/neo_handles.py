@@ -1,14 +1,15 @@
-"""`Handle`: where a value of a NeoProto is, and which process frees it. It is the `dataptr` of verl's `Ref`.
+"""`Handle`: the location of a value of a NeoProto, and the process that frees it. It is the `dataptr` of verl's `Ref`.
 
 The trainer's process owns each value that it has a handle of. Another process owns what it put until it passes the
-handle on, which is how the value comes to the trainer; what it was passed itself, it borrows. An owner frees the value
-once its last handle of it is gone. So what the trainer has dropped is free, wherever it was put, and no process counts
-what others have.
+handle on, by which the value reaches the trainer; a handle that it got is borrowed. An owner frees the value when its
+last handle of it is gone. So values that the trainer has dropped are freed, wherever they were put, and no process
+counts the handles of others.
 
-Invariants: a process has one handle of a value; a handle that borrows frees nothing.
+Invariants: a process has one handle of a value; a borrowed handle frees nothing.
 
-Rejected: Ray's references as the handles' owners, since Ray does not tell a process outside its own object store when
-the last one goes; links of the plane for each process (`Plane.retain`), a message for each that passes a batch on.
+Rejected: Ray's references as the owners of handles, because Ray does not tell a process outside its own object store
+when the last one is gone; a link of the plane for each process (`Plane.retain`), which costs a message for each
+process that passes a batch on.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from dataplane.integrations.verl.columns import Columns, Kind
 _lock = threading.RLock()  # a finalizer may run where it is held
 _known: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
 _home = 0
-"""The process that owns what it has: this one, or a parent of it that this one was forked from."""
+"""The process that owns its values: this one, or the parent that it was forked from."""
 
 
 def make_home() -> None:
-    """This process is the trainer's."""
+    """Make this process the trainer's."""
     global _home
     _home = os.getpid()
 
@@ -43,7 +44,7 @@ def is_home() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value is made of what is stored: the one column, or, where `single`, the one row of it."""
+    """How a value is made of stored rows: the one column, or, with `single`, the one row of it."""
 
     name: str
     kind: Kind
@@ -51,7 +52,7 @@ class Form:
 
 
 class Handle:
-    """Where one value is: rows of one column. Make one with `own`."""
+    """The location of one value: rows of one column. Create it with `own`."""
 
     __slots__ = ("__weakref__", "_watch", "form", "ref", "uid")
 
@@ -63,7 +64,7 @@ class Handle:
 
     @property
     def columns(self) -> Columns:
-        """What is stored, as `storing.load` takes it."""
+        """The stored columns, as `storing.load` takes them."""
         kind = self.form.kind
         return Columns(self.ref, {self.form.name: kind}, len(self.ref), kind == "tensor")
 
@@ -73,7 +74,7 @@ class Handle:
         return self._watch is not None
 
     def own(self) -> Handle:
-        """Free the value once this handle is gone. Idempotent."""
+        """Free the value when this handle is gone. Idempotent."""
         with _lock:
             _known[self.uid] = self
             if self._watch is None:
@@ -81,14 +82,14 @@ class Handle:
         return self
 
     def disown(self) -> None:
-        """The value is another process's to free."""
+        """Leave the value to another process."""
         with _lock:
             if self._watch is not None:
                 self._watch.cancel()
             self._watch = None
 
     def release(self) -> None:
-        """Free the value now, for all that have it, if this process owns it. Raises PeerUnavailable."""
+        """Free the value now, for all processes, if this process owns it. Raises PeerUnavailable."""
         with _lock:
             owned = self.owned
             self.disown()

@@ -1,9 +1,9 @@
-"""What `trainer.data_plane=dataplane` names in verl's `neo` branch: its NeoProto, with the plane for its storage.
+"""`trainer.data_plane=dataplane` of verl's `neo` branch: its NeoProto with the plane as its storage.
 
-verl imports this module in the trainer and in each agent loop's worker of a job that says so, and nowhere else. Other
-workers use the plane from the first batch on that they are passed. The trainer's process owns the values; the nodes are
-those of the Ray job (`dataplane.integrations.ray.up`, which the trainer calls if nobody has) or the one that
-`$DATAPLANE_ADDRESS` names.
+verl imports this module in the trainer and in the workers of agent loops of a job with this setting. Other workers
+use the plane from the first batch that they get. The trainer's process owns the values. The nodes are those of the
+Ray job (`dataplane.integrations.ray.up`, which the trainer calls if nobody has) or the one that `$DATAPLANE_ADDRESS`
+names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class DataplanePPODataPlane(NeoPPODataPlane):  # type: ignore[misc]  # verl has no types
-    """verl's strategy for NeoProto, whose values are in the plane."""
+    """verl's strategy for NeoProto, with values in the plane."""
 
     name = "dataplane"
 
     def setup(self) -> None:
-        """Have a node on each host, and this process own the values.
+        """Start a node on each host, and make this process the owner of the values.
 
-        Raises Misuse where Ray is not initialised and no node is known, Rejected, PeerUnavailable.
+        Raises Misuse if Ray is not initialised and no node is known, Rejected, PeerUnavailable.
         """
         super().setup()
         if environment().address is None and process.ray_job() is not None:

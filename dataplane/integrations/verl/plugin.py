@@ -1,18 +1,18 @@
-"""What makes this a storage backend of TransferQueue, and so of verl: the line in a configuration is
+"""Registers the storage backend with TransferQueue, and so with verl. The line of the configuration is
 
     transfer_queue.backend.storage_backend=Dataplane
 
-verl imports this module in every process that imports verl (the entry points `verl.plugins`), and calls nothing: so
-importing it registers, which no other module of this package does. Without verl, or with a verl before 0.9:
+verl imports this module in every process that imports verl (entry points `verl.plugins`), and calls nothing, so the
+import registers the backend; no other module of this package does. Without verl, or with a verl before 0.9:
 
     import dataplane.integrations.verl.plugin      # in each process, before transfer_queue.init()
 
-verl's `neo` branch is told of `trainer.data_plane=dataplane` in the same way (`neo_plane`).
+The module also registers `trainer.data_plane=dataplane` with verl's `neo` branch (`neo_plane`).
 
-Invariants: TransferQueue knows the backend's name wherever it can, so that a job that asks for a backend which
-can not work is refused as it starts, with the versions and the reason, or runs with TransferQueue's own storage where
-`fallback` says so; that the backend is used is said where it is seen, and why it can not be, too: verl logs what a
-plugin raises at DEBUG alone.
+Invariants: the name of the backend is registered whenever that is possible, so that a job whose TransferQueue does
+not work with the backend is refused at its start, with the versions and the reason, or uses TransferQueue's own
+storage if `fallback` says so. The use of the backend is logged visibly, and so is the reason why it cannot be used,
+because verl logs errors of plugins at DEBUG only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OWN = "SimpleStorage"
 
 
 def register() -> bool:
-    """Make TransferQueue know the backend; whether it works with this TransferQueue. Idempotent."""
+    """Register the backend with TransferQueue. Returns whether it works with this TransferQueue. Idempotent."""
     global _why
     if VARIABLE in os.environ:
         log.info("the TransferQueue backend %s is not needed: dataplane stands in for transfer_queue itself", NAME)
@@ -67,7 +67,7 @@ def register() -> bool:
 
 
 def register_neo() -> bool:
-    """Make verl's `neo` branch know `trainer.data_plane=dataplane`; whether this is a verl that has data planes."""
+    """Register `trainer.data_plane=dataplane` with verl's `neo` branch. Returns whether this verl has data planes."""
     verl = sys.modules.get("verl")
     if verl is None or not any(Path(place, _NEO).is_file() for place in verl.__path__):
         return False
@@ -83,13 +83,13 @@ def register_neo() -> bool:
 
 
 def start(conf: Any) -> dict[str, Any]:
-    """Put a node on each Ray node; TransferQueue calls it once, in the process that initialises the first.
+    """Start a node on each Ray node. TransferQueue calls this once, in the process that initialises first.
 
-    conf: TransferQueue's whole configuration. Raises Misuse for a setting that is none, Rejected where a host can not
-    meet the settings or this TransferQueue is one that the backend does not work with, PeerUnavailable where a node
-    does not run in time or that of $DATAPLANE_ADDRESS does not answer, Unauthenticated where that is another user's.
-    TransferQueue has made its controller by then, which ends with it: the next `init()` would wait for that one's
-    configuration, and for ever.
+    conf: TransferQueue's whole configuration. Raises Misuse for an unknown setting; Rejected if a host cannot meet
+    the settings or the backend does not work with this TransferQueue; PeerUnavailable if a node does not start in
+    time or the one of $DATAPLANE_ADDRESS does not answer; Unauthenticated if that belongs to another user.
+    TransferQueue has created its controller by then. The controller ends with the error, because the next `init()`
+    would otherwise wait for its configuration for ever.
     """
     try:
         return _start(conf)
@@ -137,7 +137,7 @@ def _manager() -> Any:
 
 
 def _refusing(base: Any) -> Any:
-    """A storage manager that none is made of: a process whose TransferQueue is another than the driver's finds it."""
+    """A storage manager that cannot be created, for a process whose TransferQueue differs from the driver's."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise Rejected(_refusal())
@@ -154,7 +154,7 @@ def _refusal() -> str:
 
 
 def _fall_back(conf: Any) -> dict[str, Any]:
-    """Have TransferQueue store by itself."""
+    """Let TransferQueue use its own storage."""
     from omegaconf import open_dict
     from transfer_queue import interface
     from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
@@ -168,7 +168,7 @@ def _fall_back(conf: Any) -> dict[str, Any]:
 
 
 def _say(what: str) -> None:
-    """Say it where the log is read: frameworks show warnings alone, and this is none."""
+    """Log a line at the level that frameworks show, which is WARNING."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", what)
     else:
@@ -176,10 +176,10 @@ def _say(what: str) -> None:
 
 
 _why = ""
-"""Why the backend does not work with this TransferQueue; empty where it does."""
+"""Why the backend does not work with this TransferQueue; empty if it does."""
 
 neo = register_neo()
-"""Whether verl knows `trainer.data_plane=dataplane`."""
+"""Whether `trainer.data_plane=dataplane` is registered with verl."""
 
 loaded = register()
-"""Whether TransferQueue knows the backend."""
+"""Whether the backend is registered with TransferQueue."""

@@ -1,17 +1,17 @@
-"""`RemoteProto`: a verl DataProto whose columns are in the plane.
+"""`RemoteProto`: a verl DataProto whose columns are stored in the plane.
 
     proto = put(data)                          # in the worker that made it; `proto` pickles to a few hundred bytes
     proto = proto.repeat(8, interleave=True)   # in the controller: every operation of a DataProto, none moves bytes
     data = proto.get(["input_ids"])            # in the worker that uses it; without names, all columns
 
-It is a DataProto to verl, whose dispatch and collect functions take it as one: see `docs/decisions/0024`. Reshaping
-works on references; `batch` and `non_tensor_batch` know their names, and read or put the columns that are asked for
-or assigned. `meta_info` is carried as it is, and as in verl one dict is shared by what is selected, cut and repeated.
+verl's dispatch and collect functions accept it as a DataProto: see `docs/decisions/0024`. Operations work on
+references; `batch` and `non_tensor_batch` know their names, and read or put the columns that are accessed or assigned.
+`meta_info` is carried unchanged, and as in verl one dict is shared by selections, slices and repetitions.
 
-Invariants: as in verl, select, slice, chunk, split, repeat, concat give new protos, and union, pop, rename,
-reorder, padding change the one that they are called on. Where verl asserts of rows and columns, this raises Misuse or
-SchemaMismatch; meta_info is merged by verl's own functions, which assert.
-Holding one keeps nothing in place: what was put stays until `free` or its scope is freed.
+Invariants: as in verl, select, slice, chunk, split, repeat, concat return new protos, and union, pop, rename,
+reorder, padding change the proto itself. Where verl asserts a condition on rows or columns, this raises Misuse or
+SchemaMismatch; meta_info is merged by verl's own functions, which assert. A RemoteProto keeps nothing in place: its
+rows stay until `free` or until their scope is freed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def put(
     scope: str | None = None,
     timeout: float = 60.0,
 ) -> RemoteProto:
-    """Store the columns of a DataProto, and give the RemoteProto of them; of a RemoteProto, itself.
+    """Store the columns of a DataProto. Returns their RemoteProto; a RemoteProto is returned unchanged.
 
-    dedupe: columns of which equal rows are stored once, as far as they are there.
-    scope: a name under which they are put, and what is put of it or assigned to it later, to be freed together.
+    dedupe: columns of which equal rows are stored once, if they exist.
+    scope: a name under which they, and columns that are assigned later, are put, to be freed together.
 
-    Raises SchemaMismatch for what MessagePack does not hold, such as a lock, and as `Plane.put`.
+    Raises SchemaMismatch for a value that MessagePack cannot represent, such as a lock, and as `Plane.put`.
     """
     if isinstance(proto, RemoteProto):
         return proto
@@ -60,7 +60,7 @@ class RemoteProto(Reading):
     """See the module. `len(proto)` rows."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether both mean the same rows of the same stored columns, with equal meta_info."""
+        """Whether both refer to the same rows of the same stored columns, with equal meta_info."""
         if not isinstance(other, RemoteProto):
             return NotImplemented
         return self._columns == other._columns and self.meta_info == other.meta_info
@@ -79,7 +79,7 @@ class RemoteProto(Reading):
     # rows
 
     def __getitem__(self, item: Any) -> Any:
-        """The rows that a slice, or a list, array or tensor of positions or flags picks. Of one position the
+        """The rows selected by a slice, or by a list, array or tensor of positions or flags. For one position, the
         DataProtoItem, read."""
         if isinstance(item, slice | list | np.ndarray | torch.Tensor):
             return self.select_idxs(item)
@@ -119,8 +119,8 @@ class RemoteProto(Reading):
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> RemoteProto:
-        """The rows of each after those of the one before. One that is a DataProto is put. `meta_info` is merged as
-        verl does, lists of metrics by key."""
+        """The rows of each after those of the one before. A DataProto among them is put. `meta_info` is merged as by
+        verl, metrics by key."""
         if not data:
             raise Misuse("there is nothing to concatenate: no proto was given")
         protos = [put(proto) for proto in data]
@@ -174,8 +174,8 @@ class RemoteProto(Reading):
         return self
 
     def union(self, other: DataProto) -> RemoteProto:
-        """The columns of both, here. A name in both must be the same rows: known where they are the same stored ones,
-        else both are read and compared. Of a DataProto, what is not here is put."""
+        """Add the columns of the other to this one. A name in both must have the same rows: both are read and
+        compared unless they are the same stored rows. New columns of a DataProto are put."""
         both = [name for name in [*_tensors(other), *other.non_tensor_batch] if name in self._columns.kinds]
         for name in both:
             self._require_same(name, other)
@@ -204,7 +204,7 @@ class RemoteProto(Reading):
                 raise SchemaMismatch(what, column=str(name), expected=f"one of {', '.join(there)}", found=repr(name))
 
     def _require_same(self, name: str, other: DataProto) -> None:
-        """That a column of both is the same. Raises SchemaMismatch where it is not."""
+        """Raises SchemaMismatch if a column of both differs."""
         if isinstance(other, RemoteProto):
             mine, its = self._columns.select([name]), other._columns.select([name])
             if (mine.ref, mine.kinds) == (its.ref, its.kinds):
@@ -231,7 +231,7 @@ _concat_of_verl = DataProto.concat
 
 
 def _concat(data: Sequence[DataProto]) -> DataProto:
-    """verl's DataProto.concat; where a RemoteProto is among them, ours."""
+    """verl's DataProto.concat; ours if a RemoteProto is among them."""
     return RemoteProto.concat(data) if any(isinstance(each, RemoteProto) for each in data) else _concat_of_verl(data)
 
 

@@ -1,6 +1,7 @@
-"""`Reading`: what of a RemoteProto has to do with its bytes: it reads them, and puts what is assigned to it.
+"""`Reading`: the part of a RemoteProto that needs bytes: reads columns, and puts those that are assigned.
 
-The base of RemoteProto. What a DataProto does that needs its bytes reads all of it, and goes on as verl's own.
+The base class of RemoteProto. An operation of a DataProto that needs its bytes reads all of it, and continues as
+verl's.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ log = logging.getLogger(__name__)
 
 
 class Reading(DataProto):  # type: ignore[misc]  # verl has no types
-    """A DataProto whose columns are elsewhere. `len()` rows; what it is, is known without reading."""
+    """A DataProto whose columns are stored in the plane. `len()` rows; schema and length are known without a read."""
 
     def __init__(self, columns: Columns, meta_info: dict[str, Any], scope: str | None = None) -> None:
-        """Not for callers: `put` makes them."""
+        """Not for callers: `put` creates them."""
         self._columns = columns
         self._scope = scope
         self.meta_info = meta_info
 
     @property
     def ref(self) -> BatchRef | None:
-        """The reference to all columns, for the plane's own calls; None where there is no column."""
+        """The reference to all columns, for the plane's own calls; None if there is no column."""
         return self._columns.ref
 
     @property
     def scope(self) -> str | None:
-        """The name under which it was put, and what is put of it or assigned to it."""
+        """The scope under which its columns were put, and later ones are."""
         return self._scope
 
     @property
     def batch(self) -> View | None:
-        """The tensors, each read when it is asked for; None where there is no batch of tensors."""
+        """The tensors, each read at its first access; None if there is no batch of tensors."""
         return self._view(tensors=True) if self._columns.tensors else None
 
     @property
     def non_tensor_batch(self) -> View:
-        """The other columns, each read when it is asked for."""
+        """The other columns, each read at its first access."""
         return self._view(tensors=False)
 
     def __len__(self) -> int:
@@ -64,10 +65,10 @@ class Reading(DataProto):  # type: ignore[misc]  # verl has no types
         timeout: float = 60.0,
         device: Any = None,
     ) -> DataProto:
-        """The DataProto: of all columns, or of these, tensors and others.
+        """The DataProto: with all columns, or with these, tensors and others.
 
-        lazy: columns of dicts of which each row is left as a `LazyRow`, which reads itself where it is looked into.
-        device: where the tensors are to be; `to(device)` reads them so.
+        lazy: columns of dicts whose rows are returned as `LazyRow`, which reads itself at its first access.
+        device: the device of the tensors; `to(device)` reads them so.
 
         Raises as `Plane.get`.
         """
@@ -76,7 +77,7 @@ class Reading(DataProto):  # type: ignore[misc]  # verl has no types
         return DataProto(batch=batch, non_tensor_batch=others, meta_info=self.meta_info)
 
     def free(self, plane: Plane | None = None) -> None:
-        """Free its rows in its columns, for all that mean them."""
+        """Free its rows in its columns, for all references to them."""
         if self._columns.ref is not None:
             (plane or plane_of_process()).free(self._columns.ref)
 
@@ -98,10 +99,10 @@ class Reading(DataProto):  # type: ignore[misc]  # verl has no types
         self.get().save_to_disk(filepath)
 
     def check_consistency(self) -> None:
-        """It is consistent: its columns are of one reference."""
+        """Always consistent: its columns are of one reference."""
 
     def get_data_info(self) -> str:
-        """Its columns and what they are, a line each."""
+        """Its columns with their kinds, one a line."""
         columns = {} if self.ref is None else self.ref.schema
         lines = [f"{name}: {field!r}" for name, field in columns.items()]
         return "\n".join([*lines, f"meta_info: {list(self.meta_info)}"])

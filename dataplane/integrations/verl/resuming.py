@@ -1,16 +1,15 @@
-"""Checkpoints of TransferQueue whose rows are in the plane, and what a run that is resumed from one needs.
+"""Checkpoints of a TransferQueue with rows in the plane, and the steps to resume from one.
 
     controller_state.pkl       TransferQueue's own: rows, keys, tags, what was consumed, and our cells
     dataplane/metadata.json    each file of the checkpoint with its size and digest, this one's and the state's too
     dataplane/<n>.rows         rows with their values (`rowfile`)
 
 TransferQueue has a storage manager save its part, and restore it before the controller restores its own. The cells in
-the controller's state are those of the run before; so once it has that state, it gets the cells that the values have by
-now.
+the controller's state are the old ones, so after it has loaded that state, it gets the new cells of the values.
 
-Invariants: nothing is changed where a file is not the one that was written; a row of the restored state has its
-values, all of them, or is cleared, and a warning says how many were; what was in the plane before the load is freed
-after it. TransferQueue puts the directory in place as a whole, when all of it is written.
+Invariants: nothing is changed if a file was changed; a row of the restored state has all its values, or is cleared,
+and a warning says how many were; the rows that the plane had before the load are freed after it. TransferQueue puts
+the directory in place as a whole, after all of it is written.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ Indexes = Mapping[str, Index]
 def save(controller: Controller, directory: Path, timeout: float) -> None:
     """Add the rows to the checkpoint that TransferQueue writes to this directory.
 
-    Rows go on to be put and cleared meanwhile; so the controller writes its state once more when the values are on the
-    disk, and what came in between is added. Raises OSError and as `rowfile.write`.
+    Rows are put and cleared meanwhile, so the controller writes its state once more after the values are on disk,
+    and the rows put in between are added. Raises OSError, and as `rowfile.write`.
     """
     own = directory / _OURS
     own.mkdir()
@@ -63,10 +62,10 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
 
 
 def load(directory: Path, timeout: float) -> Restored:
-    """Put the rows of a checkpoint into the plane. The controller does not know of them yet.
+    """Put the rows of a checkpoint into the plane. The controller does not know them yet.
 
-    Raises Misuse where the checkpoint has none of ours, Corrupt where it is not what was written, and as
-    `rowfile.read`; then nothing was changed.
+    Raises Misuse if the checkpoint has no rows of the backend, Corrupt if it was changed, and as `rowfile.read`;
+    then nothing was changed.
     """
     own = directory / _OURS
     if not own.is_dir():
@@ -90,12 +89,12 @@ def load(directory: Path, timeout: float) -> Restored:
 
 
 def indexes(controller: Controller) -> Indexes:
-    """All cells that the controller knows now."""
+    """All cells that the controller has now."""
     return {partition: controller.cells(partition) for partition in controller.partitions()}
 
 
 def settle(controller: Controller, before: Indexes, restored: Restored | None) -> None:
-    """Make a state that was just loaded one of this run. `before`: what the controller knew until then."""
+    """Replace the old cells of a loaded state by the new ones. `before`: the controller's cells before the load."""
     after = indexes(controller)
     if restored is None:  # it was saved without its rows
         kept = set(_all(after))
@@ -129,7 +128,7 @@ def _all(several: Indexes) -> Iterable[bytes]:
 
 
 def _without(several: Indexes, seen: set[bytes]) -> Indexes:
-    """The cells that were not seen."""
+    """The cells that are not in `seen`."""
     left: dict[str, Index] = {}
     for partition, index in several.items():
         rows = {row: {name: cell for name, cell in own.items() if cell not in seen} for row, own in index.items()}
@@ -138,8 +137,8 @@ def _without(several: Indexes, seen: set[bytes]) -> Indexes:
 
 
 def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tuple[list[str], int]:
-    """Write a file for each node that has rows, on its own host where that can be; their names, and how many values
-    were lost."""
+    """Write a file for each node that has rows, on its own host if possible. Returns their names, and how many
+    values were lost."""
     by_node: dict[bytes, list[rowfile.Rows]] = {}
     for index in several.values():
         for node, rows in _by_node(index).items():
@@ -153,7 +152,7 @@ def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tup
 
 
 def _by_node(index: Index) -> dict[bytes, dict[str, Sequence[bytes | None]]]:
-    """The cells of a partition, by the node that has them, as columns of the rows."""
+    """The cells of a partition, by the node that stores the values, as columns of the rows."""
     fields = dict.fromkeys(name for own in index.values() for name in own)
     nodes = dict.fromkeys(cells.node(cell) for own in index.values() for cell in own.values())
     if len(nodes) == 1:
@@ -168,7 +167,7 @@ def _by_node(index: Index) -> dict[bytes, dict[str, Sequence[bytes | None]]]:
 
 
 def _warn_of_lost(after: Indexes) -> None:
-    """Say so where rows were in nodes of a run before, and are not in the checkpoint."""
+    """Warn of rows that were in nodes of an earlier run and are not in the checkpoint."""
     try:
         members = with_plane(lambda plane: [plane.stats().node, *plane.members().get("members", ())])
     except DataplaneError:  # a node is started again: it says soon enough what it lacks

@@ -1,12 +1,12 @@
 """A file of a checkpoint: rows that TransferQueue's controller knows by their cells, with their values.
 
-A chain of frames (`client.checkpointfile`): for each table of rows, the cells that they had, by field, and the values,
-as an Arrow IPC stream. Reading puts the values into the plane again, where they have other cells: which, for each cell
-of before, is what is returned. The controller's own state has the cells of before, so whichever rows and fields it
-knows of, each finds its own values or none, and never another's.
+The file is a chain of frames (`client.checkpointfile`): for each table of rows the old cells, by field, and the values
+as an Arrow IPC stream. Reading puts the values into the plane again under new cells, and returns the new cell of each
+old one. The controller's own state contains the old cells, so each row and field that it knows gets its own value or
+none, and never another's.
 
-Invariants: a page of the values is in memory at a time, or a row, if that is more; nothing is unpickled; what
-is read is what was written, or `Corrupt`, and then nothing of it stays in the plane.
+Invariants: one page of the values is in memory at a time, or one row if that is larger; nothing is unpickled; the
+values read are those that were written, or `Corrupt` is raised and nothing of them stays in the plane.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ Rows = Mapping[str, Sequence[bytes | None]]
 
 
 def write(path: Path, several: Sequence[Rows], timeout: float) -> int:
-    """Write the rows to a file; how many values are not in it, since they were freed or their node has died meanwhile.
+    """Write the rows to a file. Returns how many values are missing because they were freed, or their node has died,
+    meanwhile.
 
-    timeout: seconds to wait for room for what is on disk. Raises Backpressure, LimitExceeded (the disk is full),
+    timeout: seconds to wait for room for spilled values. Raises Backpressure, LimitExceeded (the disk is full),
     PeerUnavailable.
     """
     with CheckpointWriter(path) as file:
@@ -53,7 +54,7 @@ def write(path: Path, several: Sequence[Rows], timeout: float) -> int:
 
 
 class _Writing:
-    """A file, and how far it is."""
+    """A file that is being written."""
 
     def __init__(self, file: CheckpointWriter, timeout: float) -> None:
         self._file = file
@@ -62,7 +63,7 @@ class _Writing:
         self.lost = 0
 
     def page(self, ref: BatchRef, old: Mapping[str, Sequence[bytes | None]]) -> None:
-        """Write these rows; in smaller pages where they can not be read together."""
+        """Write these rows; in smaller pages if they cannot be read together."""
         from dataplane.batch import arrow_file  # pyarrow is heavy, and needed only here
 
         try:
@@ -88,25 +89,25 @@ class _Writing:
 
 
 class Restored:
-    """Rows that were read into the plane: of each cell of before, the cell that its value has now."""
+    """Rows that were read into the plane: the new cell of each old one."""
 
     def __init__(self) -> None:
         self.cells: dict[bytes, bytes] = {}
 
     def free(self, kept: frozenset[bytes] | set[bytes] = frozenset()) -> None:
-        """Free the values of all cells, but for these, which are cells of now."""
+        """Free the values of all new cells except those kept."""
         with suppress(DataplaneError):
             free([cell for cell in self.cells.values() if cell not in kept])
 
 
 def free(several: Sequence[bytes]) -> None:
-    """Free the values of these cells. A node that has died has none. Raises PeerUnavailable, Corrupt."""
+    """Free the values of these cells. The values of a dead node are gone already. Raises PeerUnavailable, Corrupt."""
     for found in cells.find({"": several}) if several else ():
         with_plane(lambda plane, ref=found.ref: plane.free(ref))  # type: ignore[misc]  # mypy knows no such lambda
 
 
 def read(path: Path, timeout: float) -> dict[bytes, bytes]:
-    """Put the rows of a file into the plane; of each cell of before, that of now.
+    """Put the rows of a file into the plane. Returns the new cell of each old one.
 
     timeout: seconds to wait for room for a page. Raises Corrupt, ProtocolMismatch, Backpressure, LimitExceeded,
     PeerUnavailable; then nothing of it stays.

@@ -1,9 +1,9 @@
-"""What a user of TransferQueue sets: the node `backend.Dataplane` of its configuration.
+"""The settings of the backend: the section `backend.Dataplane` of TransferQueue's configuration.
 
     transfer_queue.backend.storage_backend=Dataplane
     +transfer_queue.backend.Dataplane.memory=64GiB      # and so on; all of it is optional
 
-Invariants: a setting that is none is refused, by name, as TransferQueue is initialised, and not ignored.
+Invariants: an unknown setting is refused by name when TransferQueue is initialised, and not ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane.config import TRANSPORTS, NodeConfig
 from dataplane.errors import Misuse
 
 NAME = "Dataplane"
-"""What the backend is called in TransferQueue's configuration."""
+"""The name of the backend in TransferQueue's configuration."""
 
 _TIMEOUT_S = 60.0
 _FLAGS = ("dense", "fallback")
@@ -29,12 +29,12 @@ class Settings:
     """The settings of one job.
 
     node: those of `NodeConfig` that were given, by name.
-    transports: what carries bytes between hosts, the best first. Empty: what suits each host.
-    key: the file with the nodes' key. None: one is made for the job.
+    transports: the data transports between hosts, the preferred one first. Empty: chosen for each host.
+    key: the file with the nodes' key. None: a key is created for the job.
     timeout: seconds that a put or a get waits for room.
-    dense: give dense fields back dense. TransferQueue gives them back jagged, and verl relies on that.
-    fallback: use TransferQueue's own storage, with a warning, where TransferQueue is one that this backend can not work
-        with. Else such a job is refused as it starts.
+    dense: return dense fields dense. TransferQueue returns them jagged, and verl relies on that.
+    fallback: use TransferQueue's own storage, with a warning, if the backend does not work with this TransferQueue.
+        Otherwise such a job is refused at its start.
     """
 
     node: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Settings:
-        """The settings that the configuration's node says. Raises Misuse for what is no setting."""
+        """The settings of the section. Raises Misuse for an unknown one."""
         rest = {str(name): value for name, value in (given or {}).items() if value is not None}
         node = {name: rest.pop(name) for name in _NODE if name in rest}
         transports, key = rest.pop("transports", ()), rest.pop("key", None)
@@ -68,7 +68,7 @@ class Settings:
         return cls(node, named, None if key is None else str(key), float(timeout), **flags)
 
     def config(self) -> NodeConfig | None:
-        """The nodes' settings; None where none was given. Raises Misuse for a value that is none."""
+        """The nodes' settings; None if there are none. Raises Misuse for an invalid value."""
         if not self.node:
             return None
         try:

@@ -1,6 +1,6 @@
-"""Rows of fields into the store, large values that this process has put before as links to what is there.
+"""Stores rows of fields; large values that this process has put before become links to the stored rows.
 
-Invariants: each cell that is given is its row's own, to be freed by itself; a put that fails has left nothing.
+Invariants: each returned cell belongs to its row alone, and is freed by itself; a failed put leaves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may
 
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """Store the columns; the cells of their rows, by field. `how`: how each is given back. Raises as `Plane.put`."""
+    """Store the columns. Returns the cells of their rows, by field. `how`: how each is returned. Raises as
+    `Plane.put`."""
     first = next(iter(columns.values()))
     if not getattr(first, "is_nested", False) and len(first) == 1:
         return _put_row(columns, how, timeout)
@@ -41,8 +42,8 @@ def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) ->
 
 
 def put_rows(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """As `put`, of several puts of a row each, of the same fields: the cells of their rows, in the order of the puts.
-    What is small of each is a shard of its own, as if it had been put by itself. All or none."""
+    """As `put`, for several puts of one row each, with the same fields. Returns the cells in the order of the puts.
+    The small fields of each row are one shard, as if the row had been put alone. All are stored, or none."""
     split = [_split(columns) for columns in several]
     rows = [row for row, _ in split if row is not None]
     if len(several) == 1 or len(rows) < len(several):
@@ -80,7 +81,7 @@ def _one_by_one(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], 
 
 
 def _split(columns: Mapping[str, Any]) -> tuple[Row | None, dict[str, Any]]:
-    """One row's columns: what is small, laid out, and what is not; None where that is too much to be so."""
+    """The columns of one row: small ones, laid out, and large ones; None if there is too much for one layout."""
     small: list[tuple[str, Single]] = []
     large: dict[str, Any] = {}
     for name, each in columns.items():
@@ -93,7 +94,7 @@ def _split(columns: Mapping[str, Any]) -> tuple[Row | None, dict[str, Any]]:
 
 
 def _put_row(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """As `put`, of one row: what is small goes together."""
+    """As `put`, for one row: its small fields are one shard."""
     row, large = _split(columns)
     if row is None:
         return _shared(_values(columns), how, timeout, FEW, _stored)
@@ -119,8 +120,8 @@ def _values(columns: Mapping[str, Any]) -> dict[str, Values]:
 
 
 def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """The same for rows of a file, which were put in other numbers than they are read in: tensors of any number of rows
-    are looked up, and rows of objects share their large parts."""
+    """As `put`, for rows of a file, which were put in other groups than they are read in: tensors of any number of
+    rows are looked up, and rows of objects share their large parts."""
     return _shared(columns, how, timeout, sys.maxsize, _stored_in_parts)
 
 
@@ -154,7 +155,7 @@ def free(rows: Iterable[Mapping[str, bytes | None]]) -> None:
 
 
 class _Stale(Exception):
-    """What was known to be there is not any more."""
+    """A value that was known to be stored is gone."""
 
     def __init__(self, places: dict[bytes, bytes]) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class _Stale(Exception):
 
 
 class _Put:
-    """One put. `keys`: of the fields that are looked up; `known`: where values were put before, by their keys."""
+    """One put. `keys`: of the fields that are looked up; `known`: the cells of earlier values, by their keys."""
 
     def __init__(
         self,
@@ -193,7 +194,7 @@ class _Put:
             raise
 
     def _link(self) -> None:
-        """Rows whose values are there: a cell of its own for each, all by one request where nothing is amiss."""
+        """Create a cell of its own for each row whose value is stored, with one request if all succeed."""
         places = [
             (name, row, key)
             for name, keys in self._keys.items()
@@ -213,7 +214,7 @@ class _Put:
             self._made[name][row] = cell
 
     def _linked(self, key: bytes) -> bytes | None:
-        """A cell of its own for a value that is there; None where the node can not have another owner of it."""
+        """A new cell of a stored value; None if the node cannot add another owner to it."""
         try:
             (cell,) = cells.retained([self._known[key]])
             return cell
@@ -224,7 +225,7 @@ class _Put:
             return None
 
     def _store(self, timeout: float) -> None:
-        """The rows that have no cell yet, but of equal ones the first alone. Fields of which all rows are stored go
+        """Store the rows that have no cell yet, once for equal rows. Fields of which all rows are stored go
         together."""
         whole, parts = {}, {}
         seen: set[bytes] = set()
@@ -242,7 +243,7 @@ class _Put:
             self._place(self._stored({name: taken}, self._how, timeout), {name: rows})
 
     def _fresh(self, name: str, rows: int, seen: set[bytes]) -> list[int]:
-        """The rows of a field that are to be stored; `seen` are the keys of those that are, which is added to."""
+        """The rows of a field that are to be stored. Their keys are added to `seen`."""
         keys = self._keys.get(name, [None] * rows)
         fresh = []
         for row, key in enumerate(keys):
@@ -253,7 +254,7 @@ class _Put:
         return fresh
 
     def _place(self, stored: Cells, rows: Mapping[str, Sequence[int]]) -> None:
-        """Remember the cells of rows that were stored."""
+        """Record the cells of stored rows."""
         learnt = {}
         for name, own in stored.items():
             keys = self._keys.get(name)
@@ -274,7 +275,7 @@ def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: flo
 
 
 def _stored_apart(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """Those of each put in shards of its own: what is freed with one keeps nothing of another's."""
+    """Store each put in shards of its own, so that a freed put keeps nothing of another alive."""
     of_put: dict[str, dict[str, Values]] = {}
     for numbered, each in values.items():
         number, _, name = numbered.partition(" ")

@@ -1,12 +1,12 @@
-"""The storage manager that TransferQueue has in each process: what is put goes into the plane, and its place to the
+"""TransferQueue's storage manager in each process: stores values in the plane, and records their cells at the
 controller.
 
-Invariants: a put that returns has been told to the controller, and one that raises has left nothing in the
-store; a reader gets only the fields that it asks for; what a put replaces and what is cleared is freed, also rows out
-of many; nothing is pickled by this backend, and no byte of a value passes through TransferQueue's sockets.
+Invariants: a put that returns is recorded at the controller, and one that raises has left nothing in the store; a
+reader fetches only the fields that it asks for; replaced and cleared values are freed, also single rows of many; the
+backend pickles nothing, and no byte of a value passes through TransferQueue's sockets.
 
-What a put replaces is freed once the controller knows the new. A reader that asked before, and reads after, is told
-Freed by the store; it asks the controller again, and then reads the new.
+A replaced value is freed once the controller has recorded the new one. A reader that got the old cell before that
+gets Freed from the store; it asks the controller again, and then reads the new value.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _THREADS = 4  # of a process, for calls that wait: copying has threads of its ow
 
 
 class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer_queue has no types
-    """One process's way to the store. Any event loop may await its methods; waiting is done in its threads."""
+    """The storage manager of one process. Any event loop may await its methods; waiting is done in its own threads."""
 
     def __init__(self, controller_info: Any, config: Any, zmq_context: Any = None) -> None:
-        """`config` is the node `backend.Dataplane`. The client's ZeroMQ context is not used: of ours goes little."""
+        """`config`: the section `backend.Dataplane`. The client's ZeroMQ context is not used."""
         self._settings = Settings.of(config)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-transferqueue")
         super().__init__(controller_info, config)
@@ -60,22 +60,23 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     async def put_data(
         self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
     ) -> None:
-        """Store the fields of these rows, and tell the controller where they are.
+        """Store the fields of these rows, and record their cells at the controller.
 
-        Raises SchemaMismatch (a value can not be carried), Backpressure (no room in time), LimitExceeded,
-        PeerUnavailable, Rejected (the controller does not take them, as another dtype than the field has).
+        Raises SchemaMismatch (an unsupported value), Backpressure (no room in time), LimitExceeded, PeerUnavailable,
+        Rejected (the controller refuses them, for example another dtype than the field has).
         """
         if data_parser is not None:
             raise Misuse("a data_parser runs in SimpleStorage alone: parse the data before the put")
         await self._put(data, metadata, None)
 
     async def put_tagged(self, data: TensorDict, metadata: BatchMeta) -> Schema:
-        """As `put_data`, and tell the controller the tags of the rows as well, which are of one partition. What it was
-        told of the fields."""
+        """As `put_data`, and record the tags of the rows too. The rows are of one partition. Returns the recorded
+        schema of the fields."""
         return await self._put(data, metadata, metadata.get_all_custom_meta())
 
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> BatchMeta:
-        """The metadata of these keys' rows, made where they are not there if `create`. Raises as the controller."""
+        """The metadata of the rows with these keys; with `create`, missing rows are created. Raises as the
+        controller."""
         found = await self._controller.retrieve(keys, partition, create)
         return BatchMeta.empty() if found is None else found
 
@@ -98,7 +99,8 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         return schema
 
     async def _known(self, put: Put) -> None:
-        """Wait until the controller knows it. Cancelled, nothing of it is left; or it is too late, and all of it is."""
+        """Wait until the controller has recorded the put. A cancelled put leaves nothing, or, if it is too late, is
+        complete."""
         waiting = asyncio.wrap_future(put.done)
         waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it is told, or nobody asks
         try:
@@ -130,13 +132,13 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         return await self._in_thread(self._get, names, now)
 
     async def clear_data(self, metadata: BatchMeta) -> None:
-        """Free all fields of these rows, also those that the metadata does not name."""
+        """Free all fields of these rows, including those that the metadata does not name."""
         if not self._forgets_first:
             await self.look(metadata)
         await self._free([dict(row) for row in metadata._custom_backend_meta])
 
     async def look(self, metadata: BatchMeta) -> None:
-        """Have the metadata know all cells of its rows, also of fields that it does not name."""
+        """Add all cells of its rows to the metadata, including fields that it does not name."""
         indexes = await self._in_thread(self._indexes, metadata)
         pairs = zip(metadata.partition_ids, metadata.global_indexes, strict=True)
         metadata._custom_backend_meta = [dict(indexes[partition].get(row, {})) for partition, row in pairs]
@@ -144,20 +146,20 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     # Checkpoints
 
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Add the rows to the checkpoint that TransferQueue writes there. Raises as `resuming.save`."""
+        """Add the rows to the checkpoint that TransferQueue writes to this directory. Raises as `resuming.save`."""
         await self._in_thread(resuming.save, self._controller, Path(checkpoint_dir), self._settings.timeout)
 
     async def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Put the rows of a checkpoint into the plane; TransferQueue has the controller load its state then.
+        """Put the rows of a checkpoint into the plane, before TransferQueue has the controller load its state.
 
-        Raises as `resuming.load`; nothing was changed then.
+        Raises as `resuming.load`; then nothing was changed.
         """
         if self._restored is not None:  # by a load that went no further
             await self._in_thread(self._restored.free)
         self._restored = await self._in_thread(resuming.load, Path(checkpoint_dir), self._settings.timeout)
 
     async def replace_state(self, load: Callable[[], Awaitable[None]]) -> None:
-        """Have the controller load its state by `load`, and know where its rows are by now (`resuming`)."""
+        """Have the controller load its state by `load`, and record the current cells of its rows (`resuming`)."""
         restored, self._restored = self._restored, None
         try:
             before = await self._in_thread(resuming.indexes, self._controller)
@@ -202,10 +204,10 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     # With the controller
 
     async def _held(self, metadata: BatchMeta, names: Iterable[str]) -> list[dict[str, bytes]]:
-        """The cells of these fields that these rows have now.
+        """The current cells of these fields of these rows.
 
-        The metadata has those of the fields that all its rows have. Whether some have others, the controller says at
-        little cost for a partition that has these fields.
+        The metadata has those of the fields that all its rows have. For the other fields, the controller is asked
+        which rows have any, which costs little for a partition with these fields.
         """
         known = [{name: row[name] for name in names if name in row} for row in metadata._custom_backend_meta]
         unsaid = [name for name in names if name not in metadata.field_schema]
@@ -214,7 +216,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         return known + await self._in_thread(self._others, _by_partition(metadata), unsaid)
 
     def _others(self, partitions: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[dict[str, bytes]]:
-        """The cells of these fields of these rows, of which few have any."""
+        """The cells of these fields, which few of the rows have."""
         found: list[dict[str, bytes]] = []
         for partition, rows in partitions.items():
             having = self._controller.having(partition, names)
@@ -225,18 +227,18 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         return found
 
     def _indexes(self, metadata: BatchMeta) -> dict[str, Index]:
-        """All cells of the partitions that these rows are in."""
+        """All cells of the partitions of these rows."""
         return {partition: self._controller.cells(partition) for partition in dict.fromkeys(metadata.partition_ids)}
 
     def _now(self, metadata: BatchMeta, names: Sequence[str]) -> list[dict[str, bytes]]:
-        """The cells of these fields that the controller has now, where it has them, in the order of the rows."""
+        """The cells of these fields that the controller has now, in the order of the rows."""
         indexes = self._indexes(metadata)
         pairs = zip(metadata.partition_ids, metadata.global_indexes, strict=True)
         rows = [indexes[partition].get(row, {}) for partition, row in pairs]
         return [{name: row[name] for name in names if name in row} for row in rows]
 
     def close(self) -> None:
-        """Let go of the controller. The plane is the process's, and stays."""
+        """Close the connections to the controller. The plane belongs to the process, and stays open."""
         if hasattr(self, "_commits"):
             self._commits.close()
             self._controller.close()
@@ -261,7 +263,7 @@ def _by_partition(metadata: BatchMeta) -> dict[str, list[int]]:
 
 
 def _missing(metadata: BatchMeta, names: Sequence[str], rows: Sequence[Mapping[str, bytes]]) -> str:
-    """What is not there, in words; empty where all is."""
+    """The missing values, as text; empty if there are none."""
     for number, row in zip(metadata.global_indexes, rows, strict=True):
         for name in names:
             if name not in row:

@@ -1,16 +1,15 @@
-"""A DataProto's columns into the plane and out of it, each as what it was.
+"""The columns of a DataProto into the plane and out of it, each with its type.
 
-| a column of | is stored as | comes back as |
-|---|---|---|
-| `batch` | dense, or ragged where it is nested | a tensor on the CPU, in place where the rows lie in one run |
-| `non_tensor_batch`, an array of numbers or times | dense | an array of that dtype |
-| ... of text, or of bytes | text, or bytes | an array of text, or of bytes, as wide as its longest row |
-| ... of text in several dimensions, of records | MessagePack, an array a row | an array of that dtype |
-| ... of objects, all dicts or None, as `multi_modal_inputs` | struct | dicts of tensors in place, or handles |
-| ... of objects, all `LazyRow` or None | not at all: it is there | as the one above |
-| ... of any other objects, images among them, also in several dimensions | MessagePack, exact in type | the objects |
+| a column of | is stored as | is returned as | |---|---|---| | `batch` | dense, or ragged if it is nested | a tensor on
+the CPU, in place if the rows lie in one run | | `non_tensor_batch`, an array of numbers or times | dense | an array of
+that dtype | | ... of text, or of bytes | text, or bytes | an array of text, or of bytes, as wide as its longest row | |
+... of text in several dimensions, of records | MessagePack, an array a row | an array of that dtype | | ... of objects,
+all dicts or None, as `multi_modal_inputs` | struct | dicts of tensors in place, or handles | | ... of objects, all
+`LazyRow` or None | not at all: it is stored already | as the one above | | ... of any other objects, images among them,
+also in several dimensions | MessagePack, exact in type | the objects |
 
-What MessagePack does not hold (`dataplane.batch.objects`) is refused with the name of its column: nothing is pickled.
+A value that MessagePack cannot represent (`dataplane.batch.objects`) is refused with the name of its column: nothing
+is pickled.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def store(
     scope: str | None = None,
     timeout: float = 60.0,
 ) -> Columns:
-    """Put the columns of a DataProto: those of a name in `dedupe` with equal rows stored once.
+    """Put the columns of a DataProto; of those named in `dedupe`, equal rows are stored once.
 
-    Raises SchemaMismatch for what is no column, and as `Plane.put`.
+    Raises SchemaMismatch for an unsupported column, and as `Plane.put`.
     """
     columns: dict[str, Any] = {}
     kinds: dict[str, Kind] = {}
@@ -72,8 +71,8 @@ def store(
 def load(
     plane: Plane, columns: Columns, lazy: Collection[str] = (), *, timeout: float = 60.0, device: Any = None
 ) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-    """The `batch` and the `non_tensor_batch` that these columns are; handles for the rows of those in `lazy`. `device`:
-    where the tensors are to be, if not on the host.
+    """The `batch` and the `non_tensor_batch` of these columns; for those in `lazy`, handles of the rows. `device`: the
+    device of the tensors, if not the host.
 
     Raises as `Plane.get`.
     """
@@ -109,7 +108,7 @@ def _kind(name: str, array: npt.NDArray[Any], dedupe: Collection[str]) -> Kind:
 
 
 def _is_row(value: object) -> bool:
-    """Whether it comes back as a dict that is the same: one of a class of its own is an object."""
+    """Whether the value is returned as an equal dict: one of a class of its own is an object."""
     return isinstance(value, Mapping) and (type(value) is dict or not isinstance(value, dict))
 
 
@@ -143,7 +142,7 @@ def _loaded(column: Column, kind: Kind) -> npt.NDArray[Any]:
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """One by one: NumPy would take equally long lists for a second dimension."""
+    """An array filled one by one: NumPy would take lists of equal length for a second dimension."""
     array = np.empty(len(values), object)
     for row, value in enumerate(values):
         array[row] = value
@@ -151,7 +150,7 @@ def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 
 
 def _of_handles(plane: Plane, name: str, values: Sequence[Any], scope: str | None, timeout: float) -> BatchRef:
-    """References to the rows: a handle gives its reference; a plain value is put first."""
+    """References to the rows: a handle has one; a plain value is put first."""
     there = [value.ref.rename({value.column: name}) for value in values if _is_handle(value)]
     here = [row for row, value in enumerate(values) if not _is_handle(value)]
     order = np.empty(len(values), np.int64)
@@ -165,5 +164,5 @@ def _of_handles(plane: Plane, name: str, values: Sequence[Any], scope: str | Non
 
 
 def _is_handle(value: Any) -> bool:
-    """Whether it is of a struct column; one of several columns is read and put as a row."""
+    """Whether it is a handle of a struct column; a handle of several columns is read and put as a row."""
     return isinstance(value, LazyRow) and value.column is not None

@@ -1,8 +1,8 @@
-"""`proto.batch` and `proto.non_tensor_batch` of a RemoteProto: mappings by name, over columns that are not here.
+"""`proto.batch` and `proto.non_tensor_batch` of a RemoteProto: mappings by name, over stored columns.
 
-Names, the number of rows and whether there is a column are known here. A column is read when it is asked for, and put
-when it is assigned: code that looks into a few small columns, as a trainer that computes advantages does, runs
-unchanged and moves those. What is read is a private copy: writing into it changes nothing, assigning does.
+Names, the number of rows and the existence of columns are known without a read. A column is read at an access, and
+put at an assignment: code that uses a few small columns, as a trainer that computes advantages, runs unchanged and
+moves only those. A column that was read is a private copy: a write to it changes nothing, an assignment does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Drop = Callable[[str], None]
 
 
 class View(MutableMapping[str, Any]):
-    """The tensors of a proto, or all its other columns: `columns` says what there is now."""
+    """The tensors of a proto, or all its other columns. `columns` returns the current ones."""
 
     def __init__(self, tensors: bool, columns: Callable[[], Columns], read: Read, write: Write, drop: Drop) -> None:
         self._tensors = tensors
@@ -32,11 +32,11 @@ class View(MutableMapping[str, Any]):
 
     @property
     def batch_size(self) -> torch.Size:
-        """As a TensorDict's."""
+        """As that of a TensorDict."""
         return torch.Size([self._columns().rows])
 
     def __getitem__(self, name: str) -> Any:
-        """The column, read. KeyError where there is none; rows are picked of the proto, before it is read."""
+        """The column, read. Raises KeyError if there is none; rows are selected from the proto before the read."""
         if name not in self:
             there = ", ".join(self) or "none"
             hint = "rows are picked of the proto itself: proto[rows]"
@@ -44,7 +44,7 @@ class View(MutableMapping[str, Any]):
         return self._read(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Put it. Raises SchemaMismatch where it is of other rows."""
+        """Put the column. Raises SchemaMismatch if its number of rows differs."""
         rows = self._columns().rows
         if len(value) != rows:
             what = f"column {name!r} has {len(value)} rows, the proto {rows}"
@@ -63,7 +63,7 @@ class View(MutableMapping[str, Any]):
         return iter(self._names())
 
     def __len__(self) -> int:
-        """How many columns."""
+        """The number of columns."""
         return len(self._names())
 
     def __repr__(self) -> str:
