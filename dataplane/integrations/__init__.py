@@ -1,1 +1,1 @@
-"""Doors into other systems: each stands on the client, and is imported where it is used."""
+"""Integrations with other systems: each uses the client, and is imported at its first use."""

@@ -1,13 +1,13 @@
 """A checkpoint engine: the trainer publishes weights by version, and rollouts map them from the plane.
 
-For NeMo-RL, which makes it by its name, and for verl (`verl.checkpointing`), whose calls are others:
+For NeMo-RL, which loads it by its name, and for verl (`verl.checkpointing`), which calls other methods:
 
     policy.generation.refit_transport: "dataplane.integrations.checkpoint_engine:DataplaneCheckpointEngine"
 
-Invariants: one rank of the trainer publishes and the others run through their weights, as gathering sharded ones
-needs; the version of an update is one above the newest that any rank found, the same for all that take part; a reader
-has one version whole, in place, and it stays as it is while newer ones come; nothing is sent to a reader, so one that
-is slow or dead delays nobody.
+Invariants: one rank of the trainer publishes and the others only iterate over their weights, which gathers sharded
+ones; the version of an update is one above the newest that any rank has found, the same for all participants; a
+reader has one whole version, in place, which does not change when newer ones are published; nothing is sent to
+readers, so a slow or dead one delays nobody.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST = "prepare() and {} come before weights are sent or received: they say wh
 
 
 class DataplaneCheckpointEngine:
-    """One for each rank of the trainer and of the rollouts. To be used by one thread or task at a time."""
+    """The engine of one rank of the trainer or of a rollout. Used by one thread or task at a time."""
 
     shard_expert_weights = False
     """Whether ranks are sent their own experts alone (NeMo-RL): each reads what it looks at anyway."""
@@ -43,13 +43,13 @@ class DataplaneCheckpointEngine:
         device: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """bucket_size: bytes of a batch of `receive_weight_batches`, at most, or one tensor.
-        is_master: what verl tells rank 0; ranks are told again where a group is made.
+        """bucket_size: the largest number of bytes of a batch of `receive_weight_batches`, or one tensor.
+        is_master: set by verl for rank 0; ignored, because ranks are assigned when a group is created.
         name, keep, replicas: as of `plane.weights`; the same on all ranks.
-        device: where received tensors are to be; None: in place, in the host's memory.
+        device: the device of received tensors; None: in place, in the host's memory.
         timeout: seconds that a reader waits for a version, and a publisher for room.
 
-        Connects to nothing yet.
+        Does not connect yet.
         """
         self._bucket = bucket_size
         self._name, self._keep, self._replicas = name, keep, replicas
@@ -63,31 +63,31 @@ class DataplaneCheckpointEngine:
 
     @property
     def weights(self) -> Weights:
-        """The versions, as everybody else sees them: `plane.weights(name)`. Raises as `process.plane`."""
+        """The versions: `plane.weights(name)`. Raises as `process.plane`."""
         return process.plane().weights(self._name, keep=self._keep, replicas=self._replicas)
 
     # before an update, and after it
 
     def prepare(self) -> dict[str, Any]:
-        """What the ranks tell each other: the newest version that this one sees. Raises Misuse where no node is known,
-        PeerUnavailable."""
+        """The message of this rank to the others: the newest version that it sees. Raises Misuse if no node is
+        known, PeerUnavailable."""
         return {"version": max(self.weights.versions(), default=0)}
 
     def expect(self, version: int, *, publishes: bool) -> None:
-        """The update that follows is of this version, which this rank publishes, or not."""
+        """Set the version of the next update, and whether this rank publishes it."""
         self._expected = version
         self._publishes = publishes
 
     def init_policy_process_group(
         self, *, worker_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> None:
-        """NeMo-RL's, of a rank of the trainer: it knows the version from what all ranks' `prepare` said."""
+        """NeMo-RL's call for a rank of the trainer: determines the version from the `prepare` messages of all ranks."""
         self.expect(following(metadata), publishes=worker_rank == 0)
 
     def init_rollout_process_group(
         self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> None:
-        """As `init_policy_process_group`, of a rank of a rollout."""
+        """As `init_policy_process_group`, for a rank of a rollout."""
         self.expect(following(metadata), publishes=False)
 
     def get_target_weight_layout(self) -> None:
@@ -95,17 +95,17 @@ class DataplaneCheckpointEngine:
         return
 
     def finalize(self) -> None:
-        """The update is over: what was received is let go as soon as nobody has a tensor of it."""
+        """End the update: the received version is released with the last of its tensors."""
         self._expected, self._held = None, None
 
     # the update
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
-        """Publish (name, tensor) pairs, or run through them where another rank publishes. It returns once readers can
-        have them; the tensors may be changed then.
+        """Publish (name, tensor) pairs, or iterate over them if another rank publishes. Returns once readers can read
+        them; the tensors may be changed then.
 
-        Blocks the event loop: the pairs may be made by collectives, which belong to its thread. Raises Misuse before a
-        version is agreed on, and as `plane.weights(...).publish`.
+        Blocks the event loop: the pairs may be produced by collectives, which belong to its thread. Raises Misuse
+        before a version is agreed on, and as `plane.weights(...).publish`.
         """
         if self._expected is None:
             raise Misuse(_FIRST.format("init_process_group()"))
@@ -119,9 +119,10 @@ class DataplaneCheckpointEngine:
         self.version = self._expected
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
-        """The (name, tensor) pairs of the version that was agreed on, waited for, in the order of their publication.
+        """The (name, tensor) pairs of the agreed version, in the order of their publication. Waits for it.
 
-        Raises Misuse before one is, NotReady, Freed where newer ones have come meanwhile, and as `plane.get`.
+        Raises Misuse before a version is agreed on, NotReady, Freed if newer versions have replaced it, and as
+        `plane.get`.
         """
         if self._expected is None:
             raise Misuse(_FIRST.format("init_process_group()"))
@@ -129,15 +130,15 @@ class DataplaneCheckpointEngine:
             yield pair
 
     async def get_weights(self) -> AsyncIterator[tuple[str, Any]]:
-        """The pairs of the newest version that there is, at any time: the node of the host has it, or fetches it once.
+        """The pairs of the newest version, at any time: the node of the host has it, or fetches it once.
 
-        Raises NotReady where there is none yet.
+        Raises NotReady if there is none yet.
         """
         async for pair in self._pairs(None):
             yield pair
 
     async def receive_weight_batches(self) -> AsyncIterator[list[tuple[str, Any]]]:
-        """As `receive_weights`, in lists of `bucket_size` bytes at most (NeMo-RL)."""
+        """As `receive_weights`, in lists of at most `bucket_size` bytes (NeMo-RL)."""
         batch: list[tuple[str, Any]] = []
         nbytes = 0
         async for name, tensor in self.receive_weights():
@@ -158,7 +159,8 @@ class DataplaneCheckpointEngine:
 
 
 def following(metadata: Iterable[Any]) -> int:
-    """The version of an update, of what the `prepare` of its ranks said. Raises Misuse for what another engine said."""
+    """The version of an update, from the `prepare` messages of its ranks. Raises Misuse for messages of another
+    engine."""
     found = [each["version"] for each in metadata if isinstance(each, Mapping) and "version" in each]
     if not found:
         raise Misuse("no rank says what versions there are: all ranks use this engine")
@@ -166,7 +168,7 @@ def following(metadata: Iterable[Any]) -> int:
 
 
 def ranks_of(actors: int, rollouts: int, metadata: Sequence[Any]) -> Iterator[dict[str, list[Any]]]:
-    """The arguments of `init_process_group` (verl) of the trainer's ranks, and those of the rollouts'."""
+    """The arguments of `init_process_group` (verl) of the trainer's ranks, and those of the rollouts' ranks."""
     version = following(metadata)
     yield {"version": [version] * actors, "rank": list(range(actors))}
     yield {"version": [version] * rollouts, "rank": list(range(actors, actors + rollouts))}

@@ -1,10 +1,10 @@
-"""What was put for tensors and handles of this process is freed once they are gone.
+"""Frees stored values when their tensors and handles in this process are gone.
 
-That they are gone is told by their finalizers, which run wherever Python likes, also in the middle of a call to the
-plane or of the garbage collector. So they only note it, in a queue that may be used there (`queue.SimpleQueue`), and a
-thread of this module frees what was noted.
+Finalizers notice that. They run at any point, also within a call to the plane or during garbage collection, so they
+only add an entry to a queue that may be used there (`queue.SimpleQueue`), and a thread of this module frees the
+entries.
 
-Invariants: nothing is freed that a user of it still has here. Where the node has gone, so has what was noted.
+Invariants: nothing is freed that has a user in this process. If the node has ended, its values have too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Watch:
 
     @property
     def active(self) -> bool:
-        """Whether it is to free something."""
+        """Whether it will free something."""
         return any(finalizer.alive for finalizer in self._finalizers)
 
     def cancel(self) -> None:
-        """It is somebody else's to free. Idempotent."""
+        """Leave the value to another owner. Idempotent."""
         for finalizer in self._finalizers:
             finalizer.detach()
 
@@ -56,7 +56,7 @@ class Watch:
 
 
 def settle(timeout: float = 30.0) -> bool:
-    """Wait until everything that is noted now is freed; whether it was in time."""
+    """Wait until all entries of the queue are freed. Returns whether they were in time."""
     done = threading.Event()
     _start()
     _queue.put(done)

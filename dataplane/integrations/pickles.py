@@ -1,13 +1,13 @@
-"""Images of PIL in pickles: one that was opened from a file in memory is pickled as that file.
+"""PIL images in pickles: an image that was opened from a file in memory is pickled as that file.
 
 verl's controller opens the images of its prompts and has Ray pickle them for its agent loops, before any call of
-storage. PIL pickles pixels: it decodes each image in the controller, and keeps it decoded; the pickle has all pixels,
-and the file beside them, which the prompt has too. So the controller takes, of each image, three to four times its
-pixels. As files, a pickle has each file once, also where the prompt has its bytes.
+storage. PIL pickles pixels: it decodes each image in the controller and keeps it decoded, and the pickle has all pixels
+next to the file, which the prompt contains too. So each image costs the controller three to four times its pixels. As
+files, a pickle has each file once, also if the prompt has its bytes.
 
-Invariants: what is unpickled is what PIL's own pickle gives, and decoded: verl's agent loops look at an image
-from several threads, and PIL decodes in one alone. An image that was loaded, changed, or opened from anything else is
-pickled as PIL does it.
+Invariants: an unpickled image equals that of PIL's own pickle, and is decoded: verl's agent loops use an image from
+several threads, and PIL's decoding is not thread-safe. An image that was loaded, changed, or opened from anything
+else is pickled as by PIL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def install_for_verl() -> None:
-    """Do so in this process, where verl and PIL are there and nobody else has said how to. Idempotent."""
+    """Install this in this process if verl and PIL are there and nobody else has replaced the pickling. Idempotent."""
     if "verl" not in sys.modules:
         return
     with suppress(ImportError):

@@ -1,11 +1,10 @@
-"""The plane of this process, which all doors of a process share.
+"""The plane of this process, shared by all integrations.
 
-Invariants: a process has one, connected when it is first needed; a forked child connects itself, and so does a
-process whose node has ended, or whose Ray job is another by now, to the one that runs then; nobody who uses it closes
-it, it closes as the process ends.
+Invariants: a process has one plane, connected at its first use; a forked child connects itself, and so does a process
+whose node has ended, or whose Ray job has changed, to the current node; no user closes it, it closes with the process.
 
-A child reaches its parent's node, however it was started. Where that is a node of the Ray job, the parent leaves its
-address in the environment: a forked child must not ask Ray, whose threads it lacks, and a spawned one has no Ray.
+A child uses its parent's node, however it was started. If that is a node of the Ray job, the parent leaves its
+address in the environment: a forked child must not call Ray, whose threads it lacks, and a spawned one has no Ray.
 """
 
 from __future__ import annotations
@@ -35,36 +34,36 @@ _FORKED = (
     " ray.init() in it"
 )
 _INHERITED = "DATAPLANE_PARENT_ADDRESS"
-"""In the environment, the address of the parent's node, where that is one of its Ray job's."""
+"""The environment variable with the address of the parent's node, if that is one of its Ray job."""
 
 _lock = threading.Lock()
 _plane: Plane | None = None
 _pid = 0
 _by_ray: tuple[Any, Any] | None = None
-"""The Ray job whose node it is. None: of no Ray job."""
+"""The Ray job of the node. None: no Ray job."""
 
 _before_fork: tuple[Any, Any] | None = None
 """In a forked child, the Ray job of the parent."""
 
 
 def plane() -> Plane:
-    """The plane of this process: of the node that `$DATAPLANE_ADDRESS` names, or else that of the Ray job.
+    """The plane of this process: on the node of `$DATAPLANE_ADDRESS`, or else that of the Ray job.
 
-    Raises Misuse where there is neither, PeerUnavailable where the node does not answer.
+    Raises Misuse if there is neither, PeerUnavailable if the node does not answer.
     """
     return _connected(start=False, config=None)
 
 
 def start(config: NodeConfig | None = None) -> Plane:
-    """As `plane`; where no node is known, one is started for this process and its children, with these settings.
+    """As `plane`; if no node is known, one is started for this process and its children, with these settings.
 
-    Raises as `plane`, and Rejected where the settings can not be met.
+    Raises as `plane`, and Rejected if the settings cannot be met.
     """
     return _connected(start=True, config=config)
 
 
 def with_plane(work: Callable[[Plane], T]) -> T:
-    """What work with this process's plane gives; done again where its node has ended and another runs."""
+    """The result of `work` with this process's plane; repeated if its node has ended and another runs."""
     first = plane()
     try:
         return work(first)
@@ -76,7 +75,7 @@ def with_plane(work: Callable[[Plane], T]) -> T:
 
 
 def close() -> None:
-    """Let it go; the next use connects again. Idempotent."""
+    """Close the plane; the next use connects again. Idempotent."""
     global _plane
     with _lock:
         plane, _plane = _plane, None
@@ -86,8 +85,8 @@ def close() -> None:
 
 
 def ray_job() -> tuple[Any, Any] | None:
-    """The cluster and the job that Ray has this process in; None where Ray is not initialised here, or only in the
-    process that this one was forked from."""
+    """The Ray cluster and job of this process; None if Ray is not initialised here, or only in the process that this
+    one was forked from."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -96,7 +95,7 @@ def ray_job() -> tuple[Any, Any] | None:
 
 
 def by_ray() -> tuple[Any, Any] | None:
-    """The Ray job whose node this process's plane is of, as `ray_job` names it; None where it is of none."""
+    """The Ray job of the node of this process's plane, as `ray_job` names it; None if it has none."""
     return _by_ray if _plane is not None and _pid == os.getpid() else None
 
 
@@ -119,7 +118,7 @@ def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
 
 
 def _ended(plane: Plane) -> bool:
-    """Whether its node has, as far as a call has met with it, or its Ray job."""
+    """Whether its node, as far as a call has noticed, or its Ray job has ended."""
     if _by_ray is not None and _by_ray != ray_job():
         return True
     try:
@@ -146,7 +145,7 @@ def _address(*, start: bool) -> str | None:
 
 
 def _own_address() -> str | None:
-    """The address that this process itself left in the environment: of a Ray job that has ended since."""
+    """The address that this process itself left in the environment, of a Ray job that has ended since."""
     return os.environ.get(_INHERITED) if _by_ray is not None and _pid == os.getpid() else None
 
 

@@ -1,4 +1,4 @@
-"""Doors for drafts of a history: Hugging Face's `generate` and vLLM's proposers. Each imports its system late."""
+"""Integrations of a history's drafts: Hugging Face's `generate` and vLLM's proposers. Each imports its system late."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import xxhash
 
 
 def prompt_key(tokens: Any) -> str:
-    """A key for a prompt that is known by its tokens alone, a flat sequence of integers: their XXH3-128, as text."""
+    """A key of a prompt, given by a flat sequence of token ids: their XXH3-128, as text."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(tokens, np.int64).tobytes())

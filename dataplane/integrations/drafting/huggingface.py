@@ -1,11 +1,12 @@
-"""Drafts of a history in Hugging Face's `generate`: the model verifies each, and its tokens are its own.
+"""Drafts of a history in Hugging Face's `generate`: the model verifies each, so its outputs are its own.
 
-`generate` takes candidates where it decodes with assistance: one response at a time (batches of one are its limit), and
-a cache that can be cut. With `do_sample` it draws from the model's distribution at each place and keeps a draft as far
-as it is what was drawn: the distribution is the model's, but other random numbers are used than without drafts. With
-`SeededSampling` tokens are the same with and without, since what is drawn depends on the seed and the place alone.
+`generate` takes candidates when it decodes with assistance: one response at a time (it is limited to batches of one),
+with a cache that can be cropped. With `do_sample` it samples from the model's distribution at each position and keeps a
+draft as far as it equals the samples: the distribution is the model's, but other random numbers are used than without
+drafts. With `SeededSampling` the tokens are the same with and without drafts, because a sample depends only on the seed
+and the position.
 
-Checked with transformers 5.10. Raises ImportError, which names the package, where transformers is not installed.
+Checked with transformers 5.10. Raises ImportError with the name of the package if transformers is not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ except ImportError as error:
 
 
 class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore]
-    """Candidates by a drafter, of which nothing has been accepted yet, for one call of `generate`."""
+    """Candidates from a new drafter, for one call of `generate`."""
 
     def __init__(self, drafter: Drafter, *, max_length: int, eos: Any = ()) -> None:
         self._drafter = drafter
@@ -38,7 +39,7 @@ class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore
         self._seen = -1
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        """The tokens so far [1, length] with a draft behind them, and no probabilities of it."""
+        """The tokens so far [1, length] followed by a draft, and no probabilities of it."""
         import torch
 
         self.learn(input_ids)
@@ -51,10 +52,10 @@ class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore
         return (torch.cat([input_ids, more], dim=1) if draft else input_ids), None
 
     def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
-        """Nothing: what was accepted is seen in the next tokens."""
+        """Does nothing: the accepted tokens are part of the next input."""
 
     def learn(self, input_ids: torch.Tensor) -> None:
-        """Tell the drafter what has come; the first tokens are the prompt."""
+        """Pass new tokens to the drafter; the first ones are the prompt."""
         length = input_ids.shape[1]
         if self._seen >= 0 and length > self._seen:
             self._drafter.accept(input_ids[0, self._seen :].cpu().numpy())
@@ -63,7 +64,7 @@ class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore
 
 @contextmanager
 def drafting(model: Any, drafter: Drafter) -> Iterator[list[HistoryCandidates]]:
-    """While this is open, `model.generate(..., prompt_lookup_num_tokens=1)` has its candidates from the drafter. For
+    """A context in which `model.generate(..., prompt_lookup_num_tokens=1)` gets its candidates from the drafter. For
     one call, and one thread."""
     made: list[HistoryCandidates] = []
 
@@ -83,8 +84,8 @@ def drafting(model: Any, drafter: Drafter) -> Iterator[list[HistoryCandidates]]:
 
 
 def generate(model: Any, input_ids: torch.Tensor, drafter: Drafter, **how: Any) -> Any:
-    """`model.generate(input_ids, **how)` with the drafter's drafts: the same tokens when greedy or by `SeededSampling`,
-    else the same distribution. input_ids: [1, length].
+    """`model.generate(input_ids, **how)` with the drafter's drafts: the same tokens with greedy decoding or
+    `SeededSampling`, else the same distribution. input_ids: [1, length].
 
     Raises ValueError, as `generate`, for batches of several.
     """
@@ -97,10 +98,10 @@ def generate(model: Any, input_ids: torch.Tensor, drafter: Drafter, **how: Any) 
 
 
 class SeededSampling(LogitsProcessor):  # type: ignore[misc, unused-ignore]
-    """Sampling by which a token depends on the model, the seed and its place alone: the highest of the scores with
-    Gumbel noise is a draw from their softmax (Gumbel 1954), and greedy decoding takes it. Use with `do_sample=False`.
+    """Sampling by which a token depends only on the model, the seed and its position: the argmax of the scores with
+    Gumbel noise is a sample of their softmax (Gumbel 1954), and greedy decoding takes it. Use with `do_sample=False`.
 
-    temperature: what scores are divided by, above 0.
+    temperature: the divisor of the scores, above 0.
     """
 
     def __init__(self, seed: int, temperature: float = 1.0) -> None:

@@ -1,10 +1,10 @@
-"""Drafts of a history as a proposer of vLLM's: `speculative_config={"method": "custom_class",
-"custom_proposer_backend": "dataplane.integrations.drafting.vllm.HistoryProposer", "num_speculative_tokens": 32}`, as
-far as its published interface says; it was checked by signatures, and never run in vLLM.
+"""Drafts of a history as a proposer of vLLM: `speculative_config={"method": "custom_class", "custom_proposer_backend":
+"dataplane.integrations.drafting.vllm.HistoryProposer", "num_speculative_tokens": 32}`, according to its published
+interface. The signatures were checked; it was never run in vLLM.
 
-vLLM tells a proposer its requests by their place in the batch and their tokens. The prompt is what a row has when its
-first tokens are sampled, and its key is `prompt_key` of it: record responses under the same. The history is the one of
-$DATAPLANE_HISTORY ("rollouts" if not set), on the node of $DATAPLANE_ADDRESS.
+vLLM identifies requests to a proposer by their position in the batch and their tokens. The prompt is the tokens of a
+row when its first tokens are sampled, and its key is their `prompt_key`: record responses under the same key. The
+history is the one of $DATAPLANE_HISTORY ("rollouts" by default), on the node of $DATAPLANE_ADDRESS.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NAME = "DATAPLANE_HISTORY"
 
 
 class _Request:
-    """A row of the batch. `seen`: its tokens, as far as the drafter was told."""
+    """A row of the batch. `seen`: the number of its tokens that the drafter has."""
 
     def __init__(self, tokens: Any, prompt: int, drafter: Drafter) -> None:
         self.first, self.prompt, self.seen, self.drafter = np.array(tokens[:prompt]), prompt, prompt, drafter
 
     def goes_on(self, tokens: Any, length: int, sampled: Sequence[int]) -> bool:
-        """Whether the row is of the same request still: nothing but what was sampled has come since."""
+        """Whether the row still belongs to the same request: only sampled tokens were added since."""
         return length - len(sampled) == self.seen and bool(np.array_equal(tokens[: self.prompt], self.first))
 
 
 class HistoryProposer:
-    """Proposes what continued earlier responses to the same prompts."""
+    """Proposes continuations of earlier responses to the same prompts."""
 
     def __init__(self, vllm_config: Any, drafter: Callable[[str], Drafter] | None = None) -> None:
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
@@ -48,10 +48,10 @@ class HistoryProposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A draft a request, empty where nothing is likely or nothing was sampled.
+        """A draft for each request, empty if nothing is likely or nothing was sampled.
 
-        sampled_token_ids: what was sampled in this step, by request. num_tokens_no_spec: how many tokens each has,
-        those included. token_ids_cpu: [requests, tokens], an array or a tensor on the host.
+        sampled_token_ids: the tokens sampled in this step, by request. num_tokens_no_spec: the number of tokens of
+        each, including those. token_ids_cpu: [requests, tokens], an array or a tensor on the host.
         """
         drafts: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):
@@ -73,7 +73,7 @@ class HistoryProposer:
         return drafts
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is none."""
+        """Does nothing: there is no model."""
 
 
 def _from_the_plane() -> Callable[[str], Drafter]:

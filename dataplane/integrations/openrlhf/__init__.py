@@ -1,7 +1,8 @@
-"""OpenRLHF: what its controller hands to its workers goes by reference, and pixels leave the rollout once.
+"""OpenRLHF: its controller passes data to its workers by reference, and pixels leave the rollout worker once.
 
-`install` hooks the groups of workers (`hook`), `LazyInputs` goes before an agent executor (`agent`), and `put`, `get`
-and `free` take an Experience (`experience`). Importing this imports neither OpenRLHF nor Ray nor torch.
+`install` changes the groups of workers (`hook`), `LazyInputs` is a mixin of an agent executor (`agent`), and `put`,
+`get` and `free` take an Experience (`experience`). The import of this package imports neither OpenRLHF nor Ray nor
+torch.
 """
 
 from dataplane.integrations.openrlhf.agent import LazyInputs as LazyInputs

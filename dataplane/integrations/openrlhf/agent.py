@@ -1,4 +1,4 @@
-"""Pixels leave the rollout worker once: as handles, one a prompt.
+"""Pixels leave the rollout worker once: as one handle for each prompt.
 
     # agent.py, for --train.agent_func_path agent.py
     from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -7,13 +7,12 @@
     class AgentExecutor(LazyInputs, SingleTurnAgentExecutor):
         pass
 
-OpenRLHF asks an executor for n samples of a prompt at once. It would run the processor for each, and send its tensors
-to the controller n times. Before any executor of yours, `LazyInputs` has the processor run once for equal text and
-pictures, puts what it made once, and returns a handle in its place (`mm_train_inputs`), the same one for all samples
-whose inputs are equal.
+OpenRLHF asks an executor for n samples of a prompt at once. It would run the processor for each sample, and send its
+tensors to the controller n times. With the mixin `LazyInputs`, the processor runs once for equal text and pictures, its
+result is put once, and a handle takes its place (`mm_train_inputs`), the same one for all samples with equal inputs.
 
-Invariants: a processor's call with other text, pictures or options is made; what a call made is remembered only
-while a sample of the prompt is being made; pixels of which no sample came to be are freed.
+Invariants: calls of the processor with different text, pictures or options are all made; the result of a call is
+only kept while a sample of the prompt is being made; pixels without a sample are freed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dataplane.integrations.rows import LazyRow, put_rows
 
 
 class LazyInputs:
-    """Comes before an `AgentExecutorBase`: `class AgentExecutor(LazyInputs, YourExecutor)`. One event loop uses it."""
+    """A mixin of an `AgentExecutorBase`: `class AgentExecutor(LazyInputs, YourExecutor)`. Used by one event loop."""
 
     async def execute(
         self,
@@ -42,7 +41,7 @@ class LazyInputs:
         llm_engine: Any,
         images: Any = None,
     ) -> Any:
-        """What the executor behind it returns, with handles for inputs. Raises as it does, and as `Plane.put`."""
+        """The result of the executor behind it, with handles for inputs. Raises as that, and as `Plane.put`."""
         execute = super().execute  # type: ignore[misc]  # of the executor that it is mixed into
         if not images:
             return await execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images)
@@ -58,13 +57,13 @@ class LazyInputs:
 
     @property
     def _prompts(self) -> _Prompts:
-        """Those in the making. Made here, since executors are not asked to call `super().__init__()`."""
+        """The prompts in progress. Created here, because executors need not call `super().__init__()`."""
         prompts: _Prompts = self.__dict__.setdefault("_prompts_in_the_making", _Prompts())
         return prompts
 
 
 class _Prompts:
-    """What the samples of each prompt share, for as long as one is being made."""
+    """The shared state of the samples of each prompt, while one is being made."""
 
     def __init__(self) -> None:
         self._shared: dict[Any, _Shared] = {}
@@ -83,7 +82,8 @@ class _Prompts:
 
 
 class _Shared:
-    """What the samples of a prompt share: what the processor gave, and the handles to what was put."""
+    """The shared state of the samples of a prompt: the results of the processor, and the handles of the stored
+    inputs."""
 
     def __init__(self, key: Any, processor: Any) -> None:
         self.key = key
@@ -94,7 +94,7 @@ class _Shared:
         self._putting = asyncio.Lock()
 
     async def handle(self, inputs: Mapping[str, Any]) -> OwnedRow:
-        """The handle to inputs equal to these, put if none is. Raises as `Plane.put`."""
+        """The handle of inputs equal to these, which are put if there is none. Raises as `Plane.put`."""
         async with self._putting:
             same = tuple([(key, id(value)) for key, value in inputs.items()])
             if same not in self._digests:
@@ -114,7 +114,7 @@ def _put(inputs: dict[str, Any]) -> LazyRow:
 
 
 class _Processor:
-    """A processor whose calls with equal text, pictures and options are made once."""
+    """A processor that makes calls with equal text, pictures and options once."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -135,13 +135,13 @@ class _Processor:
 
 
 def _spelled(images: Any) -> Any:
-    """References to pictures, as something to look up: what is no text is itself."""
+    """References to pictures, as a key: a value that is not text is its own key."""
     several = images if isinstance(images, list) else [images]
     return tuple([each if isinstance(each, str | bytes | None) else id(each) for each in several])
 
 
 def _content(value: Any) -> bytes:
-    """What equals that of another value where the contents are equal: text, pictures, tensors, options."""
+    """A key that is equal for equal contents: text, pictures, tensors, options."""
     digest = xxhash.xxh3_128()
     _feed(digest, value)
     return digest.digest()

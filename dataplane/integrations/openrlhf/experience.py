@@ -1,14 +1,14 @@
-"""An `Experience` of OpenRLHF, or several, in the plane and back.
+"""An `Experience` of OpenRLHF, or several, into the plane and back.
 
     there = put(experience)              # or put([experience, ...]); picklable, a few hundred bytes
     experience = get(there)              # tensors in place
     experience = get(there, fields=["sequences", "action_mask"])      # nothing else is read
     free(there)
 
-Every field comes back as it was: tensors with their shapes and dtypes, on the CPU; None; prompts, labels, images and
-index; `info` with what is in it. `mm_train_inputs` are dicts again, or with `lazy=True` handles to them
-(`integrations.rows`). Equal inputs are stored once, as those of a prompt's responses are. What was put stays until it
-is freed, or with its scope.
+Every field is returned as it was: tensors with their shapes and dtypes, on the CPU; None; prompts, labels, images
+and index; `info` with its content. `mm_train_inputs` are dicts again, or with `lazy=True` handles to them
+(`integrations.rows`). Equal inputs are stored once, as those of the responses of one prompt. The stored rows stay
+until they, or their scope, are freed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Experience = Any
 
 
 class RemoteExperience:
-    """What `put` gave: an Experience, or a list of them, that is in the plane. Picklable."""
+    """The result of `put`: a stored Experience, or a list of them. Picklable."""
 
     def __init__(self, items: RemoteList, several: bool) -> None:
         self.items = items
@@ -36,11 +36,11 @@ class RemoteExperience:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """Where it is: columns named as the fields are, with a row a sample."""
+        """References to the columns, named as the fields, with one row a sample."""
         return self.items.refs
 
     def __len__(self) -> int:
-        """How many Experiences it is."""
+        """The number of Experiences."""
         return len(self.items)
 
     def __repr__(self) -> str:
@@ -52,8 +52,8 @@ def put(
 ) -> RemoteExperience:
     """Store an Experience, or several.
 
-    Raises SchemaMismatch, naming the field, for what no column holds: tensors on a device or that require grad,
-    pictures. Raises Misuse for what is no Experience, and as `Plane.put`.
+    Raises SchemaMismatch with the field for a value that no column represents: tensors on a device or with
+    requires_grad, pictures. Raises Misuse for anything but Experiences, and as `Plane.put`.
     """
     several = isinstance(experience, Sequence)
     items = list(experience) if several else [experience]
@@ -69,9 +69,9 @@ def get(
 ) -> Experience:
     """The Experience, or the list of them.
 
-    fields: read these, and give the others as a new Experience has them. None: all.
-    device: where its tensors are to be, in place of `experience.to_device(device)` afterwards.
-    lazy: leave `mm_train_inputs` where they are, and give handles that read them when somebody looks into those.
+    fields: read these; the others have the values of a new Experience. None: all.
+    device: the device of its tensors, instead of a later `experience.to_device(device)`.
+    lazy: return `mm_train_inputs` as handles that read them at the first access.
 
     Raises as `Plane.get`.
     """
@@ -81,6 +81,6 @@ def get(
 
 
 def free(there: RemoteExperience) -> None:
-    """Free it; idempotent. What was read of it stays."""
+    """Free the stored rows; idempotent. Batches that were read stay valid."""
     for ref in there.refs:
         plane_of_process().free(ref)

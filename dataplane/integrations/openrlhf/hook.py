@@ -1,19 +1,19 @@
-"""What OpenRLHF's controller sends to its workers goes by reference: `install()`, once, in the driver.
+"""References in place of data between OpenRLHF's controller and its workers: `install()`, once, in the driver.
 
     from dataplane.integrations import openrlhf as door
     door.install()          # before train(args); or run `python -m dataplane.integrations.openrlhf` in its place
 
 `RayActorGroup.async_run_method_batch` slices its arguments, puts each slice into Ray's object store, and its workers
-take items out of them one by one. `install` hands it `RemoteList`s instead of lists. They are sliced, pickled and
-looked into by OpenRLHF's own code, so a worker needs nothing but this package: a slice is a few hundred bytes, and an
-item is read from the memory of the worker's host when it is taken.
+take items out of the slices one by one. `install` passes `RemoteList`s in place of lists. OpenRLHF's own code slices,
+pickles and indexes them, so a worker needs only this package: a slice has a few hundred bytes, and an item is read from
+the memory of the worker's host.
 
 The process that calls the groups is an actor of its own (PPOTrainer, TrainingActor). It gets the groups pickled, and
-the groups bring the hook: unpickling one installs it there.
+unpickling one installs the hook there.
 
-Invariants: arguments and results are those that they were without it, but that the inputs of a vision-language
-model arrive as handles; `uninstall` puts back what was there, in this process; without a node, `install` or making
-a group raises what to do about it, before any model is loaded.
+Invariants: arguments and results are the same as without the hook, except that the inputs of a vision-language model
+are handles; `uninstall` restores the original in this process; without a node, `install` or the creation of a group
+raises an error that says what to do, before any model is loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _config: NodeConfig | None = None
 
 
 def install(config: NodeConfig | None = None) -> None:
-    """From now on the groups of this process, and of those that get one from it, send references. Idempotent.
+    """Let the groups of this process, and of processes that get one from it, send references. Idempotent.
 
-    The first group that the driver makes puts a node on each Ray node, unless one is there or $DATAPLANE_ADDRESS names
-    one. config: the settings of these nodes. None: those that suit each host.
+    The first group that the driver creates starts a node on each Ray node, unless there is one or $DATAPLANE_ADDRESS
+    names one. config: the settings of these nodes. None: chosen for each host.
 
-    Raises Misuse where OpenRLHF is not installed, or this version of it has no such method.
+    Raises Misuse if OpenRLHF is not installed, or this version has no such method.
     """
     global _config
     kind = _group()
@@ -57,7 +57,8 @@ def install(config: NodeConfig | None = None) -> None:
 
 
 def uninstall() -> None:
-    """The groups of this process send slices again. Idempotent. What was sent stays readable while its samples live."""
+    """Let the groups of this process send slices again. Idempotent. Earlier references stay readable while their
+    samples live."""
     global _ledger, _config
     with _lock:
         for name, original in _originals.items():
@@ -91,7 +92,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin() -> None:
-    """Have a node on each Ray node, with the settings that `install` was given, and this process connected."""
+    """Start a node on each Ray node, with the settings of `install`, and connect this process."""
     global _config
     with _lock:
         if _config is not None and environment().address is None:
@@ -110,7 +111,7 @@ def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Results(list[Any]):
-    """What is awaited of the workers. It keeps what was sent to them: what they read of it is freed with it."""
+    """The pending results of the workers. It keeps the sent references alive: their rows are freed with it."""
 
     def __init__(self, results: Iterable[Any], sent: Mapping[str, Any]) -> None:
         super().__init__(results)
@@ -125,7 +126,7 @@ def _reduce(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _arrived(kind: Any, state: Mapping[str, Any]) -> Any:
-    """A group, in a process that is to send references too."""
+    """Unpickle a group, in a process that then sends references too."""
     install()
     group = kind.__new__(kind)
     group.__dict__.update(state)
@@ -133,7 +134,7 @@ def _arrived(kind: Any, state: Mapping[str, Any]) -> Any:
 
 
 def _sent(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with each list as one that is in the plane."""
+    """The arguments, with each list stored in the plane."""
     with _lock:
         ledger = _ledger_of(process.plane())
         return {

@@ -1,11 +1,12 @@
-"""Which tensors of this process are in the plane already, so that each is put once, in whichever phase it is met first.
+"""The tensors of this process that are in the plane, so that each is put once, in the phase that uses it first.
 
-OpenRLHF hands the same tensors to one phase after the other: sequences and masks to reward, actor, critic and reference
-model, and then, with what these computed, to `append`. They are known again by being the same object with the same
-contents: torch counts the writes to a tensor. What was put for tensors is freed once the last of them is gone.
+OpenRLHF passes the same tensors to one phase after the other: sequences and masks to the reward, actor, critic and
+reference models, and then, with their results, to `append`. A tensor is recognised as the same object with the same
+contents: torch counts the writes to a tensor. The stored values are freed with the last of their tensors.
 
-Invariants: a reference means what its tensor held as `place` was called; a tensor that was written to, resized
-or bound to other memory since is put anew. Not seen is a write past torch, as through the NumPy array of a tensor.
+Invariants: a reference has the contents of its tensor at the call of `place`; a tensor that was written to, resized
+or bound to other memory since is put again. A write that bypasses torch, as through the NumPy array of a tensor, is
+not noticed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A tensor, how it looked, and where it is."""
+    """A tensor, its state at the put, and its reference."""
 
     tensor: weakref.ref[Any]
     look: tuple[Any, ...]
@@ -36,10 +37,10 @@ class _Known:
 
 
 class Ledger:
-    """What tensors of this process are in this plane. To be used by one thread at a time.
+    """The tensors of this process in one plane. Used by one thread at a time.
 
-    remembers: whether what was put is known again, and freed with its tensors. Otherwise each call puts all, and
-        whoever called frees it.
+    remembers: whether tensors are recognised, and their values freed with them. Otherwise each call puts all of
+        them, and the caller frees them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Ledger:
         self._known: dict[int, _Known] = {}
 
     def place(self, found: Sequence[Found]) -> dict[str, BatchRef]:
-        """The columns of what was found: of each, a reference to all its rows in order.
+        """The columns of the extracted parts: for each a reference to all its rows in order.
 
         Raises as `Plane.put`.
         """
@@ -87,7 +88,7 @@ class Ledger:
         return {name: concat([_called(name, here[id(tensor)]) for tensor in own]) for name, own in columns.items()}
 
     def _put(self, columns: Mapping[str, Sequence[Tensor]]) -> dict[int, BatchRef]:
-        """Put tensors; where each is, by its identity."""
+        """Put tensors. Returns the reference of each, by its identity."""
         stored = {name: _column(tensors) for name, tensors in columns.items()}
         ref = self.plane.put(stored, **self._options)
         every = list(chain.from_iterable(columns.values()))
@@ -103,7 +104,7 @@ class Ledger:
         return placed
 
     def _inputs(self, several: Sequence[Any]) -> BatchRef:
-        """Handles, and dicts of inputs, each equal one put once."""
+        """References to handles and dicts of inputs; equal ones are put once."""
         dicts = [(i, each) for i, each in enumerate(several) if not isinstance(each, LazyRow)]
         refs = [self._lookup_all(each) if isinstance(each, dict) else each.ref for each in several]
         new = [each for i, each in dicts if refs[i] is None]
@@ -137,17 +138,18 @@ class Ledger:
         return known.ref
 
     def _lookup_all(self, inputs: dict[str, Any]) -> BatchRef | None:
-        """Where inputs are, whose every tensor is known as one of them."""
+        """The reference of inputs of which every tensor is known."""
         refs = [self._lookup(value, (tuple(inputs),)) for value in inputs.values()]
         return refs[0] if refs and all(ref is refs[0] for ref in refs) else None
 
     def _forget(self) -> None:
-        """Tensors that are gone."""
+        """Remove tensors that are gone."""
         self._known = {key: known for key, known in self._known.items() if known.tensor() is not None}
 
 
 def _look(tensor: Tensor) -> tuple[Any, ...]:
-    """What differs once a tensor was written to or bound to other memory; in any case where torch does not count."""
+    """The state of a tensor: different after it was written to or bound to other memory, and always if torch does
+    not count its writes."""
     version = object() if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
@@ -157,7 +159,7 @@ def _rows(tensor: Tensor) -> int:
 
 
 def _column(tensors: Sequence[Tensor]) -> Any:
-    """The rows of all as a column takes them: of [rows] numbers, else each row flat."""
+    """The rows of all tensors as one column: numbers for [rows], else each row flat."""
     import torch
 
     if tensors[0].ndim <= 1:

@@ -1,12 +1,12 @@
-"""What is left of a value once its tensors have gone: an outline, in which places stand for them.
+"""Outlines: values without their tensors, which are replaced by placeholders.
 
-`Outliner` takes values apart: tensors, dicts of a processor's inputs and handles to such become places in columns, and
-what is not numbers in an Experience a row of a column of bytes, encoded as objects are. `rebuilt` puts a value together
-again, taking from each column the rows that come next: so an outline names no rows, outlines of values that look alike
-are equal, and a list of a thousand of them travels in the bytes of one.
+`Outliner` takes values apart. Tensors, dicts of a processor's inputs, and handles to such dicts become placeholders for
+rows of columns; the fields of an Experience without a tensor become a row of a column of bytes, encoded as objects.
+`rebuilt` puts a value together again, with the next rows of each column. An outline therefore names no rows, outlines
+of similar values are equal, and a list of a thousand of them has the size of one.
 
-Invariants: a value comes back with the types, keys, shapes and dtypes that it had. What no column holds exactly
-(a tensor on a device, one that requires grad, sparse ones, empty ones, other classes) stays in the outline as it is.
+Invariants: a value is rebuilt with the same types, keys, shapes and dtypes. A value that no column represents
+exactly (a tensor on a device, with requires_grad, sparse, or empty; other classes) stays in the outline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ REST = "rest"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor: the next `rows` rows of a column. Without a shape it is [rows] or [rows, as long as the rows are]."""
+    """A placeholder of a tensor: the next `rows` rows of a column. Without a shape it is [rows], or [rows, length of
+    the rows]."""
 
     column: str
     rows: int
@@ -40,14 +41,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A handle to a sample's inputs, or the dict of them: the next row of a column."""
+    """A placeholder of a sample's inputs, a dict or a handle: the next row of a column."""
 
     column: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A value as it is. Equal to another only where it is the same value of the same type, and that can be told."""
+    """A value itself. Equal to another only if both are comparable, of one type, and equal."""
 
     kind: type
     value: Any
@@ -55,7 +56,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A list, a dict or an Experience, of what its parts are."""
+    """A list, a dict or an Experience, with the outlines of its parts."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -71,7 +72,8 @@ _COMPARED = (type(None), bool, int, str)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was taken out of a value, and for which column. `owner`: what it lives as long as, if not as itself."""
+    """A part that was taken out of a value, with its column. `owner`: the object whose lifetime it shares, if not
+    its own."""
 
     column: str
     value: Any
@@ -79,9 +81,9 @@ class Found:
 
 
 class Outliner:
-    """Takes the values of one list apart. `found` is what was taken out of them, in the order of their places.
+    """Takes the values of one list apart. `found`: the extracted parts, in the order of their placeholders.
 
-    strict: refuse what no column holds, instead of leaving it where it is.
+    strict: refuse parts that no column represents, instead of leaving them in the outline.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -91,9 +93,9 @@ class Outliner:
         self._same: dict[Outline, Outline] = {}
 
     def outline(self, path: str, value: Any) -> Outline:
-        """What stands for the value; its tensors are appended to `found`.
+        """The outline of the value; its tensors are appended to `found`.
 
-        Raises SchemaMismatch, which names the path, for what no column holds if that is to be refused.
+        Raises SchemaMismatch with the path of a part that no column represents, if `strict`.
         """
         if is_plain_tensor(value):
             return self._tensor(path, value)
@@ -133,7 +135,7 @@ class Outliner:
         return self._shared(Inputs(name))
 
     def _experience(self, value: Any) -> Outline:
-        """Its fields; those without a tensor together, as one row of the column `rest`."""
+        """The outline of its fields; those without a tensor are one row of the column `rest`."""
         kept, rest = {}, {}
         for field in fields(value):
             own = getattr(value, field.name)
@@ -152,7 +154,7 @@ class Outliner:
         return self._shared(Node(type(value), (*kept, REST), (*kept.values(), Place(name, 1))))
 
     def _name(self, path: str, *look: Any) -> str:
-        """The column of what comes from this path and looks so."""
+        """The column of parts with this path and appearance."""
         known = self._names.get((path, *look))
         if known is None:
             taken = sum(name == path or name.startswith(f"{path}#") for name in self._names.values())
@@ -160,12 +162,12 @@ class Outliner:
         return known
 
     def _shared(self, outline: Outline) -> Outline:
-        """An equal one that was made before, if there is: pickled together, they are pickled once."""
+        """An equal outline from before, if there is one: objects that are pickled together are pickled once."""
         return self._same.setdefault(outline, outline)
 
 
 class _Once:
-    """Around a value that is equal to no other, so that outlines with it are hashed and compared all the same."""
+    """A wrapper of a value that equals no other, so that outlines with it can be hashed and compared."""
 
     __slots__ = ("value",)
 
@@ -177,7 +179,7 @@ class _Once:
 
 
 def rebuilt(outline: Outline, take: Callable[[Place | Inputs], Any]) -> Any:
-    """The value that the outline stands for; `take` gives what is at a place, and is asked in the order of them."""
+    """The value of the outline; `take` returns the part of a placeholder, and is called in their order."""
     if isinstance(outline, Place | Inputs):
         return take(outline)
     if isinstance(outline, Plain):
@@ -191,7 +193,7 @@ def rebuilt(outline: Outline, take: Callable[[Place | Inputs], Any]) -> Any:
 
 
 def places(outline: Outline) -> Iterator[Place | Inputs]:
-    """The places of an outline, in order."""
+    """The placeholders of an outline, in order."""
     if isinstance(outline, Place | Inputs):
         yield outline
     elif isinstance(outline, Node):
@@ -200,13 +202,13 @@ def places(outline: Outline) -> Iterator[Place | Inputs]:
 
 
 def is_experience(value: Any) -> bool:
-    """Whether it is an `Experience`. Where OpenRLHF's was never imported, nothing is."""
+    """Whether it is an `Experience`. False if OpenRLHF was never imported."""
     kind = getattr(sys.modules.get("openrlhf.trainer.ppo_utils.experience"), "Experience", None)
     return kind is not None and isinstance(value, kind)
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor that comes back from a column as it was: in host memory, strided, with values."""
+    """Whether it is a torch tensor that a column returns unchanged: in host memory, strided, with values."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor:
         return False
@@ -235,7 +237,7 @@ def _encodes(value: Any) -> bool:
 
 
 def _look(inputs: Any) -> tuple[Any, ...]:
-    """What the rows of one column have in common, of inputs or a handle to them: keys, dtypes and dimensions."""
+    """The keys, dtypes and dimensions of inputs or of a handle to them: equal for rows of one column."""
     if isinstance(inputs, LazyRow):
         ((_, field),) = inputs.ref.schema.items()
         return tuple([(key, own.kind, own.dtype, len(own.shape)) for key, own in field.children])
@@ -247,7 +249,7 @@ def _has_tensor(value: dict[Any, Any]) -> bool:
 
 
 def _is_bare(value: Any) -> bool:
-    """Whether there is no tensor and no handle in it."""
+    """Whether it contains no tensor and no handle."""
     if isinstance(value, LazyRow) or _is_tensor(value):
         return False
     if type(value) is list:

@@ -1,13 +1,13 @@
-"""Handles to a sample's inputs that free what they stand for, once the samples that hold them are gone.
+"""Handles to a sample's inputs that free them when the samples are gone.
 
-A rollout worker puts pixels and sends a handle. Whoever draws samples (OpenRLHF's PPOTrainer; its generator and then
-its TrainingActor where training is asynchronous) keeps it in an Experience, drops what a filter or an evaluation drops,
-and the rest when the step is over. So there, and only there, a handle that arrives owns what it stands for: it is freed
-when the last sample of the prompt goes. Workers of the models receive plain handles (`remote`), which own nothing.
+A rollout worker puts pixels and sends a handle. The process that draws samples (OpenRLHF's PPOTrainer; with
+asynchronous training its generator and then its TrainingActor) keeps it in an Experience, and drops it with a filter,
+an evaluation, or the end of the step. Only in that process, an unpickled handle owns its inputs: they are freed with
+the last sample of the prompt. Workers of the models receive plain handles (`remote`), which own nothing.
 
-Invariants: pickled, a handle gives what it owns away, to whoever unpickles it; so nothing is freed that a
-process may still get, and what is lost on the way stays until the node ends. The samples of a prompt that arrive in one
-message share one handle, as they did where they came from.
+Invariants: pickling passes the ownership to the process that unpickles the handle, so nothing is freed that a
+process may still read; the inputs of a handle that is lost on the way stay until the node ends. The samples of a
+prompt that arrive in one message share one handle, as they did at the sender.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class OwnedRow(LazyRow):
 
     @property
     def owning(self) -> bool:
-        """Whether what it stands for is freed when it goes."""
+        """Whether its inputs are freed with it."""
         return self._watch is not None and self._watch.active
 
     def own(self) -> None:
-        """From now on. Idempotent."""
+        """Take the ownership. Idempotent."""
         if not self.owning:
             self._watch = freeing.Watch(self.ref, [self])
 
     def give_away(self) -> None:
-        """It is somebody else's to free. Idempotent."""
+        """Leave the inputs to another owner. Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
 

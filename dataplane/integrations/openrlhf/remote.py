@@ -1,15 +1,15 @@
-"""`RemoteList`: a list whose tensors are in the plane. A few hundred bytes of it travel, and whoever looks at an item
-reads it from the memory of its host.
+"""`RemoteList`: a list whose tensors are in the plane. It is pickled in a few hundred bytes, and an item is read from
+the memory of the host at its first access.
 
     there = RemoteList.of("sequences", sequences, ledger)     # as long as the list, sliced as lists are, pickled small
     there[3]                                                  # the item as it was, its tensors in place
 
-It stands where OpenRLHF expects a list of tensors, of Experiences or of anything else of equal length. Columns are read
-at the first look at an item, all in one request; inputs of a vision-language model stay where they are, and their
-handles (`integrations.rows`) read them when somebody looks into those.
+It replaces a list of tensors, of Experiences, or of anything else of equal length in OpenRLHF. Columns are read at the
+first access to an item, all in one request; inputs of a vision-language model stay in the plane, and their handles
+(`integrations.rows`) read them at the first access.
 
-Invariants: it keeps nothing alive; an item has the types, shapes and dtypes that were given, its tensors are
-writable and private to this process, and pin their bytes; a slice is a list of the same rows and moves no bytes.
+Invariants: it keeps nothing alive; an item has its original types, shapes and dtypes, its tensors are writable and
+private to this process, and pin their bytes; a slice is a list of the same rows and copies no bytes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from dataplane.integrations.rows import LazyRow
 
 
 class RemoteList(Sequence[Any]):
-    """`len(there)` items. Picklable; any thread may look, one at a time."""
+    """`len(there)` items. Picklable; any thread may access it, one at a time."""
 
     def __init__(self, outlines: Sequence[Outline], columns: Mapping[str, BatchRef]) -> None:
-        """Not for callers: `of` makes them. Takes what it is given for true."""
+        """Not for callers: `of` creates them. The arguments are not checked."""
         self._outlines = tuple(outlines)
         self._columns = columns
         self._read: dict[str, Column] = {}
 
     @classmethod
     def of(cls, name: str, items: Sequence[Any], ledger: Ledger, *, strict: bool = False) -> RemoteList:
-        """These items, called `name`; their tensors are put where the ledger does not know them.
+        """A list of these items, called `name`; tensors that the ledger does not know are put.
 
-        Raises as `Plane.put`; where `strict`, SchemaMismatch for what no column holds, which else stays in the list.
+        Raises as `Plane.put`; with `strict`, SchemaMismatch for a part that no column represents, which otherwise
+        stays in the list.
         """
         outliner = Outliner(strict=strict)
         outlines = [outliner.outline(name, item) for item in items]
@@ -49,7 +50,7 @@ class RemoteList(Sequence[Any]):
 
     @property
     def refs(self) -> list[BatchRef]:
-        """What is in the plane, in as few references as hold it."""
+        """The references to its columns, as few as possible."""
         return _merged(self._columns)
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class RemoteList(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> RemoteList: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """An item, read, or the list of a slice of them."""
+        """An item, read, or the list of a slice."""
         chosen = range(len(self))[index]
         return self._slice(chosen) if isinstance(chosen, range) else self.item(chosen)
 
@@ -68,8 +69,8 @@ class RemoteList(Sequence[Any]):
         return map(self.item, range(len(self)))
 
     def item(self, index: int, fields: Collection[str] | None = None, *, lazy: bool = True, device: Any = None) -> Any:
-        """An item. Of an Experience only these fields, the others as a new one has them. Inputs as handles if `lazy`.
-        What is read first is read to the `device`, and stays there.
+        """An item. Of an Experience only these fields; the others have the values of a new one. Inputs as handles if
+        `lazy`. Columns that are read first with this call are read to the `device`, and stay there.
 
         Raises as `Plane.get`.
         """
@@ -98,13 +99,13 @@ class RemoteList(Sequence[Any]):
         return _arrived, (self._outlines, merged, named)
 
     def _fetch(self, names: set[str], device: Any) -> None:
-        """Have these columns here: one request for all that are equally long."""
+        """Read these columns: one request for all of equal length."""
         for ref in _merged({name: self._columns[name] for name in names - self._read.keys()}):
             self._read.update(plane_of_process().get(ref, device=device).items())
 
     @cached_property
     def _starts(self) -> list[dict[str, int]]:
-        """Of each item, and the end, the row of each column at which it begins."""
+        """For each item, and the end, the first row of each column."""
         starts = [dict.fromkeys(self._columns, 0)]
         for outline in self._outlines:
             at = dict(starts[-1])
@@ -127,7 +128,7 @@ def _arrived(outlines: Sequence[Outline], merged: Sequence[BatchRef], inputs: Ma
 
 
 def _merged(columns: Mapping[str, BatchRef]) -> list[BatchRef]:
-    """References of a column each as references of several, side by side where they are equally long."""
+    """References of one column each as references of several, side by side if they are equally long."""
     by_rows: dict[int, BatchRef] = {}
     alone = []
     for name, ref in columns.items():
@@ -139,7 +140,7 @@ def _merged(columns: Mapping[str, BatchRef]) -> list[BatchRef]:
 
 
 def _only(outline: Outline, fields: Collection[str]) -> Outline:
-    """The outline of an Experience with these fields alone, and what lies with others."""
+    """The outline of an Experience with only these fields."""
     if not isinstance(outline, Node) or REST not in outline.keys:
         raise Misuse("fields are chosen of an Experience")
     kept = [(key, part) for key, part in zip(outline.keys, outline.parts, strict=True) if key in fields or key == REST]
@@ -147,7 +148,7 @@ def _only(outline: Outline, fields: Collection[str]) -> Outline:
 
 
 def _value(place: Place, column: Column) -> Any:
-    """What is at a place: these rows of its column."""
+    """The part of a placeholder: these rows of its column."""
     if column.kind == "bytes":
         return decode_row(column.name, column.numpy()[0])
     flat = column.torch() if column.kind == "dense" else column.packed()[0]
