@@ -1,36 +1,35 @@
-"""Batches between the ranks of a `torch.distributed` group: broadcast, scatter, gather, and a get by all together.
+"""Batches between the ranks of a `torch.distributed` group: broadcast, scatter, gather, and a joint get.
 
     batch = dataplane.collective.broadcast(ref if rank == 0 else None, group, plane=plane)
 
-Every rank of the group makes the same call, in the same order, as with the collectives of torch. `group` is what
-`torch.distributed.new_group` returned, or None for all ranks; of any backend.
+Every rank of the group makes the same call, in the same order, as with the collectives of torch. `group` is the result
+of `torch.distributed.new_group`, or None for all ranks; of any backend.
 
-How it goes. The ranks say through rank 0 what each asks for, and have the answer before a byte moves (`agreeing`). A
-rank that has the rows reads them from its plane once, and sends each distinct stored row once (`packing`): straight
-from the shared memory where the rows lie in one run, in pieces of at most 4 MiB, and from each rank to the next, which
-passes a piece on while the one after it arrives (`moving`). So a rank receives each byte once and sends it at most
-once. What arrives lies as it is going to be read: it becomes the batch without another copy. Last, all say that they
-are done.
+The ranks send their requests to rank 0, and have its answer before any bytes are sent (`agreeing`). A rank with the
+rows reads them from its plane once, and sends each distinct stored row once (`packing`): directly from the shared
+memory if the rows lie in one run, in pieces of at most 4 MiB, and from each rank to the next, which forwards a piece
+while it receives the following one (`moving`). So a rank receives each byte once and sends it at most once. Received
+bytes already have the layout of the batch, which needs no other copy. At the end, all ranks confirm.
 
 Invariants:
 
-- All ranks return, or all raise; the one exception is a rank that goes in the instant in which the others learn that
+- All ranks return, or all raise; the only exception is a rank that dies at the moment in which the others learn that
   all are done.
-- A call ends within its timeout and one second more. Where a rank raises, the others raise the same error, and its
-  message names the rank; where one has gone, is stopped or does not come, they raise PeerUnavailable, which names it.
-  Where ranks ask for different things, all raise Misuse, which says who asked for what.
-- The connections between the ranks are this module's own, over gloo, made at the first call of a group. So what fails
-  here leaves the caller's group as it was. After a failure they are made anew by the next call.
+- A call ends at most one second after its timeout. If a rank raises, the others raise the same error, whose message
+  names the rank; if one has died, is stopped or does not call, they raise PeerUnavailable, which names it. If ranks
+  make different calls, all raise Misuse with the call of each.
+- The connections between the ranks are this module's own, over gloo, made at the first call of a group. So a failure
+  here leaves the caller's group unchanged. After a failure, the next call makes new connections.
 - Nothing is pickled. Layouts and errors are MessagePack.
-- A received batch lies in memory of its rank. It pins nothing in the store, and stays when the rows are freed. Its
-  arrays and its tensors are the same memory.
+- A received batch is in memory of its rank. It pins nothing in the store, and stays valid when the rows are freed. Its
+  arrays and its tensors share memory.
 
-On a host without devices, `plane.get(ref)` in each rank maps the same memory and copies nothing: ask by group where the
+On a host without devices, `plane.get(ref)` in each rank maps the same memory and copies nothing: use a group if the
 rows are on another host, or go to devices.
 
-Rejected: `torch.distributed.broadcast_object_list`, which pickles. The collectives of the caller's group: one that is
-broken off leaves the group unusable, and its timeout is the group's. The tree of `torch.distributed.broadcast`: it
-sends a byte twice over the link of one rank, and passes nothing on before all has arrived.
+Rejected: `torch.distributed.broadcast_object_list`, which pickles. The collectives of the caller's group: an aborted
+one leaves the group unusable, and its timeout is the group's. The tree of `torch.distributed.broadcast`: it sends a
+byte twice over the link of one rank, and forwards nothing before all has arrived.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from dataplane.collective.link import link_of
 from dataplane.errors import Misuse
 
 TIMEOUT_S = 60.0
-"""The deadline, in seconds, of a call that names none."""
+"""The default timeout of a call, in seconds."""
 
 
 def broadcast(
     ref: BatchRef | None, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
-    """The rows that one rank names, on all ranks.
+    """The rows of one rank's reference, on all ranks.
 
-    ref: at the source, what to read; None on all other ranks.
-    plane: whence the source reads; the others' are not used.
-    device: where the tensors of the batch are to be: see `Batch.to`.
+    ref: at the source, the rows to read; None on all other ranks.
+    plane: the plane that the source reads from; those of other ranks are not used.
+    device: the device of the batch's tensors: see `Batch.to`.
 
-    Raises Misuse where not exactly one rank has a reference, or ranks call differently; what the source's `get` raises,
-    on all ranks; PeerUnavailable where a rank fails, has gone or does not come in `timeout` seconds; LimitExceeded
-    where a rank has no memory for the rows.
+    Raises Misuse unless exactly one rank has a reference, or if ranks call differently; the error of the source's
+    `get`, on all ranks; PeerUnavailable if a rank fails, has died or does not call within `timeout` seconds;
+    LimitExceeded if a rank has no memory for the rows.
     """
     return calls.broadcast(_optional(ref), group, plane, device, _deadline(timeout))
 
@@ -69,11 +68,11 @@ def broadcast(
 def scatter(
     refs: Sequence[BatchRef] | None, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
-    """Of the references of one rank, the rows of a different one on each rank.
+    """One of the references of one rank for each rank: its rows.
 
-    refs: at the source, one reference a rank, in the order of ranks; None on all other ranks. Their numbers of rows and
-    their lengths may differ, their columns too. Otherwise as `broadcast`; Misuse also where there are more or fewer
-    than ranks.
+    refs: at the source, one reference a rank, in the order of ranks; None on all other ranks. Their numbers of rows,
+    their lengths and their columns may differ. Otherwise as `broadcast`; Misuse also if their number differs from
+    that of the ranks.
     """
     if refs is not None:
         refs = [_reference(ref) for ref in refs]
@@ -83,25 +82,25 @@ def scatter(
 def gather(
     ref: BatchRef, group: Any, *, plane: Reader, dst: int = 0, device: Any = None, timeout: float = TIMEOUT_S
 ) -> list[Batch] | None:
-    """The rows that each rank names, on one rank: batches in the order of ranks there, None on all others.
+    """The rows of each rank's reference, on one rank: batches in the order of ranks there, None on all others.
 
-    dst: which, by its rank in the group; the same on all ranks. Otherwise as `broadcast`.
+    dst: that rank in the group; the same on all ranks. Otherwise as `broadcast`.
     """
     return calls.gather(_reference(ref), group, plane, dst, device, _deadline(timeout))
 
 
 def get(ref: BatchRef, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S) -> Batch:
-    """The rows that this rank names. What several ranks of a host ask for is read from the store by one of them.
+    """The rows of this rank's reference. Rows that several ranks of a host want are read from the store by one of them.
 
-    ref: what this rank wants; ranks may want the same or different rows and columns. `plane.get(ref, group=group)` is
-    this. Raises what the `get` of any of the ranks raises, on all of them; otherwise as `broadcast`.
+    ref: the rows for this rank; ranks may want the same or different rows and columns. `plane.get(ref, group=group)`
+    calls this. Raises the error of any rank's `get`, on all of them; otherwise as `broadcast`.
     """
     return calls.get(_reference(ref), group, plane, device, _deadline(timeout))
 
 
 def interrupt(group: Any) -> None:
-    """End the call that a thread of this process is in, on all ranks: it raises PeerUnavailable. Any thread may do
-    this; where no call is under way it does nothing but have the next one connect anew."""
+    """End the call in another thread of this process, on all ranks: it raises PeerUnavailable. Any thread may call
+    this; without a call in progress, it only makes the next one connect again."""
     link_of(group).interrupt()
 
 

@@ -1,7 +1,7 @@
-"""What the ranks of a call say, and the one answer that all of them get: who sends what to whom, or why nothing moves.
+"""The agreement of a call: each rank sends a statement to rank 0, and gets the one answer: the transfers, or the error.
 
-Rank 0 hears all others, decides, and tells them: two messages a rank. What fails here fails on all ranks alike, and the
-link stays as it was.
+Rank 0 receives all statements, decides, and sends the answers: two messages a rank. An error here is raised on all
+ranks alike, and the link stays intact.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ T = TypeVar("T")
 
 
 _LONGER_S = 0.25
-"""For so much longer do the others wait for rank 0, which can say whom it waited for in vain."""
+"""The additional time, in seconds, that other ranks wait for rank 0, which can name the rank that it waited for in
+vain."""
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says. `call`: what it takes part in, alike on all ranks. `host`: alike for ranks that read from the
-    same node. `headers`: of the payloads that it has for others, in the order of chains. `error`: why it can not."""
+    """The statement of one rank. `call`: the name of the call, the same on all ranks. `host`: the same for ranks
+    that read from one node. `headers`: of the payloads that it has for others, in the order of chains. `error`: why
+    it cannot take part."""
 
     call: str
     host: str = ""
@@ -33,8 +35,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What all do. `chains`: of each payload the rank that has it, and then those that want it; `refs`: what a payload
-    is, where the rank that has it did not say so itself; `headers`: those of payloads that this rank is to receive."""
+    """The transfers. `chains`: for each payload the rank that has it, and then those that want it; `refs`: the
+    content of a payload, if its rank has not stated it; `headers`: those of payloads that this rank receives."""
 
     chains: list[list[int]] = []
     refs: list[bytes] = []
@@ -43,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Agreed(Exception):
-    """All ranks of the call fail, and know it: `error` is what this one raises."""
+    """All ranks of the call fail, and know it: `error` is the error that this one raises."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -54,8 +56,8 @@ Decide = Callable[[Sequence[Said]], Answer]
 
 
 def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = None) -> Answer:
-    """What rank 0 decided on. `decide` raises a DataplaneError where the ranks do not fit together. `own`:
-    the error that this rank speaks of. Raises Agreed on all ranks where there is an error; else as `Link.wait`."""
+    """The decision of rank 0. `decide` raises a DataplaneError if the statements do not fit together. `own`: the
+    error that this rank stated. Raises Agreed on all ranks if there is an error; else as `Link.wait`."""
     if link.rank:
         link.tell(0, msgspec.msgpack.encode(said, enc_hook=str))
         answer = _decoded(link.hear(0, _LONGER_S), Answer)
@@ -74,7 +76,7 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
 
 
 def confirm(link: Link) -> None:
-    """Return once all ranks are done, and know it."""
+    """Return once all ranks have finished, and know it."""
     agree(link, Said("the end of it"), lambda _: Answer())
     link.flush()
 
@@ -93,13 +95,13 @@ def _answer(heard: Sequence[Said], decide: Decide) -> Answer:
 
 
 def _headers(heard: Sequence[Said], chains: Sequence[Sequence[int]]) -> list[bytes]:
-    """Of each chain the header of what is sent along it."""
+    """For each chain the header of its payload."""
     said = [iter(each.headers) for each in heard]
     return [next(said[source], b"") if others else b"" for source, *others in chains]
 
 
 def _to(rank: int, answer: Answer, headers: Sequence[bytes]) -> Answer:
-    """The answer as this rank is told it."""
+    """The answer for this rank."""
     own = [header if rank in chain[1:] else b"" for chain, header in zip(answer.chains, headers, strict=True)]
     return msgspec.structs.replace(answer, headers=own)
 

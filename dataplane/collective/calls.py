@@ -1,4 +1,4 @@
-"""The four calls: who has what, who wants it, and what each rank is given in the end."""
+"""The four calls: which rank has which rows, which rank wants them, and the result of each."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dataplane.errors import Misuse
 
 
 class Reader(Protocol):
-    """Whence a rank reads: a `dataplane.Plane`."""
+    """The source of a rank's rows: a `dataplane.Plane`."""
 
     @property
     def address(self) -> str:
-        """Which node of this host it reads from."""
+        """The address of the node."""
 
     def get(self, ref: BatchRef, *, timeout: float) -> Batch:
-        """The rows that the reference means."""
+        """The rows of the reference."""
 
 
 def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
@@ -91,7 +91,8 @@ def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadlin
 
 
 def _readers(heard: Sequence[Said]) -> Answer:
-    """Of ranks of a host that ask for the same rows, all or some, the first reads, and sends the others theirs."""
+    """Among the ranks of a host that want the same rows, all or some, the first reads them, and sends the others
+    theirs."""
     chains: list[list[int]] = []
     refs: list[bytes] = []
     for host in dict.fromkeys(said.host for said in heard):
@@ -110,7 +111,7 @@ def _readers(heard: Sequence[Said]) -> Answer:
 
 @contextmanager
 def _calling(group: Any, deadline: Deadline) -> Iterator[Link]:
-    """The link of the group, connected, for one call. What is raised within it ends the link, unless all ranks know."""
+    """The connected link of the group, for one call. An error within it ends the link, unless all ranks know of it."""
     link = link_of(group)
     link.begin(deadline)
     unknown: BaseException | None = None
@@ -138,8 +139,8 @@ def _exchanged(
     *,
     stays: int | None = None,
 ) -> tuple[list[Batch], list[Batch]]:
-    """This rank's references, read, of which all but the one at `stays` go to other ranks; and what it receives, in the
-    order of chains. One that can not read tells the others."""
+    """The rows of this rank's references, of which all but the one at `stays` are sent to other ranks; and the
+    received batches, in the order of chains. A rank that cannot read reports that to the others."""
     named = None if refs is None else [b""] * len(refs)
     own: list[Batch] = []
     packs: list[Packed] = []
@@ -165,7 +166,7 @@ def _exchanged(
 
 
 def _require_dtypes(columns: Iterable[tuple[str, Field]]) -> None:
-    """Raises SchemaMismatch where these are to be tensors and this rank's torch lacks a dtype that another's has."""
+    """Raises SchemaMismatch if these become tensors of a dtype that this rank's torch lacks."""
     for name, field in columns:
         if field.kind in ("dense", "ragged"):
             tensors.require(name, field.dtype)
@@ -176,7 +177,7 @@ def _placed(batch: Batch, device: Any) -> Batch:
 
 
 def _source(heard: Sequence[Said], what: str) -> int:
-    """The one rank that has references. Raises Misuse where it is not one."""
+    """The one rank with references. Raises Misuse unless it is exactly one."""
     sources = [rank for rank, said in enumerate(heard) if said.refs is not None]
     if len(sources) != 1:
         raise Misuse(f"one rank of the group gives {what}, and all others None; here {sources or 'none'} gave one")
@@ -184,7 +185,8 @@ def _source(heard: Sequence[Said], what: str) -> int:
 
 
 def _host(plane: Reader) -> str:
-    """Alike for planes of the same node. Where two nodes are taken for one, the ranks of one read for the other's."""
+    """Equal for planes of the same node. If two nodes had the same value, the ranks of one would read for the
+    other's."""
     return f"{_boot()} {plane.address}"
 
 

@@ -1,7 +1,7 @@
-"""A column as the distinct stored rows below it, and which of them each of its rows is.
+"""A column as its distinct stored rows, and the index of each of its rows among them.
 
-Rows of a reference may repeat (`BatchRef.repeat`), and stored rows may be what many rows mean (`put(dedupe=...)`). What
-crosses between ranks is each stored row once.
+Rows of a reference may repeat (`BatchRef.repeat`), and a stored row may stand for several rows (`put(dedupe=...)`).
+Each stored row is sent once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataplane.batch.rows import Rows
 
 def distinct(column: Column) -> tuple[Column, Index | None]:
     """The column's distinct stored rows, in the order in which they are stored, and for each row of the column its
-    position among those; the column itself and None where no row comes twice."""
+    position among those; the column itself and None if no row repeats."""
     reading = column.reading
     if reading.run is not None or not reading.rows:
         return column, None
@@ -33,7 +33,7 @@ def distinct(column: Column) -> tuple[Column, Index | None]:
 
 
 def _selected(stored: Stored, rows: Index) -> Selection:
-    """These stored rows. Objects are named by the index: without it, parts that rows have in common are not found."""
+    """These stored rows. Rows of objects keep their index, without which shared parts are not found."""
     index = stored.tables.stored_row
     if stored.layout.field.kind != "object" or index is None:
         return Selection(stored.unindexed(), Rows.index(rows))

@@ -1,13 +1,13 @@
-"""Messages between the ranks of a group: connections of our own, made through its store, with a deadline each call.
+"""Messages between the ranks of a group: connections of our own, made through its store, with a deadline for each call.
 
-A link is made at the first call of a group and kept. Where a call fails, it ends: its connections close, so whoever
-waits to receive at the other end of one wakes at once, and ends its own. Before that, who was first to fail leaves its
-reason in the group's store, where the others read it; also who waits for a third rank meanwhile, as it looks there now
-and then. The next call makes the next link, by the next number.
+A link is made at the first call of a group and kept. A failed call ends it: its connections are closed, so a rank that
+waits at the other end of one wakes at once, and ends its own. Before that, the first rank that fails writes its reason
+to the group's store, where the others read it, including a rank that waits for a third one, because it polls the store.
+The next call makes the next link, with the next number.
 
-Invariants: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own, leaves
-no other waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, since the process that serves
-it may be stopped.
+Invariants: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own leaves no other
+waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, because the process that serves it may
+be stopped.
 
 Rejected: `ProcessGroupGloo.abort`, which wakes nobody (torch 2.13).
 """
@@ -34,7 +34,7 @@ from dataplane.threads import Pool
 T = TypeVar("T")
 
 Described = tuple[str, str, dict[str, Any]]
-"""An error as `errors.describe` gives it."""
+"""An error in the form of `errors.describe`."""
 
 _STORE_S = 0.3
 _THREADS = 64  # of a link, of which one or two are used unless the store hangs
@@ -49,7 +49,7 @@ _linking = threading.Lock()
 
 
 def link_of(group: Any) -> Link:
-    """The link of a group, made where it is not there. Raises Misuse where this process has no such group."""
+    """The link of a group, created if there is none. Raises Misuse if this process is not in the group."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -66,7 +66,7 @@ def link_of(group: Any) -> Link:
 
 
 class Link:
-    """The connections of this rank. One call uses it at a time; others wait for their turn."""
+    """The connections of this rank. One call uses it at a time; others wait."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank = rank
@@ -84,14 +84,14 @@ class Link:
     # A call
 
     def begin(self, deadline: Deadline) -> None:
-        """Take the link for one call, until `end`. Raises PeerUnavailable where another call has it for too long."""
+        """Take the link for one call, until `end`. Raises PeerUnavailable if another call has it for too long."""
         if not self._turn.acquire(timeout=deadline.remaining_s):
             raise PeerUnavailable("another collective of this process over the same group did not end in time")
         self._deadline = deadline
         self._over = threading.Event()
 
     def end(self, error: BaseException | None) -> None:
-        """The call is over. With an error that the other ranks do not know of, the link is too, and they are told."""
+        """End the call. An error that the other ranks do not know of ends the link too, and is reported to them."""
         self._over.set()
         try:
             self._sent.clear()
@@ -102,8 +102,8 @@ class Link:
             self._turn.release()
 
     def connect(self) -> None:
-        """Have connections to all ranks: new ones where the others have ended theirs, by a call that this rank did not
-        take part in. Raises PeerUnavailable where some do not come before the deadline."""
+        """Connect to all ranks; again if the others have closed their connections, by a call that this rank did not
+        take part in. Raises PeerUnavailable if some do not come before the deadline."""
         if self.size == 1:
             return
         if self._peers is not None:
@@ -137,7 +137,7 @@ class Link:
     # Bytes
 
     def send(self, rank: int, data: Bytes, tag: int = _TEXTS) -> Any:
-        """Begin to send bytes; what `wait` waits for. They stay as they are until then."""
+        """Begin to send bytes. Returns the work for `wait`; the bytes must not change until then."""
         try:
             return self._peers.send([bytes_tensor(data)], rank, tag)
         except RuntimeError as error:
@@ -151,8 +151,8 @@ class Link:
             raise self._broken(rank, error) from None
 
     def wait(self, work: Any, rank: int, longer_s: float = 0.0) -> None:
-        """Wait for what was begun with that rank, until the deadline and `longer_s` more; once only. Raises
-        PeerUnavailable, or what another rank raised."""
+        """Wait for work with that rank, until `longer_s` after the deadline; once only. Raises PeerUnavailable, or
+        the error of another rank."""
         within = Deadline.after(max(self._deadline.remaining_s + longer_s, 0.001))  # to torch, 0 is for ever
         try:
             work.wait(timedelta(seconds=within.remaining_s or 0.001))
@@ -160,7 +160,7 @@ class Link:
             raise self._broken(rank, error, ran_out=not within.remaining_s) from None
 
     def post(self, rank: int, data: Bytes, tag: int) -> None:
-        """Send bytes, which stay as they are until `flush` returns."""
+        """Send bytes, which must not change until `flush` returns."""
         self._sent.append((self.send(rank, data, tag), rank))
 
     # Texts: short, of any length
@@ -176,7 +176,7 @@ class Link:
             self.post(rank, np.frombuffer(rest, np.uint8), _TEXTS)
 
     def flush(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until everything sent has arrived."""
         while self._sent:
             self.wait(*self._sent.pop())
 
@@ -210,7 +210,7 @@ class Link:
     # Failures
 
     def interrupt(self) -> None:
-        """Close the connections: who waits here or at the other end of one wakes. Any thread may call this."""
+        """Close the connections: a rank that waits here or at the other end of one wakes. Any thread may call this."""
         self._shut(self._peers)
 
     def _shut(self, peers: Any) -> None:
@@ -222,7 +222,7 @@ class Link:
                 work.wait(timedelta(milliseconds=1))
 
     def _watch(self) -> None:
-        """While the call lasts, see whether a rank fails: this one may be waiting for another than that."""
+        """During the call, notice if a rank fails: this one may be waiting for another."""
         over, key, peers = self._over, _word(self._number), self._peers
 
         def watch() -> None:
@@ -241,8 +241,9 @@ class Link:
         self._number += 1
 
     def _broken(self, rank: int, error: RuntimeError, *, ran_out: bool = False) -> DataplaneError:
-        """The error for a connection that is closed, or was waited for too long: its reason, if a rank left one. gloo
-        closes the connections of a rank that waits too long before that rank can say so: its word may come soon."""
+        """The error for a connection that was closed or timed out: its reason, if a rank has written one. gloo
+        closes the connections of a rank that times out before that rank can write its reason, so wait for it
+        briefly."""
         word = self._word(0.0 if ran_out else _STORE_S)
         if word is not None:
             return word
@@ -252,7 +253,7 @@ class Link:
         return PeerUnavailable(f"rank {rank} of {self.size} did not answer in {waited}", address=f"rank {rank}")
 
     def _leave_word(self, described: Described) -> None:
-        """Leave a reason for the others, unless there is one."""
+        """Write a reason for the others, unless there is one."""
         encoded = msgspec.msgpack.encode(described, enc_hook=str).hex()
         try:
             self._bounded(lambda: self._store.compare_set(_word(self._number), "", encoded), _STORE_S)
@@ -260,7 +261,7 @@ class Link:
             return  # the process that serves the store has gone: then all see that
 
     def _word(self, wait_s: float = 0.0) -> DataplaneError | None:
-        """What a rank has left as its reason, or leaves within `wait_s`; None if none did."""
+        """The reason that a rank has written, or writes within `wait_s`; None if there is none."""
         key = _word(self._number)
 
         def word() -> str | None:
@@ -275,8 +276,8 @@ class Link:
         return None if found is None else revive(*msgspec.msgpack.decode(bytes.fromhex(found), type=Described))
 
     def _bounded(self, work: Callable[[], T], timeout_s: float) -> T:
-        """What a call of the store gives, or TimeoutError after so long, or where there is no thread for it; then the
-        call is left behind in its thread."""
+        """The result of a call of the store. Raises TimeoutError after this long, which leaves the call in its
+        thread, or if there is no thread for it."""
         try:
             return self._threads.submit(work).result(timeout_s)
         except OSError as error:
@@ -284,7 +285,7 @@ class Link:
 
 
 def described(error: BaseException, rank: int) -> Described:
-    """An error as the other ranks are to raise it: it names the rank that met it."""
+    """An error as the other ranks raise it: its message names the rank."""
     if isinstance(error, DataplaneError):
         name, message, fields = describe(error)
         return name, message if message.startswith("rank ") else f"rank {rank}: {message}", fields
@@ -296,5 +297,5 @@ def _word(number: int) -> str:
 
 
 def _short(error: RuntimeError) -> str:
-    """What gloo says, without where it stands in its source and what it advises."""
+    """gloo's message without its source location and advice."""
     return str(error).rpartition("] ")[2].partition(". ")[0][:200] or str(error)[:200]

@@ -1,7 +1,8 @@
-"""What a rank receives lies in memory of its own, which it may write to; for a device, in memory there as well.
+"""Memory of this process for received rows, which it may write to; for a device, memory there as well.
 
-Memory that is new costs more than what arrives in it: the kernel clears each page first. So the block of a batch that
-was dropped, with all arrays and tensors of it, is kept for the next: one block at most, and none below `_KEPT` bytes.
+New memory costs more than the transfer into it, because the kernel zeroes each page first. So the block of a batch
+that was dropped, with all its arrays and tensors, is kept for the next one: at most one block, and none below
+`_KEPT` bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _idle: deque[Bytes] = deque(
 
 
 class _Lease:
-    """What NumPy makes the block's array of; gone once the last view is."""
+    """The owner of the block's arrays for NumPy; it ends with the last view."""
 
     __slots__ = ("__array_interface__", "__weakref__")
 
@@ -37,23 +38,24 @@ class _Lease:
 
 
 def _dropped(_: Bytes) -> None:
-    """What becomes of a small block."""
+    """Drops a small block."""
 
 
 class Received:
     """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it.
 
-    `mirror` has what arrives from then on copied to a device while the rest arrives; tensors there are of that memory.
+    After `mirror`, received bytes are copied to a device while the rest arrives; tensors on that device use that
+    memory.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Raises LimitExceeded where the process can not have so much."""
+        """Raises LimitExceeded if the process cannot allocate that much."""
         self.block = np.asarray(_Lease(_block(nbytes), nbytes)) if nbytes else np.empty(0, np.uint8)
         self._there: Any = None
         self._wanted: Sequence[tuple[int, int]] = ()
 
     def mirror(self, device: Any, wanted: Sequence[tuple[int, int]]) -> None:
-        """Have memory on the device too, to which `arrived` copies what touches these runs of bytes."""
+        """Allocate memory on the device too, to which `arrived` copies bytes of these ranges."""
         import torch
 
         if wanted:
@@ -61,7 +63,7 @@ class Received:
             self._wanted = wanted
 
     def arrived(self, start: int, stop: int) -> None:
-        """These bytes are in the block, to stay."""
+        """These bytes are in the block, and do not change any more."""
         if self._there is not None and any(start < last and first < stop for first, last in self._wanted):
             fill(self._there[start:stop], bytes_tensor(self.block[start:stop]))
 
@@ -89,7 +91,7 @@ class Received:
 
 
 def _block(nbytes: int) -> Bytes:
-    """The block that is kept, if it is large enough and not far too large; else a new one."""
+    """The kept block if it is large enough and not much too large; else a new one."""
     try:
         kept = _idle.pop()
     except IndexError:

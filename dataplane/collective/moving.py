@@ -1,13 +1,14 @@
-"""Payloads between ranks, each along a chain: from the rank that has it through all that want it.
+"""Payloads between ranks, each along a chain: from the rank that has it through all ranks that want it.
 
-A rank passes a piece on to the next as soon as it has it, and meanwhile receives those behind. Each rank goes through
-the pieces of all its chains in the same order: first piece of each chain, second of each, and so on. Where the rows are
-to be on a device, what has arrived is copied there while the next pieces arrive.
+A rank forwards a piece as soon as it has it, and receives the following pieces meanwhile. Each rank processes the
+pieces of all its chains in the same order: the first piece of each chain, the second of each, and so on. If the rows go
+to a device, received pieces are copied there while the next arrive.
 
-Why that ends. No rank waits for what it sends, which lies where it is anyway, before all have what they receive. Of
-all ranks, look at one that is least far: what it waits for, a rank that is at least as far has begun to send, or waits
-for in turn one place nearer to the beginning of a chain. Nor would a wait for a send end where the other rank is
-killed: gloo of torch 2.13 then ends the waits of those who receive, but not of all who send.
+Lemma: this cannot deadlock. No rank waits for its own sends before it has received everything. Consider a rank whose
+progress is minimal. The piece that it waits for was already sent by its predecessor, which is at least as far, or
+the predecessor waits for the same piece, one position nearer to the beginning of the chain. A wait for a send would
+also not end if the other rank is killed: gloo of torch 2.13 then ends the waits of receivers, but not of all
+senders.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from dataplane.collective.memory import Received
 from dataplane.collective.packing import Header, Packed, numbers, opened, unpacked
 
 _AHEAD = 8
-"""Pieces of a chain for which a rank is ready at a time."""
+"""The number of pieces of a chain that a rank is ready to receive at a time."""
 
 _TAGS = 2  # the tag of the first chain's payloads; texts have those below
 
 
 class Chain:
-    """What one rank has to do for one payload. `ranks`: who has it, and then who wants it, each once."""
+    """One rank's part of the transfer of one payload. `ranks`: the one that has it, and then those that want it,
+    each once."""
 
     def __init__(
         self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None, header: bytes, device: Any
     ) -> None:
-        """`packed`: the payload, of the rank that has it; `header`: of one that receives it, which then has memory for
-        it. Raises LimitExceeded, ProtocolMismatch."""
+        """`packed`: the payload, at the rank that has it; `header`: at a rank that receives it, which allocates
+        memory for it. Raises LimitExceeded, ProtocolMismatch."""
         at = list(ranks).index(rank)
         self.tag = _TAGS + number
         self.before = ranks[at - 1] if at else None
@@ -51,11 +53,11 @@ class Chain:
                 self._memory.mirror(device, numbers(self.header))
 
     def __len__(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return len(self.header.pieces)
 
     def arrived(self, link: Link, piece: int) -> Bytes:
-        """The bytes of a piece, received if they are not this rank's own. Pieces are asked for in their order."""
+        """The bytes of a piece, received unless they are this rank's own. Pieces are requested in their order."""
         if self._packed is not None:
             return self._packed.pieces[piece]
         assert self._memory is not None, "who receives has memory"
@@ -69,18 +71,18 @@ class Chain:
         return self._memory.block[start:stop]
 
     def keep(self, piece: int) -> None:
-        """A piece that has arrived, and was passed on, is begun to be copied to the device."""
+        """Begin to copy a received and forwarded piece to the device."""
         if self._memory is not None:
             self._memory.arrived(*self.header.pieces[piece])
 
     def batch(self) -> Batch:
-        """What was received."""
+        """The received batch."""
         assert self._memory is not None, "who receives has memory"
         return unpacked(self.header, self._memory)
 
 
 def move(link: Link, chains: Sequence[Chain]) -> None:
-    """Carry out this rank's part of all payloads; what it sends is under way when this returns, until `Link.flush`.
+    """Carry out this rank's part of all payloads; its sends are in progress when this returns, until `Link.flush`.
     `chains`: those that it is in, in an order that all ranks share."""
     for piece in range(max(map(len, chains), default=0)):
         for chain in chains:

@@ -1,4 +1,4 @@
-"""References that mean the same stored rows in part: which they are, and each such row read once for all of them."""
+"""References to partly the same stored rows: groups of them, and reads of each such row once for a whole group."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dataplane.batch.ref import BatchRef, ShardKey
 
 
 def overlapping(refs: Sequence[BatchRef]) -> list[list[int]]:
-    """The references by position, those together that have a stored row of a column in common, or have one each with a
-    third; the groups and what is in them in the order given."""
+    """The references by position, grouped: two with a common stored row of a column are in one group, transitively.
+    Groups and their members are in the given order."""
     leaders = list(range(len(refs)))  # of each, one of its group; a group's first is its own
 
     def leader(number: int) -> int:
@@ -39,7 +39,7 @@ def overlapping(refs: Sequence[BatchRef]) -> list[list[int]]:
 
 
 def _meant(refs: Sequence[BatchRef]) -> dict[tuple[ShardKey, int], list[tuple[int, Index]]]:
-    """Of each stored column that several references mean: which of its rows does each."""
+    """For each stored column that several references use: the rows that each of them uses."""
     found: dict[tuple[ShardKey, int], list[tuple[int, Index]]] = {}
     for number, ref in enumerate(refs):
         for key, selected in ref.unlinked().footprint().items():
@@ -50,8 +50,8 @@ def _meant(refs: Sequence[BatchRef]) -> dict[tuple[ShardKey, int], list[tuple[in
 
 
 def read_once(get: Callable[[BatchRef], Batch], refs: Sequence[BatchRef]) -> list[Batch]:
-    """The rows of each reference. Columns that several have under one name are read together, each stored row once.
-    Raises what `get` does."""
+    """The rows of each reference. Columns of one name in several references are read together, each stored row once.
+    Raises as `get`."""
     if len(refs) == 1:
         return [get(refs[0])]
     who: dict[tuple[str, Field], list[int]] = {}
@@ -73,7 +73,7 @@ def read_once(get: Callable[[BatchRef], Batch], refs: Sequence[BatchRef]) -> lis
 
 
 def _rows(column: Column, start: int, stop: int, index: Index | None) -> Column:
-    """The rows at the positions `index[start:stop]`, or from `start` on: as a run where they are one."""
+    """The rows at the positions `index[start:stop]`, or from `start`: as a run if they are consecutive."""
     if index is None or start == stop:
         return column[start:stop]
     chosen = index[start:stop]

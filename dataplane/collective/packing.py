@@ -1,8 +1,8 @@
-"""A batch as bytes that another rank can read in place: a header, and runs of bytes in the places that it names.
+"""A batch as bytes that another rank can read in place: a header, and runs of bytes with their positions.
 
-The sender's runs are where its batch lies, in the shared memory where rows lie in one run. The receiver's memory is one
-block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is cut into pieces
-of at most `PIECE` bytes, and runs that are short and lie behind one another go as one piece.
+The sender's runs are the memory of its batch, in the shared memory if rows lie in one run. The receiver's memory is
+one block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is split
+into pieces of at most `PIECE` bytes, and short neighbouring runs are one piece.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dataplane.collective.memory import Received
 from dataplane.errors import ProtocolMismatch
 
 PIECE = 4 << 20
-"""Bytes sent at a time. Measured with 4 ranks of one host: 1 and 16 MiB were no faster."""
+"""The largest piece in bytes. Measured with 4 ranks of one host: 1 and 16 MiB were no faster."""
 
 _SHORT = 64 << 10
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What a receiver must know: the columns' layouts, encoded; of columns whose rows repeat, which stored row each row
-    is; the bytes in all; where the pieces begin and end, in the order in which they are sent."""
+    """The information for a receiver: the encoded layouts of the columns; for columns with repeated rows, the stored
+    row of each row; the total bytes; the positions of the pieces, in the order in which they are sent."""
 
     layouts: bytes
     orders: dict[str, tuple[int, int, bytes]]
@@ -39,14 +39,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Packed(msgspec.Struct, frozen=True, eq=False):
-    """A batch that is ready to be sent. `pieces` are the bytes of each piece; they keep the batch's memory."""
+    """A batch that is ready to be sent. `pieces` are the bytes of each piece; they keep the batch's memory alive."""
 
     header: bytes
     pieces: list[Bytes]
 
 
 def pack(batch: Batch) -> Packed:
-    """The batch's distinct stored rows, in place where they lie in one run, else gathered. Raises Corrupt."""
+    """The batch's distinct stored rows, in place if they lie in one run, else gathered. Raises Corrupt."""
     layouts: list[tuple[str, ColumnLayout]] = []
     orders, runs, base = {}, [], 0
     for name, column in batch.items():
@@ -69,7 +69,7 @@ def pack(batch: Batch) -> Packed:
 
 
 def opened(encoded: bytes) -> Header:
-    """The header that another rank sent. Raises ProtocolMismatch where the bytes are no valid header."""
+    """The decoded header of another rank. Raises ProtocolMismatch if it is invalid."""
     try:
         header = msgspec.msgpack.decode(encoded, type=Header)
     except msgspec.DecodeError as error:
@@ -81,7 +81,7 @@ def opened(encoded: bytes) -> Header:
 
 
 def numbers(header: Header) -> list[tuple[int, int]]:
-    """Where the values of columns that become tensors lie: as (start, stop)."""
+    """The byte ranges of columns that become tensors, as (start, stop)."""
     found = []
     for _, layout in ShardLayout.decode(header.layouts).columns:
         if layout.field.kind in ("dense", "ragged"):
@@ -96,7 +96,7 @@ def fields(header: Header) -> list[tuple[str, Field]]:
 
 
 def unpacked(header: Header, memory: Received) -> Batch:
-    """The batch of the header, over memory that all of its pieces have arrived in. Raises Corrupt at the first use."""
+    """The batch of the header, over memory with all of its pieces. Raises Corrupt at the first use."""
     columns = {}
     for name, layout in ShardLayout.decode(header.layouts).columns:
         rows = header.orders.get(name)
@@ -106,7 +106,7 @@ def unpacked(header: Header, memory: Received) -> Batch:
 
 
 def _run(buffer: Bytes | RowSource) -> Bytes:
-    """The bytes of a buffer, in place where it has them in one run."""
+    """The bytes of a buffer, in place if they lie in one run."""
     if isinstance(buffer, np.ndarray):
         return buffer
     if isinstance(buffer, Run):
@@ -120,7 +120,7 @@ def _run(buffer: Bytes | RowSource) -> Bytes:
 
 
 def _pieces(runs: list[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:
-    """The runs, cut or put together, each with where it begins."""
+    """The runs, split or joined, each with its position."""
     short: list[tuple[int, Bytes]] = []
     for start, run in runs:
         if len(run) < _SHORT:

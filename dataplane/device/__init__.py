@@ -1,1 +1,1 @@
-"""Between host memory and devices: which device is meant, and copies to it that run beside what the device computes."""
+"""Host memory and devices: the named devices, and copies to them that run beside the device's computations."""

@@ -1,8 +1,8 @@
-"""Tensors within dicts, lists and tuples, brought to a device by one thread for the use of another.
+"""Tensors within dicts, lists and tuples, copied to a device by one thread for the use of another.
 
-A CUDA stream is a thread's own: what the bringing thread copies is ordered in its stream alone. So the thread that uses
-the tensors has its current stream wait for the copies (`arrive`), and not for those of what is brought next; and tells
-the allocator that it uses them.
+A CUDA stream belongs to a thread, so the copies are ordered in the stream of the thread that makes them only.
+Therefore the thread that uses the tensors makes its current stream wait for the copies (`arrive`), but not for later
+ones, and tells the allocator that it uses the tensors.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataplane.device.copies import copied, stream_of
 
 
 class Brought(NamedTuple):
-    """What was brought, and the event after which it is there; None where it is."""
+    """The copies, and the event that marks their completion; None on the host."""
 
     made: Any
     there: Any = None
 
 
 def brought(made: Any, device: Any) -> Brought:
-    """The same with a copy on the device of each tensor; begun when this returns, on the stream of copies: were it
-    this thread's own, which is the device's first, whatever computes there would wait for the copies, and they for it.
-    """
+    """The same value with a copy of each tensor on the device. The copies have begun when this returns, on the
+    stream of copies: on the default stream of this thread, computations of the device would wait for the copies, and
+    vice versa."""
     if device.type != "cuda":
         return Brought(each_tensor(made, lambda tensor: _copied(tensor, device)))
     import torch
@@ -34,7 +34,7 @@ def brought(made: Any, device: Any) -> Brought:
 
 
 def arrive(brought: Brought, device: Any) -> Any:
-    """What another thread has brought, for which the current stream of this thread waits."""
+    """The copies of another thread, after the current stream of this thread was made to wait for them."""
     made, there = brought
     if there is None:
         return made
@@ -53,7 +53,7 @@ def arrive(brought: Brought, device: Any) -> Any:
 
 
 def each_tensor(made: Any, change: Callable[[Any], Any]) -> Any:
-    """The same with what `change` makes of each tensor, within dicts, lists and tuples."""
+    """The same value with `change` applied to each tensor, within dicts, lists and tuples."""
     import torch
 
     def changed(value: Any) -> Any:

@@ -1,15 +1,15 @@
 """Copies from host memory to a device.
 
-To CUDA devices they go through a few page-locked buffers on a stream of their own: while the device takes one, the
-host fills the next. Whatever the caller's current stream does after the call sees the bytes; the host waits only for
-a free buffer.
+Copies to CUDA devices use a few page-locked buffers on a stream of their own: while the device reads one, the host
+fills the next. Operations on the caller's current stream after the call see the bytes; the host only waits for a free
+buffer.
 
-Invariants: the source has been read when a copy returns, so it may be dropped; the target is not given back
-to the allocator before the copy's stream is done with it.
+Invariants: the source has been read when a copy returns, so it may be dropped; the target is not returned to the
+allocator before the stream of copies has finished with it.
 
-Rejected: to page-lock the arena's segments in place (`cudaHostRegister`). A segment is a sparse file as large as all
-the memory of the node, and to lock it would take all of its pages, beyond the budget; to lock and unlock each extent
-is a call of the driver that waits for the device.
+Rejected: to page-lock the arena's segments in place (`cudaHostRegister`). A segment is a sparse file as large as the
+node's whole memory, and to lock it would allocate all of its pages, beyond the budget; to lock and unlock each
+extent is a call of the driver that waits for the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _making = threading.Lock()
 
 
 def copied(source: Any, device: Any) -> Any:
-    """A tensor on the device with the values of a host tensor. Raises Misuse where there is no such device."""
+    """A tensor on the device with the values of a host tensor. Raises Misuse if there is no such device."""
     import torch
 
     device = device_of(device)
@@ -61,7 +61,7 @@ def fill(target: Any, source: Any) -> None:
 
 
 def stream_of(device: Any) -> Any:
-    """The stream on which copies to a CUDA device run."""
+    """The stream of copies to a CUDA device."""
     return _ring(device).stream
 
 
@@ -86,7 +86,7 @@ class _Ring:
         self._next = 0
 
     def copy(self, target: Any, source: Any) -> None:
-        """Begin to copy, on the ring's stream; the source has been read when this returns."""
+        """Begin to copy on the ring's stream; the source has been read when this returns."""
         import torch
 
         to, data = _bytes(target), _bytes(source)

@@ -1,4 +1,4 @@
-"""Host memory as torch takes it, without a copy."""
+"""Host memory as torch tensors, without a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class _Lent:
-    """Says of read-only memory that it can be written, for torch warns of each array that can not."""
+    """Presents read-only memory as writable, because torch warns of each read-only array."""
 
     __slots__ = ("__array_interface__", "keeps")
 
@@ -20,12 +20,12 @@ class _Lent:
 
 
 def lent(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same memory, which keeps the array, as an array for torch. Where it is read-only, it is only to be read."""
+    """An array for torch over the same memory, which it keeps alive. Read-only memory must not be written to."""
     return array if array.flags.writeable or not array.size else np.asarray(_Lent(array))
 
 
 def bytes_tensor(data: npt.NDArray[np.uint8]) -> Any:
-    """A uint8 tensor over the bytes, which it keeps. Where they are read-only, it is only to be read."""
+    """A uint8 tensor over the bytes, which it keeps alive. Read-only bytes must not be written to."""
     import torch
 
     return torch.from_numpy(lent(data) if data.size else data.copy())

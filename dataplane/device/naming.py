@@ -1,4 +1,4 @@
-"""The devices that callers name, and whether they are there."""
+"""The devices that callers name, and whether they exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataplane.errors import Misuse
 
 
 def device_of(device: Any) -> Any:
-    """The `torch.device` that is meant by a device or its name, such as "cuda" or "cuda:1". Imports torch.
+    """The `torch.device` of a device or its name, such as "cuda" or "cuda:1". Imports torch.
 
-    Raises Misuse where it names none, or one that this process has not.
+    Raises Misuse for an invalid name, or a device that this process does not have.
     """
     import torch
 

@@ -1,11 +1,12 @@
-"""What a caller's device has still to do before tensors may be read elsewhere: by another thread, on another stream.
+"""The pending work of a caller's device, before tensors are read by another thread, on another stream.
 
-A CUDA stream is current for a thread. A plane's calls run in other threads than the caller's, whose current stream is
-another; to read there what the caller's stream has yet to compute would give bytes of before. So the caller's streams
-are noted when the call begins (`called`), and planning runs with them as its current ones (`as_called`). Where planning
-meets a tensor on a device, it marks the moment (`Mark`); who reads the tensor waits for the mark.
+A CUDA stream is current for a thread. A plane's calls run in other threads than the caller's, with another current
+stream; to read a tensor there before the caller's stream has computed it would return old bytes. So the caller's
+streams are recorded at the beginning of a call (`called`), and planning runs with them as its current streams
+(`as_called`). For a tensor on a device, planning records the state of its streams (`Mark`); a reader of the tensor
+waits for the mark.
 
-Before CUDA was used in this process, there is nothing to note, and nothing is imported.
+Before CUDA is used in this process, there is nothing to record, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def streams() -> tuple[Any, ...]:
 
 @contextmanager
 def called() -> Iterator[None]:
-    """Tasks made within are those of a call by this thread: `noted` gives its streams there."""
+    """Tasks created within belong to a call by this thread: `noted` returns its streams there."""
     before = _called.set(streams())
     try:
         yield
@@ -41,14 +42,14 @@ def called() -> Iterator[None]:
 
 
 def noted() -> tuple[Any, ...]:
-    """The streams of who called; those of this thread, where that was not said."""
+    """The streams of the caller; those of this thread if none were recorded."""
     return _called.get() or streams()
 
 
 @contextmanager
 def as_called(noted: Iterable[Any]) -> Iterator[None]:
-    """Have these streams as this thread's current ones. Those that are so already are left alone: to set the stream of
-    a device that this process does not use would make a context there, of some hundred megabytes."""
+    """Make these the current streams of this thread. Streams that are current already are not set: setting the
+    stream of a device that this process does not use would create a context there, of some hundred megabytes."""
     with ExitStack() as stack:
         for stream in noted:
             import torch
@@ -59,13 +60,13 @@ def as_called(noted: Iterable[Any]) -> Iterator[None]:
 
 
 class Mark(msgspec.Struct, frozen=True, eq=False):
-    """All that the current streams of a thread had been given when the mark was made."""
+    """All work that was queued on the current streams of a thread when the mark was made."""
 
     events: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, devices: Iterable[Any]) -> Mark:
-        """The moment on these devices: of those that are CUDA's."""
+        """A mark on these devices, as far as they are CUDA's."""
         import torch
 
         events = []
@@ -76,10 +77,10 @@ class Mark(msgspec.Struct, frozen=True, eq=False):
         return cls(tuple(events))
 
     def wait(self) -> None:
-        """Return once all of that is done. Blocks this thread."""
+        """Return once all of that work is done. Blocks this thread."""
         for event in self.events:
             event.synchronize()
 
 
 NOTHING = Mark()
-"""What is ready already."""
+"""A mark that has nothing to wait for."""

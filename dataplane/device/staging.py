@@ -1,10 +1,10 @@
-"""Copies from a device to host memory that is not page-locked, through a few buffers that are.
+"""Copies from a device to host memory that is not page-locked, through a few page-locked buffers.
 
-While the device fills one buffer, the host empties the one before into the place of the bytes. Several threads may copy
-at once: each waits for its first buffer only, and goes on with that where the others have all.
+While the device fills one buffer, the host copies the previous one to its target. Several threads may copy at once:
+each waits for its first buffer only, and continues with that one if the others have all the rest.
 
-Invariants: the source has been read when a copy returns or raises; each buffer is back then, with nothing on its
-way into it. What a buffer is, and how one is filled, is the device's own: see `Buffer`.
+Invariants: the source has been read when a copy returns or raises; each buffer is free again then, with no transfer
+into it. The device defines its own buffers and how they are filled: see `Buffer`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Buffer(Protocol):
     memory: Bytes
 
     def begin(self, source: Any) -> None:
-        """Have the device copy these bytes, at most as many as there are of memory, to its beginning."""
+        """Begin to copy these bytes, at most the size of the memory, to its beginning."""
 
     def wait(self) -> None:
-        """Return once they are there, or raise what went wrong; then the buffer is free."""
+        """Return once they are there, or raise the error; then the buffer is free."""
 
 
 class Staging:
@@ -49,7 +49,7 @@ class Staging:
         self._size = len(buffers[0].memory)
 
     def copy(self, memory: Bytes, source: Any) -> None:
-        """Copy a run of bytes on the device, which has `len` and slices, to host memory as long."""
+        """Copy bytes on the device, an object with `len` and slices, to host memory of the same length."""
         under_way: deque[tuple[Buffer, int]] = deque()
         try:
             for start in range(0, len(source), self._size):
@@ -68,7 +68,7 @@ class Staging:
             raise
 
     def _next(self, memory: Bytes, under_way: deque[tuple[Buffer, int]]) -> Buffer:
-        """A buffer to be filled next: one that is free, else this copy's own."""
+        """The next buffer to fill: a free one, else one of this copy's own."""
         if not under_way:
             return self._free.get()
         if len(under_way) < _AHEAD:
@@ -79,7 +79,7 @@ class Staging:
         return self._landed(memory, under_way)
 
     def _landed(self, memory: Bytes, under_way: deque[tuple[Buffer, int]]) -> Buffer:
-        """The first that is under way, once its bytes are in their place."""
+        """The first buffer in progress, once its bytes were copied to their target."""
         buffer, start = under_way[0]
         buffer.wait()
         stop = min(start + self._size, len(memory))
@@ -110,7 +110,7 @@ class _PageLocked:
 
 
 class Outward:
-    """How bytes leave one CUDA device: a stream of its own, and buffers."""
+    """The path from one CUDA device to the host: a stream of its own, and buffers."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -120,7 +120,7 @@ class Outward:
 
 
 def outward(device: Any) -> Outward:
-    """That of this device, made at its first use."""
+    """The path from this device, created at its first use."""
     with _making:
         found = _outward.get(device)
         if found is None:
@@ -129,8 +129,8 @@ def outward(device: Any) -> Outward:
 
 
 def leave(memory: Bytes, tensors: list[Any], after: Any) -> None:
-    """Copy the values of tensors of one dtype on one device, one behind another, to host memory; all that `after` marks
-    comes first. Several are put together on the device. Blocks this thread until the bytes are there."""
+    """Copy the values of tensors of one dtype on one device, one behind another, to host memory, after all work of
+    `after`. Several tensors are joined on the device first. Blocks this thread until the bytes are there."""
     import torch
 
     device = tensors[0].device

@@ -1,15 +1,15 @@
-"""Ray as the engine of a cluster: a node on each Ray node, and `dataplane.connect("ray")` in every task and actor.
+"""Nodes of a cluster on Ray nodes: a node on each Ray node, and `dataplane.connect("ray")` in every task and actor.
 
     ray.init()
     dataplane.integrations.ray.up()         # once, in the driver
 
-An actor of the job, the keeper, puts an actor on each Ray node that is alive, also on those that come later. That one
-starts the node's process, which ends with it. The nodes of the keeper's host, which is the driver's, run the cluster's
-etcd (`cluster.seeds`), so it is installed there, as the extra does.
+An actor of the job, the keeper, creates an actor on each live Ray node, including later ones. That actor starts the
+process of the node, which ends with it. The nodes of the driver's host run the cluster's etcd (`cluster.seeds`), which
+the extra installs there.
 
-Invariants: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
-process that called `up`; a node's process that ends is started again, as another node; Ray's own idea of which Ray
-nodes live says only where nodes are to be.
+Invariants: the nodes belong to one Ray job, share a key that was created for it, and end with it, or with the
+process that called `up`; a node's process that ends is replaced by another node; Ray's view of live Ray nodes only
+decides where nodes run.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ def up(
     timeout: float = _START_S,
     keep: bool = True,
 ) -> None:
-    """Put a node on every Ray node of this Ray job, and return once each runs. The nodes end with the process that
-    calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is. Each
-    knows the others then, so that what one puts can be read on any.
+    """Start a node on every Ray node of this Ray job, and return once each runs and knows the others, so that a put of
+    one can be read on any. The nodes end with the process that calls this: call it in the driver, or in the actor that
+    drives the job. Running nodes are unchanged.
 
-    config: the settings of each node. None: those that suit each host.
-    transports: what carries bytes between them, the best first. Empty: what suits each host.
-    key: the file with their key, on this host. None: one is made for the job. Nodes with a `data_dir` keep what is
-        durable for the next job, on the same driver's host, and need the key of the first.
+    config: the settings of each node. None: chosen for each host.
+    transports: the data transports between them, the preferred one first. Empty: chosen for each host.
+    key: the file with their key, on this host. None: a key is created for the job. Nodes with a `data_dir` keep durable
+        streams and tables for the next job, on the same driver's host, and need the key of the first.
     timeout: seconds to wait until they run.
-    keep: go on trying where that fails, until `down`. False: nothing is left of it, so that the next call may say
-        otherwise.
+    keep: after a failure, try again until `down`. False: undo everything, so that the next call may have other
+        settings.
 
-    Raises Misuse where Ray has not been initialised or the key can not be read or is missing, Rejected where a host can
-    not meet the settings, PeerUnavailable where a node does not run, or know the others, in time.
+    Raises Misuse if Ray has not been initialised or the key cannot be read or is missing, Rejected if a host cannot
+    meet the settings, PeerUnavailable if a node does not run, or does not know the others, in time.
     """
     global _keeping
     ray, keeper = _ray(), _keeper()
@@ -99,9 +99,9 @@ def up(
 
 
 def down() -> None:
-    """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. The plane that this
-    process's doors share is closed: its node may answer for a moment, and know nothing of those that `up` starts.
-    Idempotent."""
+    """End the nodes of this Ray job with all their data, soon after this returns. The plane of this process's
+    integrations is closed, because its node may still answer for a moment, and would not know the nodes of the next
+    `up`. Idempotent."""
     global _keeping
     _keeping = None
     if process.by_ray() is not None:
@@ -116,8 +116,8 @@ def down() -> None:
 
 
 def find(config: NodeConfig | None = None, dead: str = "") -> str:
-    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and is not the `dead` one's.
-    In a driver that has not called `up`, calls it. Raises as `up`."""
+    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and differs from that of
+    the `dead` one. In a driver that has not called `up`, calls it. Raises as `up`."""
     ray, keeper = _ray(), _keeper()
     context = ray.get_runtime_context()
     if keeper is None:
@@ -131,7 +131,7 @@ def find(config: NodeConfig | None = None, dead: str = "") -> str:
 
 
 def _ask(asked: Any, timeout_s: float) -> str:
-    """What the keeper answers. Raises Rejected or PeerUnavailable for what it says of nodes that do not run."""
+    """The answer of the keeper. Raises Rejected or PeerUnavailable if it says that nodes do not run."""
     import ray
     from ray.exceptions import RayError
 
@@ -154,7 +154,7 @@ def _read(key: str | os.PathLike[str]) -> bytes:
 
 
 def _ray() -> Any:
-    """Ray, initialised. Raises Misuse where it is not, or is not installed."""
+    """Ray, initialised. Raises Misuse if it is not, or is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -165,7 +165,7 @@ def _ray() -> Any:
 
 
 def _keeper() -> ActorHandle | None:
-    """That of this job, if there is one. Raises as `_ray`."""
+    """The keeper of this job, if there is one. Raises as `_ray`."""
     with suppress(ValueError):  # there is none
         found: ActorHandle = _ray().get_actor(_name())
         return found
@@ -179,20 +179,20 @@ def _name() -> str:
 
 
 def _on(place: str) -> Any:
-    """Run on this Ray node, or nowhere."""
+    """Scheduling on this Ray node only."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(place, soft=False)
 
 
 def _host(ip: str) -> str:
-    """An address, in brackets where a port may follow only so."""
+    """An address, in brackets if it is IPv6."""
     return f"[{ip}]" if ":" in ip else ip
 
 
 def _free_seed() -> str:
-    """HOST:PORT of this Ray node, for an etcd: the port and the next are free, and none that the system gives to
-    connections, which could take one while etcd is started again."""
+    """HOST:PORT of this Ray node, for an etcd: the port and the next are free, and outside the ephemeral range, from
+    which a connection could take one while etcd restarts."""
     import ray
 
     ip = ray.util.get_node_ip_address()
@@ -206,7 +206,7 @@ def _free_seed() -> str:
 
 
 def _seed_before(kept: Path) -> str:
-    """The seed of the job before this one, whose etcd lies in this data directory; empty for none."""
+    """The seed of the previous job, whose etcd has its data in this directory; empty for none."""
     for marks in kept.glob("dataplane-seed-*/seeds.json"):
         seed: str = json.loads(marks.read_text())["seeds"][0]
         return seed
@@ -214,7 +214,7 @@ def _seed_before(kept: Path) -> str:
 
 
 def _check_seed(config: NodeConfig | None) -> None:
-    """Raises Rejected where the etcd of the job before ran on a host that has no Ray node now."""
+    """Raises Rejected if the etcd of the previous job ran on a host without a Ray node now."""
     import ray
 
     seed = "" if config is None or config.data_path is None else _seed_before(config.data_path)
@@ -231,7 +231,7 @@ def _family(ip: str) -> socket.AddressFamily:
 
 
 class _DataplaneHost:
-    """The actor on a Ray node, which has the node's process."""
+    """The actor on a Ray node that runs the node's process."""
 
     def __init__(self, ip: str, config: NodeConfig | None, key: bytes, cluster: ClusterConfig) -> None:
         self._cluster = replace(cluster, listen=f"tcp://{_host(ip)}:0")
@@ -241,7 +241,8 @@ class _DataplaneHost:
         self._exporting: Exporting | None = None
 
     def start(self) -> tuple[str, str]:
-        """Start the process; where clients and where other nodes find it. Raises DataplaneError, ValueError."""
+        """Start the process. Returns the addresses for clients and for other nodes. Raises DataplaneError,
+        ValueError."""
         config = self._config or NodeConfig()
         check_host(config)
         self._node = Hosted(config, self._cluster, self._key)
@@ -250,8 +251,8 @@ class _DataplaneHost:
         return self._node.address, self._node.listens
 
     def knows(self, addresses: list[str], timeout_s: float) -> bool:
-        """Wait until its members include all that listen there; whether they do in time. Raises DataplaneError where it
-        has ended."""
+        """Wait until its members include all nodes with these addresses. Returns whether they do in time. Raises
+        DataplaneError if it has ended."""
         assert self._node is not None, "it was started"
         deadline = Deadline.after(timeout_s)
         with connect(self._node.address) as plane:
@@ -273,7 +274,7 @@ class _DataplaneHost:
 
 @dataclass(slots=True)
 class _Place:
-    """A Ray node, as the keeper knows it. `address` is empty while no node runs there, and `why` says why."""
+    """A Ray node with its node. `address` is empty while none runs there, and `why` is the reason."""
 
     ip: str
     task: asyncio.Task[None] | None = None
@@ -305,7 +306,7 @@ class _DataplaneKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     async def up(self, timeout_s: float) -> tuple[str, str, bool]:
-        """Wait until all run. Why some do not in time, and whether that is for the settings."""
+        """Wait until all nodes run. Returns why some do not in time, and whether the settings are the reason."""
         deadline = Deadline.after(timeout_s)
         await self._look()
         await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
@@ -315,8 +316,8 @@ class _DataplaneKeeper:
         return "", "; ".join(f"{place.ip}: {place.why}" for place in late), any(place.refused for place in late)
 
     async def _strangers(self, timeout_s: float) -> list[_Place]:
-        """Wait until all that run are members to each other: what one puts can be read on any other then. Those that
-        do not know the others in time. One that ends meanwhile is started again, and not waited for."""
+        """Wait until all running nodes are members of each other, so that a put of one can be read on any. Returns
+        those that do not know the others in time. A node that ends meanwhile is replaced, and not waited for."""
         places = [place for place in self._places.values() if place.host is not None]
         listening = [place.listens for place in places]
         known = (place.host.knows.remote(listening, timeout_s) for place in places)
@@ -327,8 +328,8 @@ class _DataplaneKeeper:
         return found
 
     async def where(self, name: str, dead: str, timeout_s: float) -> tuple[str, str, bool]:
-        """The address of the node on a Ray node, waited for, where it is not the `dead` one's; else why none runs, and
-        whether that is for the settings."""
+        """The address of the node on a Ray node, once it differs from that of the `dead` one; else why none runs,
+        and whether the settings are the reason."""
         if name not in self._places:
             await self._look()
         await self._wait(lambda: self._place(name).address not in ("", dead) or self._place(name).refused, timeout_s)
@@ -352,7 +353,7 @@ class _DataplaneKeeper:
                 log.warning("Ray does not say which Ray nodes there are", exc_info=True)
 
     async def _look(self) -> None:
-        """Start a node where there is none, and give up those of Ray nodes that have gone."""
+        """Start missing nodes, and forget those of Ray nodes that are gone."""
         import ray
 
         async with self._looking:
@@ -369,7 +370,7 @@ class _DataplaneKeeper:
                 self._keeping = asyncio.create_task(self._look_on())
 
     async def _keep(self, name: str, place: _Place) -> None:
-        """Have a node on this Ray node, until cancelled."""
+        """Keep a node on this Ray node, until cancelled."""
         import ray
 
         on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=_AT_ONCE, scheduling_strategy=_on(name))
@@ -384,7 +385,7 @@ class _DataplaneKeeper:
             await asyncio.sleep(_AGAIN_S)
 
     async def _keep_by(self, host: Any, place: _Place) -> None:
-        """Have this actor start a node, and wait until it ends. Raises what Ray does where the actor has died."""
+        """Let this actor start a node, and wait until it ends. Raises Ray's error if the actor has died."""
         from ray.exceptions import RayTaskError
 
         try:
@@ -406,6 +407,6 @@ class _DataplaneKeeper:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Who runs has changed: tell all that wait for it."""
+        """Wake all that wait for a change of the running nodes."""
         async with self._changed:
             self._changed.notify_all()

@@ -1,10 +1,10 @@
-"""The figures of a Ray job's nodes as metrics of Ray: `ray.util.metrics`, next to those of its actors.
+"""The statistics of a Ray job's nodes as metrics of Ray: `ray.util.metrics`, next to those of its actors.
 
-The actor that has a node's process reads the node's figures every `EVERY_S` and passes them on; Ray's agent on that
-host exports them to Prometheus with the prefix `ray_`, so `dataplane_put_bytes_total` of `/metrics` is
+The actor with the process of a node reads its statistics every `EVERY_S` and reports them. Ray's agent on that host
+exports them to Prometheus with the prefix `ray_`, so `dataplane_put_bytes_total` of `/metrics` is
 `ray_dataplane_put_bytes_total` there, with the tag `node`.
 
-Invariants: a figure that can not be read now is read later; nothing of it is the node's end.
+Invariants: statistics that cannot be read now are read later; no error here ends the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERY_S = 5.0
 
 
 class Exporting:
-    """A thread that passes a node's figures on until it is closed."""
+    """A thread that reports a node's statistics until it is closed."""
 
     def __init__(self, address: str, every_s: float = EVERY_S) -> None:
         self._address = address
@@ -48,7 +48,7 @@ class Exporting:
                 self.export(await series(plane))
 
     def export(self, found: Iterable[tuple[str, str, str, Mapping[str, str], float]]) -> None:
-        """Pass on series: of each its kind ("counter" or "gauge"), name, text, labels and value."""
+        """Report series: for each its kind ("counter" or "gauge"), name, text, labels and value."""
         from ray.util.metrics import Counter, Gauge
 
         for kind, name, text, labels, value in found:
@@ -66,6 +66,6 @@ class Exporting:
                 metric.inc(more, tags=dict(labels))
 
     def close(self) -> None:
-        """Pass on nothing more. Idempotent."""
+        """Stop. Idempotent."""
         self._ended.set()
         self._thread.join(self._every_s)

@@ -1,5 +1,5 @@
-"""The tensor transport `DATAPLANE` of Ray: tensors that an actor returns are put into the plane, and are read there by
-the actors that are passed them.
+"""The tensor transport `DATAPLANE` of Ray: tensors that an actor returns are put into the plane, and the actors that
+receive them read them there.
 
     dataplane.integrations.ray_tensors.register()      # before the classes that name it
 
@@ -12,13 +12,13 @@ the actors that are passed them.
 
 Owns the rows of the tensors that this process returned, from the return until Ray has no reference to them.
 
-Invariants: the tensors of one object are one row of one put, a column each, and what travels with Ray is the
-reference. They are those of the moment of the return: what is written to them later reaches nobody. A receiver reads in
-place; what it writes, it alone sees. They are freed as Ray's last reference goes, and with the process that returned
-them, as those of Ray's other transports are. Nothing is sent, so a transfer that fails ends no actor.
+Invariants: the tensors of one object are one row of one put, one column each, and Ray sends only the reference. They
+have their values at the time of the return; later writes to them are not seen by others. A receiver reads in place; its
+writes are private. The rows are freed with Ray's last reference, and with the process that returned them, as by Ray's
+other transports. Nothing is sent, so a failed transfer ends no actor.
 
-Rejected: a scope for each object, which nobody would free after the death of its actor; the node frees what a client
-staged as that goes, and so all tensors of a process are staged under one scope.
+Rejected: a scope for each object, which nobody would free after the death of its actor. The node frees the staged
+columns of a client that is gone, so all tensors of a process are staged under one scope.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dataplane.integrations import process
 from dataplane.integrations.process import with_plane
 
 NAME = "DATAPLANE"
-"""What `ray.method(tensor_transport=...)` names it."""
+"""The name for `ray.method(tensor_transport=...)`."""
 
 DEVICES = ("cpu", "cuda")
 
@@ -50,10 +50,10 @@ except ImportError as error:
 
 @dataclass
 class Metadata(TensorTransportMetadata):  # type: ignore[misc]
-    """What Ray hands from the actor that returned tensors to who receives them.
+    """The message from the actor that returned tensors to their receivers.
 
-    ref: where they are, one row; None where there are no tensors.
-    columns: the column of each tensor: a tensor that is there several times is stored once.
+    ref: a reference to one row; None if there are no tensors.
+    columns: the column of each tensor; a repeated tensor is stored once.
     """
 
     ref: BatchRef | None = None
@@ -61,34 +61,34 @@ class Metadata(TensorTransportMetadata):  # type: ignore[misc]
 
 
 class Transport(TensorTransportManager):  # type: ignore[misc]
-    """One for a process. Ray calls it from several of its threads."""
+    """The transport of one process. Several threads of Ray call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._put: dict[str, Metadata] = {}
 
     def tensor_transport_backend(self) -> str:
-        """The name of it."""
+        """The name of the transport."""
         return NAME
 
     @staticmethod
     def is_one_sided() -> bool:
-        """Whether the receiver alone takes part: yes, the plane has the bytes."""
+        """True: only the receiver takes part in a transfer, because the plane has the bytes."""
         return True
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """Whether a transfer that fails may be left as it is: yes, so that Ray ends no actor for it."""
+        """True: a failed transfer needs no cleanup, so Ray ends no actor for it."""
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
-        """Whether the actor may use it: each can. Where it finds no node, its call says so."""
+        """True for every actor. If an actor finds no node, its call raises an error that says so."""
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
-        """Put the tensors, and say where they are. A task that is done again says the same.
+        """Put the tensors. Returns their location; the same for a task that is repeated.
 
-        Raises Misuse where no node is known or the tensors are on several kinds of devices, SchemaMismatch for a tensor
+        Raises Misuse if no node is known or the tensors are on several kinds of devices, SchemaMismatch for a tensor
         that is not strided, and as `Plane.put`.
         """
         with self._lock:
@@ -119,7 +119,7 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         return Metadata(tensor_meta=shapes, tensor_device=kinds[0], ref=ref, columns=tuple(found))
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:
-        """What the two sides have to agree on: nothing."""
+        """Empty: the two sides need no agreement."""
         return CommunicatorMetadata()
 
     def recv_multiple_tensors(
@@ -129,8 +129,7 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Any] | None = None,
     ) -> list[Any]:
-        """The tensors, in place, or in the buffers that are given. Raises as `Plane.get`, and Misuse where no node is
-        known."""
+        """The tensors, in place, or in the given buffers. Raises as `Plane.get`, and Misuse if no node is known."""
         found = tensor_transport_metadata
         if not isinstance(found, Metadata):
             raise Misuse(f"object {obj_id} was returned by another transport ({type(found).__name__})")
@@ -149,11 +148,11 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
     def send_multiple_tensors(
         self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any
     ) -> None:
-        """Ray asks this of two-sided transports alone."""
+        """Not called: Ray calls this for two-sided transports only."""
         raise NotImplementedError(f"{NAME} is one-sided: the receiver reads")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: list[Any]) -> None:
-        """Free the rows; what a receiver has of them stays until it drops that."""
+        """Free the rows; the tensors of receivers stay valid."""
         with self._lock:
             self._put.pop(obj_id, None)
         if tensor_transport_meta.ref is not None:
@@ -161,15 +160,15 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
                 process.plane().free(tensor_transport_meta.ref)
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
-        """Nothing: a receive ends at its own deadline."""
+        """Does nothing: a receive ends at its own deadline."""
 
 
 def register() -> None:
-    """Make Ray know the transport in this process, and in the actors that it makes afterwards. Idempotent.
+    """Register the transport with Ray in this process, and in the actors that it creates later. Idempotent.
 
-    Ray looks the name up where a class says `ray.method(tensor_transport="DATAPLANE")`: call it before that.
+    Ray looks the name up when a class says `ray.method(tensor_transport="DATAPLANE")`: call this before.
 
-    Raises Misuse where PyTorch is not installed.
+    Raises Misuse if PyTorch is not installed.
     """
     from ray.experimental import register_tensor_transport
     from ray.experimental.rdt.util import transport_manager_info
@@ -183,7 +182,7 @@ def register() -> None:
 
 
 def _identity(tensor: Any) -> tuple[Any, ...]:
-    """Equal for tensors of the same elements of the same memory; those without elements have no address."""
+    """Equal for tensors of the same elements of the same memory; tensors without elements have no address."""
     place = (tensor.data_ptr(), tensor.stride(), tensor.is_conj(), tensor.is_neg()) if tensor.numel() else ()
     return (*place, tensor.dtype, tuple(tensor.shape))
 

@@ -1,16 +1,16 @@
-"""Rows of multimodal inputs that are not here: `LazyRow` stands where a dict of tensors would, one a row.
+"""Handles to rows of multimodal inputs: a `LazyRow` replaces a dict of tensors, one a row.
 
     handles = put_rows([{"pixel_values": pixels, "image_grid_thw": grid}, None, ...], repeated=True)
 
-A handle is a mapping: frameworks carry it through chunk, concatenation, pickle and Ray as they carry a dict, in a few
-hundred bytes, and read it where they look into it. It is no dict: an encoder that meets a dict's subclass may keep its
-items only, which are none yet.
+A handle is a mapping: frameworks pass it through chunking, concatenation, pickle and Ray like a dict, in a few hundred
+bytes, and read it at the first access. It is not a dict: an encoder may copy only the stored items of a subclass of
+dict, and a handle has none yet.
 
-Invariants: a handle holds no memory and keeps nothing in place, only what it gave out does; that is zero-copy,
-writable and private to this process, and once it is dropped a look has what was put again; the keys of a row and the
-types of its values are those that were put. Tensors and NumPy arrays of numbers are stored as columns; everything else
-of a row as MessagePack, in one more column, under a key that no input can have. NumPy takes a handle for one element,
-though it has a length.
+Invariants: a handle holds no memory and keeps nothing in place, only the values that it returned do; these are
+zero-copy, writable and private to this process, and after they are dropped, an access returns the original values;
+the keys of a row and the types of its values are the original ones. Tensors and NumPy arrays of numbers are stored
+as columns; all other values of a row as MessagePack, in one more column, under a key that no input can have. NumPy
+treats a handle as one element, although it has a length.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _COLUMN = "inputs"
 
 
 class LazyRow(Mapping[str, Any]):
-    """One row: of a struct column that `encoded` made, or of several columns, by name. Picklable, hashable."""
+    """One row: of a struct column that `encoded` produced, or of several columns, by name. Picklable, hashable."""
 
     __slots__ = ("_column", "_keys", "_ref", "_row", "_windows")
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
-        """ref: one row. column: the struct column that is the row; None: each column of `ref` is a key of it.
+        """ref: one row. column: the struct column of the row; None: each column of `ref` is a key of it.
 
-        Raises Misuse for other than one row, SchemaMismatch where there is no such column.
+        Raises Misuse for more or fewer than one row, SchemaMismatch if there is no such column.
         """
         if len(ref) != 1:
             raise Misuse(f"a LazyRow is one row, not {len(ref)}: use lazy_rows(ref) for a handle a row")
@@ -57,12 +57,12 @@ class LazyRow(Mapping[str, Any]):
 
     @property
     def ref(self) -> BatchRef:
-        """What it stands for: one row, of one column if it is a struct's."""
+        """The reference to the row, with only the struct column if it has one."""
         return self._ref
 
     @property
     def column(self) -> str | None:
-        """The struct column that it is a row of."""
+        """The name of the struct column."""
         return self._column
 
     def read(self) -> dict[str, Any]:
@@ -91,15 +91,15 @@ class LazyRow(Mapping[str, Any]):
         return len(self._names())
 
     def items(self) -> Any:
-        """Keys and values, read at once: a row is read once for all of them."""
+        """Keys and values; the row is read once for all of them."""
         return self.read().items()
 
     def values(self) -> Any:
-        """Values, read at once."""
+        """Values; the row is read once for all of them."""
         return self.read().values()
 
     def __eq__(self, other: object) -> bool:
-        """Whether both stand for the same stored row."""
+        """Whether both refer to the same stored row."""
         if not isinstance(other, LazyRow):
             return NotImplemented
         return self._column == other._column and self._ref == other._ref
@@ -111,7 +111,7 @@ class LazyRow(Mapping[str, Any]):
         return f"LazyRow({self._ref!r})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[np.object_]:
-        """One element: `np.array([row, ...], dtype=object)` has a handle a row, and not their keys."""
+        """One element: `np.array([row, ...], dtype=object)` has one handle a row, and not its keys."""
         element = np.empty((), object)
         element[()] = self
         return element
@@ -127,11 +127,11 @@ class LazyRow(Mapping[str, Any]):
         return row
 
     def _names(self) -> tuple[str, ...]:
-        """Its keys: of a struct's row, known once it was looked into."""
+        """Its keys; of a struct's row, known after the first read."""
         return tuple(self.read()) if self._keys is None else self._keys
 
     def _may_have(self, key: object) -> bool:
-        """Whether the schema allows it: what it rules out is answered without a look."""
+        """Whether the schema allows the key: keys that it excludes need no read."""
         if self._column is None:
             return key in self._ref.columns
         keys = dict(self._ref.schema[self._column].children)
@@ -139,8 +139,8 @@ class LazyRow(Mapping[str, Any]):
 
 
 def lazy_rows(ref: BatchRef, column: str | None = None) -> list[LazyRow]:
-    """A handle for each row of a struct column, or of all columns of the reference. In this process, those that are
-    looked into one after another are read together."""
+    """A handle for each row of a struct column, or of all columns of the reference. In this process, neighbouring
+    handles that are read one after another are read together."""
     chosen = ref if column is None else ref.select(column)
     windows = Windows(chosen)
     handles = []
@@ -159,9 +159,9 @@ def put_rows(
     plane: Plane | None = None,
     timeout: float = 60.0,
 ) -> list[LazyRow | None]:
-    """Store rows of inputs, as a processor gives them; a handle a row, and None for each that is None.
+    """Store rows of inputs, as a processor returns them. Returns a handle for each row, and None for each None.
 
-    repeated: rows may be equal, as those of a prompt's responses are: store each once.
+    repeated: rows may be equal, as those of the responses of one prompt: store equal rows once.
 
     Raises as `Plane.put`.
     """
@@ -174,12 +174,12 @@ def put_rows(
 
 
 def encoded(rows: Sequence[Mapping[Any, Any] | None]) -> list[dict[str, Any]]:
-    """Rows as a struct column takes them: what `read_row` gives back as it was."""
+    """Rows in the form of a struct column; `read_row` returns the original."""
     return [_encoded(row) for row in rows]
 
 
 def read_rows(column: Column) -> list[dict[str, Any] | None]:
-    """The rows of such a column, each in place: equal rows that were stored once are the same memory here too."""
+    """The rows of such a column, each in place: equal rows that were stored once share memory here too."""
     if all(key == REST for key, _ in column.field.children):
         return [_decoded(row) for row in column.to_list()]
     return [read_row(column[row : row + 1]) for row in range(len(column))]
@@ -191,7 +191,7 @@ def read_row(column: Column) -> dict[str, Any] | None:
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any] | None:
-    """A row as it was encoded, back."""
+    """The original of an encoded row."""
     if REST not in row:
         return row
     rest = row.pop(REST)
@@ -221,7 +221,7 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
 
 
 def _value(column: Column) -> Any:
-    """The one row of a column: a tensor where it is numbers, else what was put."""
+    """The one row of a column: a tensor for numbers, else the original object."""
     if column.kind == "dense":
         return column.torch()[0]
     if column.kind == "ragged":

@@ -1,17 +1,17 @@
-"""What this process has put, by content, so that a large value that is put again is not stored again.
+"""The values that this process has put, by content, so that a large value that is put again is not stored again.
 
-verl puts each response of a prompt by itself, and with each the same images. The same process puts all of a prompt's,
-so the index is a process's own. It has digests and places, not values, and keeps nothing alive: a place whose rows were
-freed meanwhile is forgotten by whoever finds that out, and the value is put anew.
+verl puts each response of a prompt separately, each with the same images. One process puts all responses of a prompt,
+so the index is local to a process. It has digests and locations, not values, and keeps nothing alive: a location whose
+rows were freed is removed when that is noticed, and the value is stored again.
 
-A value is a whole row of a field, as it is about to be stored. Values of `LEAST` bytes or more are looked up, tensors
-only from `TENSOR` bytes on and in puts of a few rows: those of large batches hardly ever come again, and reading them
-takes as long as storing them. Columns of objects whose rows share parts are not looked up.
+A value is a whole row of a field, as it is about to be stored. Values of `LEAST` bytes or more are looked up; tensors
+only from `TENSOR` bytes, and in puts of a few rows: those of large batches are rarely repeated, and hashing them takes
+as long as storing them. Columns of objects whose rows share parts are not looked up.
 
-Invariants: of equal values that several threads put at once one is stored, and the others wait for it; who waits
-has nothing that another waits for. Values are equal where their xxh3-128 is, with the field that they are stored as.
+Invariants: if several threads put equal values at once, one of them stores the value and the others wait for it; a
+waiting thread holds no claim that another waits for. Values are equal if their xxh3-128 and their stored fields are.
 
-Rejected: an index in the node, by digests that clients name: a client could then give its bytes for another's value.
+Rejected: an index in the node, by digests that clients send: a client could replace another's value.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from dataplane.clock import Deadline
 T = TypeVar("T")
 
 LEAST = 16 << 10
-"""Bytes of a value from which on it is worth a look."""
+"""The smallest value that is looked up, in bytes."""
 
 TENSOR, FEW = 256 << 10, 16
-"""Bytes of a tensor from which on it is, and rows of a put up to which it is."""
+"""The smallest tensor that is looked up, in bytes, and the largest number of rows of a put with such tensors."""
 
 _ENTRIES = 1 << 14  # about a kilobyte each
 
@@ -46,8 +46,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Known(Generic[T]):
-    """Where values are that were put, by their keys: at most `entries`, those that were last used. Threads may share
-    it; a forked child begins with what its parent knew."""
+    """The locations of stored values by their keys: at most `entries`, the last used ones. Threads may share it; a
+    forked child begins with the entries of its parent."""
 
     def __init__(self, entries: int = _ENTRIES) -> None:
         self._most = entries
@@ -61,8 +61,9 @@ class Known(Generic[T]):
 
     @contextmanager
     def claim(self, keys: Iterable[bytes], wait_s: float) -> Iterator[dict[bytes, T]]:
-        """The places of those of these values that are known. The others are the caller's to put, and to `learn`, in
-        this context: who claims one of them meanwhile waits for its end, or so long, and then puts it as well."""
+        """The locations of those of these values that are known. The caller stores the others, and calls `learn`,
+        within this context. Another thread that claims one of them waits until the context ends, at most this long,
+        and then stores the value too."""
         self._forked()
         wanted, until = dict.fromkeys(keys), Deadline.after(wait_s)
         mine: Future[None] = Future()
@@ -80,7 +81,8 @@ class Known(Generic[T]):
             mine.set_result(None)
 
     def _begin(self, wanted: Iterable[bytes], mine: Future[None], *, anyhow: bool) -> Future[None] | None:
-        """Claim what is not known. Or claim nothing, and what to wait for, where somebody else has claimed some."""
+        """Claim the unknown values; or, if another thread has claimed some of them, claim none and return what to
+        wait for."""
         with self._lock:
             unknown = [key for key in wanted if key not in self._places]
             theirs = next((self._coming[key] for key in unknown if key in self._coming), None)
@@ -93,12 +95,12 @@ class Known(Generic[T]):
             return None
 
     def _forked(self) -> None:
-        """Threads that a child does not have may have had the lock, and what they put does not come."""
+        """Reset the lock and claims of threads that do not exist in a forked child."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._coming = os.getpid(), threading.Lock(), {}
 
     def learn(self, places: Mapping[bytes, T]) -> None:
-        """These values were put, and are there."""
+        """Record the locations of stored values."""
         with self._lock:
             for key, place in places.items():
                 self._places[key] = place
@@ -107,7 +109,7 @@ class Known(Generic[T]):
                 self._places.popitem(last=False)
 
     def forget(self, places: Mapping[bytes, T]) -> None:
-        """These values are not at these places any more."""
+        """Remove these locations of values."""
         with self._lock:
             for key, place in places.items():
                 if self._places.get(key) is place:
@@ -115,8 +117,9 @@ class Known(Generic[T]):
 
 
 def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) -> list[bytes | None] | None:
-    """The key of each row that is to be looked up; none of a row that is not, and None where no row is. `tensors`: each
-    row is a tensor; `how`: what else makes equal rows different; `few`: rows of tensors up to which they are."""
+    """The key of each row that is looked up; None for other rows, and None if no row is. `tensors`: each row is a
+    tensor; `how`: what else distinguishes equal rows; `few`: the largest number of rows of tensors that are looked
+    up."""
     least = TENSOR if tensors else LEAST
     if values.nbytes < least or (tensors and values.rows > few) or _indexed(values):
         return None
@@ -131,7 +134,7 @@ def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) 
 
 
 def _indexed(values: Values) -> bool:
-    """Whether rows share parts of this put already: a row's content is not in its own bytes then."""
+    """Whether rows already share parts within this put: the content of a row is not in its own bytes then."""
     return values.index is not None or any(map(_indexed, values.children))
 
 

@@ -1,8 +1,8 @@
-"""`Windows`: neighbouring rows of a reference, read together where they are asked for one by one.
+"""`Windows`: neighbouring rows of a reference, read together when they are accessed one by one.
 
-Invariants: a window of rows is held only while a tensor that it gave lives: code that goes through rows,
-collects their tensors, uses them and drops them, asks the node once a window, and has nothing in place between. Where
-a window can not be read, since a neighbour was freed or all of it does not fit, its rows are read one by one.
+Invariants: a window of rows is only held while a tensor of it is alive: code that iterates over rows, collects their
+tensors, uses them and drops them, asks the node once a window, and holds nothing in between. If a window cannot be
+read, because a neighbour was freed or the whole does not fit, its rows are read one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Windows:
         self._living: dict[int, dict[int, weakref.ref[Any]]] = {}  # by window: of the tensors that it gave
 
     def batch(self, row: int) -> tuple[Batch, int]:
-        """A batch that has the row, and where. Raises as `Plane.get`."""
+        """A batch with the row, and the position of the row in it. Raises as `Plane.get`."""
         number = row // ROWS
         batch = self._open.get(number)
         if batch is None:
@@ -39,7 +39,7 @@ class Windows:
         return batch, row % ROWS
 
     def keep(self, row: int, batch: Batch, given: dict[str, Any]) -> None:
-        """Keep that batch as long as a tensor of these, which are views of it, lives."""
+        """Keep that batch while any of these tensors, which are views of it, is alive."""
         number = row // ROWS
         if len(batch) != len(self._ref[number * ROWS : (number + 1) * ROWS]):
             return  # it is one row of it
