@@ -1,9 +1,9 @@
-"""A node that is one of several, started by this process.
+"""A node of a cluster, started by this process.
 
-It watches this process itself, and ends with it in good order: its files are gone then. That needs that it is not a
-child of this process, since Ray ends the children of its workers by SIGKILL; a process in between starts it, and ends.
+It watches this process, and ends with it gracefully, removing its files. It must not be a child of this process,
+because Ray ends the children of its workers by SIGKILL; so an intermediate process starts it, and ends.
 
-The cluster's key goes to it in memory that it inherits: in no file, and on no command line.
+It inherits the cluster's key in memory: the key is in no file, and on no command line.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STOP_S = 2.0
 
 
 class Hosted:
-    """A running node. `address` is what to connect to, `listens` where other nodes find it."""
+    """A running node. `address`: for clients; `listens`: for other nodes."""
 
     def __init__(self, config: NodeConfig, cluster: ClusterConfig, key: bytes) -> None:
         """Start it and wait until it answers. `key` is the content of a key file; `cluster.key` is not used.
 
-        Raises Rejected where it can not meet the settings, saying why; PeerUnavailable where it does not come up.
+        Raises Rejected with the reason if it cannot meet the settings; PeerUnavailable if it does not start.
         """
         self._open, theirs = socket.socketpair()  # it ends when this end is closed
         held = _in_memory(key)
@@ -79,19 +79,19 @@ class Hosted:
 
 
 def claimed_directory() -> Claim:
-    """A new directory for the etcd of a cluster that lives no longer than this process."""
+    """A new directory for the etcd of a cluster that ends with this process."""
     return Claim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
 
 
 def new_key() -> bytes:
-    """The content of a key file, of a new key."""
+    """The content of a key file with a new key."""
     from dataplane.wire import auth  # with ZeroMQ, which a host alone does not need
 
     return auth.new()
 
 
 def _in_memory(content: bytes) -> int:
-    """A descriptor of a file without a name, which only this user may read."""
+    """A descriptor of an unnamed file, readable by this user only."""
     descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, content)

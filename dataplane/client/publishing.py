@@ -1,12 +1,12 @@
-"""Writing one publisher's part of a version into the node's memory: tensors into chunks, one after another.
+"""Writes one publisher's part of a version into the node's memory: tensors into chunks, one after another.
 
-A chunk is a shard of its own: several tensors together up to `CHUNK` bytes, or one that is larger. So chunks are what
-hosts exchange, and what versions share. Where a publisher brings the same tensors each time, they are in the same
-chunks: one that has not changed is the older version's, and of one that has, what changed is stored too, where that is
-less than half of it.
+A chunk is a shard of its own: several tensors of together at most `CHUNK` bytes, or one larger tensor. Hosts exchange
+chunks, and versions share them. If a publisher has the same tensors each time, they are in the same chunks: an
+unchanged chunk is that of the older version, and for a changed one the difference is stored too, if that has less than
+half its size.
 
 Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
-ends; of an iterable no more than `_TOGETHER` bytes of tensors are held at a time, or one tensor.
+ends; of an iterable, at most `_TOGETHER` bytes of tensors are held at a time, or one tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Part, Placement
 from dataplane.wire import messages as m
 
 CHUNK = 16 << 20
-"""Bytes of a chunk, about."""
+"""The approximate size of a chunk in bytes."""
 
 _TOGETHER = 256 << 20  # bytes of tensors that are written together
 _HEAD = aligned(16)  # of a chunk's shard: two row offsets
@@ -48,7 +48,7 @@ _HEAD = aligned(16)  # of a chunk's shard: two row offsets
 
 @dataclass(slots=True)
 class Chunk:
-    """What is to be written together: slices of tensors, and where each begins. `ref`: where it is stored."""
+    """Slices of tensors that are written together, with their positions. `ref`: the stored chunk."""
 
     number: int
     nbytes: int = 0
@@ -56,7 +56,7 @@ class Chunk:
     ref: BatchRef | None = None
 
     def add(self, source: Source) -> int:
-        """Where it begins."""
+        """Add a slice. Returns its position."""
         start = self.nbytes
         self.sources.append((start, source))
         self.nbytes = aligned(start + source.nbytes)
@@ -64,7 +64,7 @@ class Chunk:
 
     @property
     def width(self) -> int:
-        """The bytes of most of its elements."""
+        """The size in bytes of most of its elements."""
         widths: Counter[int] = Counter()
         for _, source in self.sources:
             widths[min(source.width, 8)] += source.nbytes
@@ -75,7 +75,7 @@ class Chunk:
         return all(source.same(old[start : start + source.nbytes]) for start, source in self.sources)
 
     def filling(self, memory: Bytes) -> Callable[[int, int], None] | None:
-        """What writes its bytes there from one place to another; None where some do not lie in host memory."""
+        """A function that writes a range of its bytes there; None if some do not lie in host memory."""
         runs = [(start, source.bytes()) for start, source in self.sources]
         if any(flat is None for _, flat in runs):
             return None
@@ -93,13 +93,13 @@ class Chunk:
         return fill
 
     def pad(self, memory: Bytes) -> None:
-        """Write what lies between tensors."""
+        """Write the padding between tensors."""
         for start, source in self.sources:
             end = start + source.nbytes
             memory[end : aligned(end)] = 0
 
     def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
-        """What together writes it there: a large tensor in several, small ones in one."""
+        """Jobs that together write it there: several for a large tensor, one for small ones."""
         self.pad(memory)
         if len(self.sources) == 1:
             ((start, source),) = self.sources
@@ -114,7 +114,7 @@ class Chunk:
 
 
 class Older:
-    """A part of the version before, of the same rank, of which this publisher's host has the chunks."""
+    """The part of the previous version, of the same rank, whose chunks are on this publisher's host."""
 
     def __init__(self, part: Part, rows: BatchRef, held: Sequence[Held]) -> None:
         self.part = part
@@ -123,16 +123,16 @@ class Older:
         self._pieces = rows.unlinked().pieces(COLUMN)
 
     def row(self, chunk: int) -> BatchRef:
-        """Where a chunk is stored."""
+        """The location of a chunk."""
         return self._rows[chunk]
 
     def base(self, chunk: int) -> Base:
-        """The same, as a delta names it."""
+        """The location of a chunk, in the form of a delta."""
         piece = self._pieces[chunk]
         return Base(self.part.version, piece.node, piece.shard)
 
     def bytes(self, chunk: Chunk) -> Bytes | None:
-        """Those of the chunk that was in this one's place, if it was as large."""
+        """The bytes of the older chunk at this position, if it had the same size."""
         number = chunk.number
         if number >= len(self.part.chunks) or self.part.chunks[number] != chunk.nbytes:
             return None
@@ -142,12 +142,12 @@ class Older:
 
 
 class Publication:
-    """One part of a version, from its first tensor to its rows in the table. `staged`: the scope that it is under."""
+    """One part of a version, from its first tensor to its rows in the table. `staged`: its scope."""
 
     def __init__(
         self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None, *, deltas: bool
     ) -> None:
-        """`deltas`: whether there are other hosts, for which to say what changed since the older version."""
+        """`deltas`: whether there are other hosts, for which differences to the older version are stored."""
         self._connection, self._writer, self._deadline = connection, writer, deadline
         self._older, self._deltas = older, deltas
         self.staged = f"{m.STAGED}w{secrets.token_hex(8)}"  # drawn here: forked processes share what was drawn before
@@ -159,19 +159,19 @@ class Publication:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """Where each chunk is stored."""
+        """The stored chunks."""
         return [chunk.ref for chunk in self._chunks if chunk.ref is not None]
 
     def placement(self, layout: bytes) -> bytes:
-        """Where the chunks of a part of this layout are, for who knows that (`Placement`)."""
+        """The locations of the chunks of a part with this layout (`Placement`)."""
         refs = self.refs
         pieces = concat(refs).unlinked().pieces(COLUMN) if refs else ()
         shards = np.array([piece.shard for piece in pieces], "<i8").tobytes()
         return Placement(layout, self._connection.welcome.node, shards).encode()
 
     async def give(self, table: AsyncTable, keys: list[str]) -> None:
-        """Rows of the table for all chunks and then all deltas: what is staged is the table's from then on. Of more
-        rows than one message has, those of the last take the scope along."""
+        """Write rows of the table for all chunks and then all deltas: the staged shards then belong to the table.
+        With more rows than one message has, the last message takes the scope."""
         refs = [*self.refs, *self.deltas.values()]
         for start, stop in stretches(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
@@ -189,7 +189,7 @@ class Publication:
                 self._connection.tell(m.Free(self._connection.next_id(), [], [], self.staged))
 
     async def write(self, tensors: Any) -> tuple[list[int], list[Entry], dict[int, Base]]:
-        """Write all of them; the bytes of each chunk, what lies where, and what deltas are from. Raises as
+        """Write all tensors. Returns the bytes of each chunk, the layout, and the bases of the deltas. Raises as
         `AsyncWeights.publish`."""
         entries: list[Entry] = []
         names: set[str] = set()
@@ -221,7 +221,7 @@ class Publication:
         return [chunk.nbytes for chunk in self._chunks], entries, bases
 
     def _place(self, source: Source) -> tuple[int, int]:
-        """The chunk that it goes into, and where in that."""
+        """The chunk of a tensor, and the position in it."""
         if not source.nbytes:
             return -1, 0
         last = self._chunks[-1] if len(self._chunks) > self._written else None
@@ -231,7 +231,7 @@ class Publication:
         return len(self._chunks) - 1, last.add(source)
 
     async def _flush(self) -> None:
-        """Store the chunks that are not stored."""
+        """Store the chunks that are not stored yet."""
         chunks = self._chunks[self._written :]
         self._written = len(self._chunks)
         old = {chunk.number: self._older.bytes(chunk) for chunk in chunks} if self._older is not None else {}
@@ -249,7 +249,7 @@ class Publication:
             chunk.sources = []
 
     async def _write(self, chunks: Sequence[Chunk], old: Mapping[int, Bytes | None]) -> None:
-        """Write chunks, and what changed of those that have an older one."""
+        """Write chunks, and the differences of those that have an older one."""
         found: dict[int, bytes] = {}
         apart: list[Callable[[], Any]] = []  # after all is written: what is to be compared with bytes of a device
 
@@ -292,7 +292,7 @@ class Publication:
 
 
 class _Reserved:
-    """Shards of one row of bytes each, from their reservation to their seal; given back where that does not come."""
+    """Shards of one row of bytes each, from their reservation to their seal; released if they are not sealed."""
 
     def __init__(self, connection: Connection, writer: Writer, scope: str, deadline: Deadline) -> None:
         self._connection, self._writer, self._scope, self._deadline = connection, writer, scope, deadline
@@ -302,7 +302,7 @@ class _Reserved:
         self._sealed = False
 
     async def reserve(self, sizes: Sequence[int]) -> list[tuple[int, Bytes]]:
-        """Room for so many bytes each: the shards, and where their bytes are to be written."""
+        """Reserve a shard for each of these sizes. Returns the shards, and their memory."""
         if not sizes:
             return []
         asked = [_HEAD + aligned(size) for size in sizes]
@@ -318,7 +318,7 @@ class _Reserved:
         return found
 
     async def seal(self) -> list[BatchRef]:
-        """Make all of them visible, under the scope; where each is."""
+        """Make all of them visible, under the scope. Returns their locations."""
         layouts = [_layout(size) for size in self._sizes]
         pairs = list(zip(self._shards, layouts, strict=True))
         seal = m.Seal(self._connection.next_id(), pairs, self._scope, hold=False)
@@ -342,7 +342,7 @@ def _layout(nbytes: int) -> bytes:
 
 
 async def _pairs(tensors: Any, streams: Sequence[Any]) -> AsyncIterator[tuple[str, Any]]:
-    """The names and tensors of what a publisher gives, each made on these streams of its. Raises Misuse."""
+    """The names and tensors of a publisher, each produced on these streams of its device. Raises Misuse."""
     if hasattr(tensors, "__aiter__"):
         async for pair in tensors:
             yield _pair(pair)

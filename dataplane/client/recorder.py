@@ -1,15 +1,15 @@
 """Records the rows of a stream as they are done, each once: `stream.record`.
 
-A recorder is a task of the stream of its own. So rows that nobody has recorded yet stay in the stream, also while no
-recorder runs; a row is done, for it, once it has all columns that are recorded; and it acks rows when they are on the
-disk, and not before. The thread that writes is its own, and asks for the next rows before it writes these.
+A recorder is a task of the stream of its own. So rows that are not recorded yet stay in the stream, also while no
+recorder runs; for it, a row is done when it has all recorded columns; and it acks rows after they are on disk. It
+writes in a thread of its own, which requests the next rows before it writes these.
 
-Invariants: a row is in the recording once. Where an ack failed, or the recorder was killed before it, the row
-comes again, and is known by its name: the key that the stream made, or the user's key with the row's number. Rows that
-can not be written (the disk is full) are passed over and counted, so that the pipeline goes on, or waited for.
+Invariants: a row is in the recording once. If an ack failed, or the recorder was killed before it, the row is delivered
+again and recognised by its name: the key that the stream generated, or the user's key with the row's number. Rows that
+cannot be written (the disk is full) are skipped and counted, so that the pipeline continues, or waited for.
 
-Rejected: rows that all other tasks have acked. A stream frees those, so it would have to keep them for somebody who is
-perhaps not there; as a task, the recorder has leases, redelivery and `max_bytes` like everybody else.
+Rejected: rows that all other tasks have acked. A stream frees those, so it would have to keep them for a recorder
+that may not exist; as a task, the recorder has leases, redelivery and `max_bytes` like all others.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _PIECE = 64 << 20  # bytes of rows in one part
 
 @dataclass(frozen=True, slots=True)
 class RecordingStatistics:
-    """What was recorded by now. `rows`: in the recording; `skipped`: passed over; `repeated`: that came again and were
-    there; `busy_s`: processor seconds of the thread."""
+    """Statistics of a recorder. `rows`: in the recording; `skipped`: left out; `repeated`: delivered again after
+    they were recorded; `busy_s`: processor seconds of the thread."""
 
     rows: int
     skipped: int
@@ -67,7 +67,7 @@ class RecordingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How to record."""
+    """The options of a recorder."""
 
     directory: Path
     columns: list[str] | None
@@ -80,8 +80,8 @@ class How:
 
 
 class Recording(Background):
-    """A recorder at work. `close()`, or leaving it as a context manager, records what is done by now, and ends it;
-    `wait()` waits until the stream was closed and all of it is recorded."""
+    """A running recorder. `close()`, or the end of it as a context manager, records the rows that are done by now,
+    and ends it; `wait()` waits until the stream was closed and all of it is recorded."""
 
     def __init__(self, stream: AsyncStream, how: How) -> None:
         super().__init__(stream._connection, f"recorder of {stream.name!r}")
@@ -97,16 +97,16 @@ class Recording(Background):
 
     @property
     def error(self) -> BaseException | None:
-        """Why it has ended, or why the last rows that were passed over were; None where nothing was."""
+        """Why it has ended, or why the last skipped rows were skipped; None if nothing failed."""
         return self._error or self._passed
 
     def statistics(self) -> RecordingStatistics:
-        """What was recorded by now."""
+        """The statistics now."""
         return RecordingStatistics(self._rows, self._skipped, self._repeated, self._busy_s)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the stream was closed and all of it is recorded, or this was closed. Raises what it failed with:
-        LimitExceeded where rows were passed over, since the disk was full; NotReady after `timeout` seconds."""
+        """Wait until the stream was closed and all of it is recorded, or this was closed. Raises its error:
+        LimitExceeded if rows were skipped because the disk was full; NotReady after `timeout` seconds."""
         super().wait(timeout)
         if self._passed is not None:
             raise self._passed
@@ -135,8 +135,8 @@ class Recording(Background):
             self._busy_s = time.thread_time() - began
 
     async def _consume(self, source: _Source) -> bool:
-        """Record what comes until this is to end, and then what is ready; whether the stream was closed, and this was
-        all of it."""
+        """Record deliveries until it is to end, and then the ready rows. Returns whether the stream was closed and
+        all is recorded."""
         began = time.thread_time()
         ahead, last = asyncio.create_task(self._next(source, _WAIT_S)), False
         try:
@@ -165,7 +165,7 @@ class Recording(Background):
                     await found.unseen()
 
     async def _next(self, source: _Source, timeout: float) -> Delivery | None:
-        """The next rows; None where the stream was closed and there are no more. Raises NotReady."""
+        """The next rows; None if the stream was closed and there are no more. Raises NotReady."""
         how = self._how
         try:
             return await source.stream.consume(
@@ -177,7 +177,7 @@ class Recording(Background):
             raise
 
     async def _record(self, source: _Source, delivery: Delivery) -> None:
-        """Write the rows that are not there yet, and ack all of them."""
+        """Write the rows that are not recorded yet, and ack all of them."""
         names = _names(source.stream, delivery)
         seen = source.writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
@@ -198,7 +198,7 @@ class Recording(Background):
                 source.writer.rotate()
 
     async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows, in parts of about `_PIECE` bytes; whether none of them is lost, or was left to others."""
+        """Write rows, in parts of about `_PIECE` bytes. Returns whether none of them is lost or was left to others."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
                 batch = await source.plane.get(ref)
@@ -251,13 +251,13 @@ class Recording(Background):
 
 
 def _bare(error: DataplaneError) -> DataplaneError:
-    """The same error, which holds nothing: its traceback would hold the rows."""
+    """The same error without its traceback, which would keep the rows alive."""
     return type(error)(str(error), **error.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is recorded, of which columns, and to where."""
+    """The stream, the columns and the writer of a recording."""
 
     plane: AsyncPlane
     stream: AsyncStream
@@ -267,7 +267,7 @@ class _Source:
 
 
 def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
-    """What the rows of a delivery are called."""
+    """The metadata of the rows of a delivery."""
     numbers = [0] * len(delivery)
     for _, at, found in delivery.ref.origins():
         for row, number in zip(at.tolist(), found.tolist(), strict=True):
@@ -281,7 +281,7 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
 
 
 async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[str]:
-    """The columns that rows have once each other task has done one; none where the stream was closed without rows."""
+    """The columns of a row that each other task has done; none if the stream was closed without rows."""
     while True:
         figures = await stream.stats()
         if "columns" not in figures:
@@ -308,7 +308,7 @@ def record(
     compression: str = "zstd",
     on_full: str = "skip",
 ) -> Recording:
-    """See `AsyncStream.record`, which begins it by this."""
+    """See `AsyncStream.record`, which calls this."""
     if task not in stream.settings.tasks:
         raise Misuse(
             f"a recorder is a task of the stream: make {stream.name!r} with a task {task!r}, or name one of "

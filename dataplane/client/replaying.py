@@ -1,10 +1,10 @@
-"""Makes a stream of a recording: `plane.replay`.
+"""Makes a stream from a recording: `plane.replay`.
 
-A thread of its own reads the recording and appends its rows, with their keys, groups, versions and tags, in the order
-in which they were recorded; then it closes the stream. The stream has room for a share of the node's memory unless
-something else is said, so a recording of any size is replayed at its consumers' pace.
+A thread of its own reads the recording and appends its rows, with their keys, groups, versions and tags, in the
+recorded order; then it closes the stream. By default the stream has room for a share of the node's memory, so a
+recording of any size is replayed at the pace of its consumers.
 
-Invariants: whoever consumes is told of a replay that failed, or was broken off: the stream is dropped.
+Invariants: consumers notice a replay that failed or was aborted, because the stream is dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WAIT_S = 2.0  # for room, before it is looked whether this is to end
 
 
 class Replay(Background):
-    """A replay at work. `wait()` waits until all rows are in the stream; `close()` ends it, and drops the stream where
-    they are not."""
+    """A running replay. `wait()` waits until all rows are in the stream; `close()` ends it, and drops the stream if
+    they are not yet."""
 
     def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
         super().__init__(stream._connection, f"replay of {reader.directory}")
@@ -90,7 +90,7 @@ class Replay(Background):
         await plane.free(ref)
 
     async def _each_way(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
-        """Rows of which some have a group: in runs of those that have one and those that have not, in their order."""
+        """Rows of which only some have a group: in runs with and without groups, in their order."""
         start, groups = 0, recorded.names.groups
         for end in range(1, len(groups) + 1):
             if end == len(groups) or (groups[end] is None) != (groups[start] is None):

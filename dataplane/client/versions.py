@@ -1,10 +1,10 @@
-"""What a process knows of the versions of one set of weights: what the register says, and layouts that it has read.
+"""A process's knowledge of the versions of one set of weights: the content of the register, and decoded layouts.
 
-A version mostly has the layout of the one before: the same tensors at the same places of as many chunks. So what is
-asked for is looked up in a layout once, and of each later version on the same host two things are asked: what there is
-and where (one look at the register), and the chunks.
+A version mostly has the layout of the previous one: the same tensors at the same positions of as many chunks. So a
+request is resolved in a layout once, and each later version on the same host needs two requests: the register, for the
+versions and their locations, and the chunks.
 
-Invariants: what is kept is named by the digest of the layout that it was made of, and never changed.
+Invariants: a cached plan belongs to the digest of its layout, and never changes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataplane.weights.layout import Placement, placement
 from dataplane.weights.slices import Selected
 
 PLACED = "placed"
-"""The tag of a part's row that says where its chunks are."""
+"""The tag of a part's row with the locations of its chunks."""
 
 _PLANS = 4  # of one process: with other names, or other slices
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the register has: of each complete version, by rank, in how many rows its part is, and where it is, if that
-    is told; the number of the last news; all keys."""
+    """The content of the register: for each complete version, by rank, the number of rows of its part, and its
+    location if known; the number of the last change; all keys."""
 
     complete: dict[int, list[int]]
     placed: dict[int, list[Any]]
@@ -36,7 +36,7 @@ class Seen:
 
     @staticmethod
     def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> Seen:
-        """What these rows of the register say."""
+        """The content of these rows of the register."""
         parts: dict[int, dict[int, tuple[int, int, Any]]] = {}
         news = 0
         for key, said in zip(keys, tags, strict=True):
@@ -55,14 +55,14 @@ class Seen:
         return Seen(complete, placed, news, keys)
 
     def placements(self, version: int) -> list[Placement] | None:
-        """Where each rank's part of a version is; None where that is not told of all of them."""
+        """The location of each rank's part of a version; None if one is unknown."""
         found = [placement(where) for where in self.placed.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
 
 
 class Plans:
-    """What was asked for lately, of which layouts, and where in their chunks that is."""
+    """The last requests by their layouts, with the positions of their tensors in the chunks."""
 
     def __init__(self) -> None:
         self._plans: list[tuple[list[bytes], Any, Plan]] = []
@@ -70,7 +70,7 @@ class Plans:
     def find(
         self, placed: Sequence[Placement], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
     ) -> Plan | None:
-        """What this is in these layouts; None where it was not asked for lately."""
+        """The plan of this request in these layouts; None if it is not cached."""
         layouts = [each.layout for each in placed]
         asked = (None if names is None else list(names), slices or None)
         return next((plan for of, what, plan in self._plans if of == layouts and what == asked), None)
@@ -82,13 +82,13 @@ class Plans:
         slices: Mapping[str, Selected] | None,
         plan: Plan,
     ) -> None:
-        """This is what was asked for."""
+        """Cache the plan of this request."""
         asked = (None if names is None else list(names), copy.deepcopy(dict(slices)) if slices else None)
         self._plans = [([each.layout for each in placed], asked, plan), *self._plans[: _PLANS - 1]]
 
 
 def shards_here(placed: Sequence[Placement], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
-    """The shards of these chunks, where all of them are on this node."""
+    """The shards of these chunks, if all of them are on this node."""
     if any(each.node != node for each in placed):
         return None
     numbers = [each.numbers() for each in placed]

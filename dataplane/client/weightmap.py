@@ -1,8 +1,8 @@
-"""The tensors of a version as a reader has them: a mapping over chunks that are held, made when they are looked at.
+"""The tensors of a version at a reader: a mapping over held chunks, created at the first access.
 
-Invariants: a tensor that one slice covers is a view of the shared memory; one that several cover is put together
-in memory of this process. A tensor is writable as a private copy made page by page, which nobody else sees, since torch
-knows no read-only tensors; an array is read-only. Each keeps what it looks into in place.
+Invariants: a tensor that one slice covers is a view of the shared memory; a tensor covered by several is assembled
+in memory of this process. A tensor is writable as a private copy, made page by page, which nobody else sees, because
+torch has no read-only tensors; an array is read-only. Each keeps its memory in place.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataplane.weights.slices import Box, Selected, asked, cover, extent, stretc
 _MOST_STRETCHES = 1 << 15  # of a chunk, beyond which all of it is asked for
 
 Place = tuple[int, int]
-"""A chunk: of which rank, and which of its."""
+"""A chunk: its rank, and its position among the chunks of that."""
 
 
 class Piece(NamedTuple):
-    """A slice that a tensor is had from: its entry, which part of the tensor, and its chunk; and, where that is all of
-    the slice, its bytes, else -1."""
+    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk; and its bytes if the
+    part is the whole slice, else -1."""
 
     entry: Entry
     box: Box
@@ -37,12 +37,12 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry, box: Box, rank: int) -> Piece:
-        """That part of an entry of this rank."""
+        """This part of an entry of this rank."""
         return cls(entry, box, (rank, entry.chunk), entry.nbytes if box == entry.box else -1)
 
 
 class Wanted(NamedTuple):
-    """A tensor, or a part of it, that is asked for, and where that is."""
+    """A requested tensor, or part of it, and its pieces."""
 
     dtype: str
     box: Box
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is asked for of versions of one layout: by name, and by chunk."""
+    """A request in versions of one layout: by name, and by chunk."""
 
     wanted: dict[str, Wanted]
     chunks: dict[Place, list[Piece]]
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 class Tensors(Mapping[str, Any]):
     """The tensors of one version by name, as `torch.Tensor`, in place. See `AsyncWeights.get`.
 
-    `version`: whose they are. It and each tensor of it keep the bytes where they are.
+    `version`: their version. The mapping and each of its tensors keep the bytes in place.
     """
 
     def __init__(self, version: int, wanted: dict[str, Wanted], chunks: Mapping[Place, Held]) -> None:
@@ -82,14 +82,14 @@ class Tensors(Mapping[str, Any]):
         return name in self._wanted
 
     def __getitem__(self, name: str) -> Any:
-        """The tensor, or the part of it that was asked for, as a `torch.Tensor` on the host. Imports torch."""
+        """The tensor, or its requested part, as a `torch.Tensor` on the host. Imports torch."""
         if name not in self._made:
             self._made[name] = self._tensor(self._wanted[name])
         return self._made[name]
 
     def numpy(self, name: str) -> Any:
-        """The same as a read-only array; what NumPy has no dtype for (bfloat16, float8) as unsigned integers of its
-        bits."""
+        """The same as a read-only array; dtypes that NumPy lacks (bfloat16, float8) as unsigned integers with the
+        same bits."""
         wanted = self._wanted[name]
         if len(wanted.pieces) == 1:
             return self._view(wanted.pieces[0], wanted.dtype, private=False)
@@ -99,17 +99,17 @@ class Tensors(Mapping[str, Any]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor, or of what of it was asked for."""
+        """The shape of each tensor, or of its requested part."""
         return {name: extent(wanted.box) for name, wanted in self._wanted.items()}
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of each tensor, as torch names it: "bfloat16"."""
+        """The dtype of each tensor, as named by torch: "bfloat16"."""
         return {name: wanted.dtype for name, wanted in self._wanted.items()}
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors; tied ones count each."""
+        """The bytes of all tensors; tied ones count separately."""
         shapes = self.shapes
         return sum(
             int(np.prod(shapes[name], dtype=np.int64)) * storage(each.dtype).itemsize
@@ -137,7 +137,7 @@ class Tensors(Mapping[str, Any]):
         return _as_torch(array).view(dtype)
 
     def _privately(self, chunk: Place) -> tuple[Any, int]:
-        """The bytes of a chunk, writable as a private copy, and how many."""
+        """The bytes of a chunk, writable as a private copy, and their number."""
         held = self._chunks[chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         found = self._private[chunk] = held.memory.private(offset, size), size
@@ -166,7 +166,7 @@ class Tensors(Mapping[str, Any]):
 
 
 def _as_torch(array: Any) -> Any:
-    """The array as a tensor of the bits that torch can view as any dtype of that size."""
+    """The array as a tensor of the same bits, of a dtype that torch can view as any dtype of that size."""
     import torch
 
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}.get(array.itemsize)
@@ -176,7 +176,7 @@ def _as_torch(array: Any) -> Any:
 def planned(
     version: int, parts: Iterable[Part], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
 ) -> Plan:
-    """What is asked for of a version of these parts. Raises as `AsyncWeights.get`."""
+    """The request in a version with these parts. Raises as `AsyncWeights.get`."""
     by_name: dict[str, list[tuple[int, Entry]]] = {}
     for part in parts:
         for entry in part.entries:
@@ -195,7 +195,7 @@ def planned(
 
 
 def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected | None) -> Wanted:
-    """Where what is asked for of a tensor is. Raises Misuse, SchemaMismatch."""
+    """The pieces of the requested part of a tensor. Raises Misuse, SchemaMismatch."""
     rank, first = entries[0]
     whole = len(entries) == 1 and first.extent == first.shape and first.chunk >= 0
     if whole and selected is None:  # as most are
@@ -215,7 +215,7 @@ def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected 
 
 
 def stretches_of(nbytes: int, pieces: Sequence[Piece]) -> bytes:
-    """Which bytes of a chunk of so many these pieces are, as `messages.Pin` has them; b"" for all."""
+    """The byte ranges of these pieces in a chunk of this size, as `messages.Pin` takes them; b"" for all."""
     found = [_stretches(piece) for piece in pieces]
     merged = np.concatenate(found)[np.argsort(np.concatenate(found)[:, 0], kind="stable")]
     reached = np.maximum.accumulate(merged[:, 1])

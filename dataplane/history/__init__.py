@@ -1,6 +1,6 @@
-"""What earlier responses to a prompt tell of the next one: drafts of its tokens, and its length.
+"""Predictions from earlier responses to a prompt: drafts of the next response's tokens, and its length.
 
-Pure: everything here is handed arrays. `plane.history` (`client.histories`) keeps the responses.
+Pure: all functions take arrays. `plane.history` (`client.histories`) stores the responses.
 """
 
 from dataplane.history.drafter import Drafter, DraftStatistics, Learnt, Response

@@ -1,13 +1,14 @@
-"""A drafter: what may come next in one response, from earlier responses to its prompt.
+"""A drafter: proposes the next tokens of one response, from earlier responses to its prompt.
 
-Invariants: a draft is a guess, and whatever it says the model decides (`history.verifying`), so that tokens are
-those that the model would have made; a drafter without responses proposes nothing. Not for several threads at once.
+Invariants: a draft is a guess that the model verifies (`history.verifying`), so the tokens are those that the model
+would have produced; a drafter without responses proposes nothing. Not thread-safe.
 
-A proposal has the tokens that are likely enough to be accepted, by how often those that followed as long a match were
-(learnt as it goes, and handed from drafter to drafter of a history): as likely as makes a token worth what it costs
-at the pace that drafts give (Dinkelbach 1967: the rate of tokens is highest where each is worth its cost times the
-rate). And at most `length` of them, which begins at 16, doubles when all of a draft of that length came true, and
-falls towards what did where it was refused: cheap where history does not rhyme, long where it does.
+A proposal has the tokens that are likely enough to be accepted, by the frequency with which tokens after as long a
+match were accepted (learnt during use, and passed from drafter to drafter of a history). The threshold is the
+likelihood that makes a token worth its cost at the current rate of tokens (Dinkelbach 1967: the rate is highest if
+each token is worth its cost times the rate). A proposal has at most `length` tokens, which begins at 16, doubles
+when a draft of that length was accepted completely, and shrinks towards the accepted length after a rejection: cheap
+if the history does not repeat, long if it does.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from dataplane.errors import Misuse
 from dataplane.history.matching import MOST, Tokens, matcher, order
 
 FIRST, LEAST, LONGEST = 16, 4, 64
-"""Tokens of the first draft, and of the shortest and the longest."""
+"""The number of tokens of the first draft, and of the shortest and the longest."""
 
 COST = 0.085
-"""What a drafted token costs, in what a verification costs."""
+"""The cost of a drafted token, relative to that of a verification."""
 
 THRESHOLDS = 0.27, 0.75
-"""The chance, from 0 to 1, that a proposed token has at least: between these, `COST` times tokens a verification."""
+"""The bounds of the lowest probability of a proposed token: between these, `COST` times tokens a verification."""
 
 _PACED = 64  # verifications over which the pace is taken
 
 RECENCY = 0.8
-"""What a response counts for each epoch that it is older than the newest."""
+"""The weight of a response for each epoch that it is older than the newest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """An earlier response. `order`: see `matching.order`; made where it is None."""
+    """An earlier response. `order`: see `matching.order`; computed if it is None."""
 
     tokens: Tokens
     epoch: int = 0
@@ -49,7 +50,7 @@ class Response:
 
 @dataclass(slots=True)
 class Learnt:
-    """What the drafters of a history have learnt: how often proposed tokens came true, by the length of the match; and
+    """The statistics that drafters of a history share: the rate of accepted tokens by the length of the match, and
     the tokens of a verification."""
 
     chances: list[tuple[float, float]] = field(default_factory=list)
@@ -58,8 +59,8 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True)
 class DraftStatistics:
-    """Of one drafter: `drafts` that proposed something, tokens `proposed` and `accepted` of these; `verifications`:
-    calls of `accept`; all `tokens` that came."""
+    """Statistics of one drafter: `drafts` with a proposal, tokens `proposed` and `accepted` of these;
+    `verifications`: calls of `accept`; `tokens` of the response."""
 
     drafts: int
     proposed: int
@@ -69,18 +70,18 @@ class DraftStatistics:
 
     @property
     def acceptance(self) -> float:
-        """The share of proposed tokens that came true; 0 where none was proposed."""
+        """The share of accepted tokens among the proposed ones; 0 if none was proposed."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
     @property
     def tokens_per_verification(self) -> float:
-        """Tokens that came, the model's own among them, for each call of `accept`; 0 before the first."""
+        """Tokens, including the model's own, for each call of `accept`; 0 before the first."""
         return self.tokens / self.verifications if self.verifications else 0.0
 
 
 def weights(responses: Sequence[Response]) -> npt.NDArray[np.float64]:
-    """How much each response counts: `RECENCY` to the epochs it is older than the newest, times 0.5 to 1.5 by where its
-    reward lies between the least and the highest; 1 where these are alike, or it has none."""
+    """The weight of each response: `RECENCY` to the power of its age in epochs, times 0.5 to 1.5 by its reward
+    between the lowest and the highest; the factor is 1 if these are equal, or it has no reward."""
     newest = max((each.epoch for each in responses), default=0)
     age = np.array([newest - each.epoch for each in responses], np.float64)
     rewards = np.array([np.nan if each.reward is None else each.reward for each in responses], np.float64)
@@ -92,7 +93,7 @@ def weights(responses: Sequence[Response]) -> npt.NDArray[np.float64]:
 
 
 class Drafter:
-    """Proposes what continues a response, of which nothing is there at first. Made by `history.drafter`."""
+    """Proposes continuations of a new response. Created by `history.drafter`."""
 
     def __init__(
         self, responses: Sequence[Response] = (), *, max_tokens: int = LONGEST, learnt: Learnt | None = None
@@ -115,12 +116,12 @@ class Drafter:
         self._drafts = self._proposed = self._accepted = self._verifications = self._tokens = 0
 
     def propose(self, max_tokens: int | None = None) -> list[int]:
-        """Tokens that may come next, at most so many; none where nothing is likely."""
+        """Likely next tokens, at most this many; none if nothing is likely."""
         return self._propose(max_tokens, 1)[0]
 
     def propose_tree(self, max_tokens: int | None = None, *, branches: int = 3) -> tuple[list[int], list[int]]:
-        """As `propose`, with several continuations of which one may come true: tokens, and the position of each one's
-        parent among them, -1 for those that come first. Parents stand before their children."""
+        """As `propose`, with several alternative continuations: tokens, and the position of the parent of each among
+        them, -1 for first tokens. Parents precede their children."""
         return self._propose(max_tokens, branches)
 
     def _propose(self, max_tokens: int | None, branches: int) -> tuple[list[int], list[int]]:
@@ -131,8 +132,8 @@ class Drafter:
         return tokens, parents
 
     def accept(self, tokens: Any) -> int:
-        """These tokens came, the model's own among them: a sequence or array of integers. How many of the first of them
-        the last proposal had. Raises Misuse for what is no such."""
+        """Add tokens of the response, including the model's own: a sequence or array of integers. Returns how many
+        of the first of them the last proposal had. Raises Misuse for anything else."""
         try:
             came = np.ascontiguousarray(tokens, np.int32)
         except (OverflowError, TypeError, ValueError) as error:
@@ -160,9 +161,9 @@ class Drafter:
 
     @property
     def length(self) -> int:
-        """The most tokens of the next draft."""
+        """The largest number of tokens of the next draft."""
         return self._length
 
     def statistics(self) -> DraftStatistics:
-        """What came of its drafts so far."""
+        """The statistics of its drafts."""
         return DraftStatistics(self._drafts, self._proposed, self._accepted, self._verifications, self._tokens)

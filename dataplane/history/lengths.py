@@ -1,9 +1,9 @@
-"""How long responses will be, from how long earlier ones to the same prompts were.
+"""Predicts the length of responses, from the lengths of earlier ones to the same prompts.
 
-Logarithms of lengths are taken to be normal about a prompt's mean, and the means of prompts about that of all
-(empirical Bayes: Efron and Morris 1975). A prompt's own mean counts the more the more responses it has and the less
-they differ among each other, so that a prompt of which little is known is predicted as all are. Older epochs count
-less, as for drafts. What all prompts' means moved by from one epoch to the next is the drift, which is added.
+The logarithms of lengths are modelled as normal about the mean of a prompt, and the means of prompts about that of
+all (empirical Bayes: Efron and Morris 1975). A prompt's own mean has more weight the more responses it has and the
+less they differ, so that a prompt with little data is predicted as the average. Older epochs have less weight, as
+for drafts. The drift is the change of all prompts' means from one epoch to the next, and is added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 RECENCY = 0.8
-"""What a length counts for each epoch that it is older than the newest."""
+"""The weight of a length for each epoch that it is older than the newest."""
 
 _UNKNOWN = 512.0  # tokens, where no prompt has a response
 _SPREAD = 0.75  # of logarithms, where nothing tells it
@@ -25,15 +25,15 @@ _SPREAD = 0.75  # of logarithms, where nothing tells it
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The responses that there are to one prompt: (epoch, tokens) of each."""
+    """The earlier responses to one prompt: (epoch, tokens) of each."""
 
     lengths: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """Predicted lengths, an entry a prompt. `known`: responses that it was told from; `center` and `error`: of the
-    logarithm of one response's tokens, mean and standard deviation; `drift`: what the prompt's own mean moved by, per
+    """Predicted lengths, one entry a prompt. `known`: the number of responses used; `center` and `error`: mean and
+    standard deviation of the logarithm of a response's tokens; `drift`: the change of the prompt's own mean per
     epoch, in logarithms, shrunk towards that of all."""
 
     center: Floats
@@ -46,12 +46,12 @@ class Lengths:
 
     @property
     def tokens(self) -> Floats:
-        """The tokens of a response, on average."""
+        """The expected number of tokens of a response."""
         found: Floats = np.exp(np.minimum(self.center + self.error**2 / 2, 40.0))
         return found
 
     def remaining(self, position: int, made: float) -> float:
-        """The tokens that are still to come, on average, of a response that has so many and has not ended."""
+        """The expected number of remaining tokens of an unfinished response with this many."""
         if made <= 0:
             return float(self.tokens[position])
         error = float(self.error[position])
@@ -62,7 +62,7 @@ class Lengths:
         return max(1.0, float(self.tokens[position]) * _normal(above + error) / rest - made)
 
     def longest(self, samples: int) -> Floats:
-        """The tokens of the longest of so many responses, about (Blom 1958)."""
+        """The approximate number of tokens of the longest of this many responses (Blom 1958)."""
         score = _quantile((samples - 0.375) / (samples + 0.25))
         found: Floats = np.exp(np.minimum(self.center + score * self.error, 40.0))
         return found
@@ -105,7 +105,7 @@ def predict(pasts: Sequence[Past]) -> Lengths:
 def _drift(
     prompt: npt.NDArray[np.int64], epoch: Floats, logs: Floats, newest: Floats, count: int
 ) -> tuple[Floats, float]:
-    """What each prompt's mean moved by from the epochs before to the newest, per epoch, and the median of all."""
+    """The change of each prompt's mean from earlier epochs to the newest, per epoch, and the median of all."""
     last = epoch == newest[prompt]
     now, before = np.bincount(prompt[last], minlength=count), np.bincount(prompt[~last], minlength=count)
     both = (now > 0) & (before > 0)

@@ -1,15 +1,15 @@
-"""Which place of earlier responses a new one has come to, and what follows there: the matcher.
+"""The matcher: finds the position in earlier responses that a new response has reached, and what follows there.
 
 `order` sorts the positions of a response by the tokens before them, read backwards, so that the longest suffix of
-another response that stands in it is found by one binary search (Manber and Myers 1990, of the reversed text). The
-index of a response is 4 bytes a token and belongs to it alone: responses come and go without any other being touched,
-and nothing is kept between searches but the place where the last one ended, near which the next is looked for first.
+another response that occurs in it is found by one binary search (Manber and Myers 1990, on the reversed text). The
+index of a response has 4 bytes a token and is independent of others: responses are added and removed without a change
+to any other, and the only state between searches is the last position, near which the next search begins.
 
-Invariants: the extension (`_suffix.c`) and the Python here propose the same tokens; a proposal follows responses
-that agree with what was made so far in `match` tokens or more, the likeliest continuation first.
+Invariants: the extension (`_suffix.c`) and the Python code here propose the same tokens; a proposal follows responses
+that agree with the last `match` tokens or more, the likeliest continuation first.
 
-Tried and rejected: one suffix tree for all responses of a prompt, as SuffixDecoding has (arXiv 2411.04975): a node a
-token and more, and to take a response out touches all of it.
+Tried and rejected: one suffix tree for all responses of a prompt, as SuffixDecoding has (arXiv 2411.04975): it needs
+a node a token and more, and the removal of a response touches all of it.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 
 DEPTH = 64
-"""The tokens that a match is told by, at most."""
+"""The largest number of tokens of a match."""
 
 MOST = 64
-"""Responses of a matcher."""
+"""The largest number of responses of a matcher."""
 
 _NODES, _AROUND, _SCANNED, _BUCKETS, _ENOUGH = 256, 8, 32, 8, 32
 
 
 class Matcher(Protocol):
-    """Places in earlier responses, for one that is being made; at first none of it is."""
+    """Positions of a new response in earlier ones; it begins empty."""
 
     def add(self, tokens: Any, order: Any, weight: float, /) -> None:
-        """A response: tokens, their `order`, and how much it counts. Raises ValueError for the 65th."""
+        """Add a response: tokens, their `order`, and its weight. Raises ValueError for the 65th."""
 
     def propose(self, most: int, threshold: float, branches: int, /) -> tuple[list[int], list[int]]:
-        """At most `most` tokens that may follow, and the position of each one's parent among them, -1 for a first one:
-        the likeliest first, none whose chance is below the threshold, of each parent at most so many."""
+        """At most `most` tokens that may follow, and the position of the parent of each among them, -1 for a first
+        one: the likeliest first, none with a probability below the threshold, at most `branches` of each parent."""
 
     def accept(self, tokens: Any, /) -> int:
-        """These tokens, int32, came; how many of the first of them the last proposal has."""
+        """Add int32 tokens of the response. Returns how many of the first of them the last proposal has."""
 
     def chances(self) -> list[tuple[float, float]]:
-        """By the length of the match (0, 1, 2 to 3, 4 to 7, ...): how many of so many proposed tokens came true."""
+        """By the length of the match (0, 1, 2 to 3, 4 to 7, ...): the numbers of accepted and of proposed tokens."""
 
     def set_chances(self, chances: list[tuple[float, float]], /) -> None:
-        """Go on with what another matcher has learnt."""
+        """Continue with the statistics of another matcher."""
 
 
 def order_by_sorting(tokens: Tokens) -> Tokens:
@@ -73,7 +73,7 @@ class _Response:
 
 
 class PlainMatcher:
-    """As the extension's, where that is not built: some hundred times slower."""
+    """As the extension's, if that is not built: some hundred times slower."""
 
     def __init__(self) -> None:
         self._responses: list[_Response] = []
@@ -105,7 +105,7 @@ class PlainMatcher:
     # matching
 
     def _compare(self, of: _Response, at: int) -> tuple[int, int]:
-        """How many tokens before `at` are the last made; how those sort."""
+        """The number of tokens before `at` that equal the last ones, and the order of the next."""
         for back in range(DEPTH):
             a, b = len(self._own) - 1 - back, at - 1 - back
             if a < 0 or b < 0:
@@ -146,7 +146,7 @@ class PlainMatcher:
     # proposing
 
     def _votes(self, depth: int, active: frozenset[int]) -> list[tuple[float, int, int, frozenset[int]]]:
-        """(share, token, match, who) of what follows, the most first."""
+        """(share, token, match, responses) of the continuations, the largest share first."""
         votes: dict[int, tuple[float, int, frozenset[int]]] = {}
         total = 0.0
         for number in sorted(active):
@@ -224,8 +224,8 @@ except ImportError:  # no C compiler was there
 
 
 def order(tokens: npt.ArrayLike) -> Tokens:
-    """The positions of tokens, int32, sorted by at most 64 tokens before each, the nearest first; the beginning sorts
-    before all, and positions that are alike stay in order."""
+    """The positions of tokens, int32, sorted by at most 64 tokens before each, the nearest first; the beginning
+    sorts first, and equal positions stay in order."""
     own = np.ascontiguousarray(tokens, np.int32)
     return np.frombuffer(_suffix.order(own), np.int32) if NATIVE else order_by_sorting(own)
 

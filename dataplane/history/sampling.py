@@ -1,10 +1,10 @@
 """HistoPipe as a sampler: rollout workers take prompts of a stream by their predicted lengths.
 
-Prompts are appended with a tag that says how many tokens their responses are predicted to have (`history.lengths`),
-and the step as their version. A worker takes those of the oldest step first, the longest first: whoever is free takes
-the longest that is left, so that workers end together however wrong a prediction is (Graham 1969). Of every other
-step the shortest come first, while the step before ends with its last ones: its bubbles are filled with short
-responses, and what is long begins when all of a worker is free.
+Prompts are appended with a tag for the predicted number of tokens of their responses (`history.lengths`), and the
+step as their version. A worker takes those of the oldest step first, the longest first: an idle worker takes the
+longest that is left, so that workers end together even if predictions are wrong (Graham 1969). In every other step
+the shortest come first, while the step before finishes: its bubbles are filled with short responses, and long ones
+begin when all of a worker is free.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataplane.stream.sampler import Candidates, Choice
 
 
 class HistoPipe:
-    """Prompts by predicted length, whole groups side by side: the longest first in steps of even number, the shortest
-    first in the others, and none of a step more than `max_lag` beyond the oldest that is left.
+    """Prompts by predicted length, in whole groups: the longest first in steps of even number, the shortest first in
+    the others, and none of a step more than `max_lag` beyond the oldest remaining one.
 
-    tag: where each row says the tokens that its responses are predicted to have; a number. `alternate`: with False, the
-    longest come first in all steps. Raises Misuse where the rows lack the tag.
+    tag: the tag with the predicted number of tokens of each row's responses. `alternate`: with False, the longest
+    come first in all steps. Raises Misuse if rows lack the tag.
     """
 
     def __init__(self, tag: str = "predicted_tokens", *, max_lag: int = 1, alternate: bool = True) -> None:

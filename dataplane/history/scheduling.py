@@ -1,14 +1,14 @@
-"""Which rollout worker makes which responses, by predicted length: HistoPipe's two tiers (RhymeRL, arXiv 2508.18588).
+"""Assigns responses to rollout workers by predicted length: HistoPipe's two tiers (RhymeRL, arXiv 2508.18588).
 
-Within a step, prompts are spread such that workers end together: the longest first, each to the worker that would end
-first with it (Graham 1969). Across steps, a worker that ends early begins with the next step's prompts, as far as
-`max_lag` lets it, and what it is `behind` or ahead counts when those are spread; workers are gone through in turned
-order each step, so that who had the longest of one step has the shortest of the next. Where lengths are mispredicted,
-`migrate` names the few responses that are to move.
+Within a step, prompts are distributed so that workers end together: the longest first, each to the worker that would
+end first with it (Graham 1969). Across steps, a worker that ends early begins the next step's prompts, as far as
+`max_lag` allows, and its lead or lag (`behind`) is considered in that step; the order of workers alternates each step,
+so that the worker with the longest prompts of one step has the shortest of the next. If lengths were mispredicted,
+`migrate` names the few responses to move.
 
-A worker decodes up to `slots` responses at once, and a step of decoding costs `BASE + active` (a weight is read once
-for all, and the cache of each): it needs at least `sum + BASE * max(longest, sum / slots)`. That is the model by
-which all here is told; only ratios of it count.
+A worker decodes up to `slots` responses at once, and a decoding step costs `BASE + active` (weights are read once
+for all, and the cache of each response): it needs at least `sum + BASE * max(longest, sum / slots)`. All predictions
+use this model; only ratios matter.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from dataplane.history.lengths import Floats, Lengths
 Index = npt.NDArray[np.int64]
 
 BASE = 50.0
-"""What a step of decoding costs beyond its responses, in what one more response costs: a 7B model in bfloat16 reads
-14 GB of weights, and 0.3 GB of cache for a response of some thousand tokens."""
+"""The cost of a decoding step beyond its responses, relative to that of one more response: a 7B model in bfloat16
+reads 14 GB of weights, and 0.3 GB of cache for a response of some thousand tokens."""
 
 SLOTS = 256
-"""Responses that a worker decodes at once, where nothing is said: what vLLM does."""
+"""The default number of responses that a worker decodes at once: that of vLLM."""
 
 
 def finish(total: Floats, longest: Floats, slots: int) -> Floats:
-    """When workers end that have so many tokens to make, and one response so long."""
+    """The times at which workers end with these total tokens, and longest responses of these lengths."""
     found: Floats = total + BASE * np.maximum(longest, total / slots)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A prompt's responses that have not ended, from one worker to another; begun ones go on from their tokens."""
+    """The unfinished responses of a prompt, from one worker to another; begun ones continue from their tokens."""
 
     position: int
     source: int
@@ -49,8 +49,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Who makes what in one step. `workers`: of each, the positions of its prompts, in the order to begin them. `ends`:
-    when each is predicted to end, what it was behind included; `tokens`: what it is predicted to make."""
+    """The assignment of one step. `workers`: for each the positions of its prompts, in order. `ends`: the predicted
+    time of its end, including its lag; `tokens`: its predicted tokens."""
 
     workers: list[Index]
     ends: Floats
@@ -69,17 +69,17 @@ class Schedule:
 
     @property
     def bubbles(self) -> float:
-        """The share of the workers' time that is predicted to be idle if nothing of the next step is begun."""
+        """The predicted idle share of the workers' time if nothing of the next step is begun."""
         latest = float(self.ends.max(initial=0.0))
         return 1 - float(self.ends.mean()) / latest if latest else 0.0
 
     def migrate(
         self, made: Mapping[int, Sequence[float]], *, owner: Index | None = None, most: int = 8, gain: float = 0.1
     ) -> list[Move]:
-        """What is to move now so that workers end together again; nothing where that saves less than the share `gain`.
+        """The moves after which workers end together again; none if they save less than the share `gain`.
 
-        made: by the position of each prompt that has not ended, the tokens so far of each response that has not. owner:
-        the worker of each prompt, where it has moved since; see `Schedule.owner`.
+        made: by the position of each unfinished prompt, the tokens so far of each unfinished response. owner: the
+        worker of each prompt, if it has moved since; see `Schedule.owner`.
         """
         owner = self.owner if owner is None else owner.copy()
         left = {at: [self.lengths.remaining(at, each) for each in tokens] for at, tokens in made.items() if len(tokens)}
@@ -121,8 +121,8 @@ def plan(
 ) -> Schedule:
     """A schedule of one step: a group of `samples` responses to each prompt, which stay together.
 
-    step: its number; workers are gone through in turned order every other one. slots: responses at once of a worker.
-    behind: of each worker, for how long it goes on with earlier steps, as `Schedule.ends` says it. Raises Misuse.
+    step: its number; the order of workers is reversed in every other one. slots: responses at once of a worker.
+    behind: for each worker, the remaining time of earlier steps, as in `Schedule.ends`. Raises Misuse.
     """
     if workers < 1 or samples < 1 or (slots is not None and slots < 1):
         raise Misuse(f"a schedule is of one worker, sample and slot or more, not {workers}, {samples} and {slots}")

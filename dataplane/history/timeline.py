@@ -1,10 +1,10 @@
-"""What becomes of schedules, in the model of `history.scheduling`: workers that decode, end, go on with the next step,
-and hand responses to each other. For measuring and for choosing; nothing here runs a model.
+"""A simulation of schedules in the model of `history.scheduling`: workers decode, end, continue with the next step, and
+hand responses to each other. For measurements and choices; nothing here runs a model.
 
-A step may be begun when the one `max_lag + 1` before it has ended on all workers, but for the share `partial` of its
-responses, which go on (partial rollouts). All responses of a worker go on at the same pace: in `BASE + active * each`
-they make `pace` tokens (processor sharing); without drafts both are 1. A response that moves costs its tokens so far
-once more, `PREFILL` each.
+A step may begin when the one `max_lag + 1` before it has ended on all workers, except for the share `partial` of its
+responses, which continue (partial rollouts). All responses of a worker have the same rate: in `BASE + active * each`
+they produce `pace` tokens (processor sharing); without drafts both are 1. A moved response costs `PREFILL` for each
+of its tokens so far.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataplane.history.lengths import Floats
 from dataplane.history.scheduling import BASE, Schedule
 
 PREFILL = 0.02
-"""What a token of a response that moves costs, in what it costs to make one."""
+"""The cost of a token of a moved response, relative to that of decoding it."""
 
 _WORTH = 1.1  # how many times faster a worker has to become by giving half of what it has
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was measured. `duration`: until all steps had ended; `ends`: when each had; `idle`: of the workers together;
-    `moves`: responses that moved. Times are in what one response more costs in a step of decoding."""
+    """The result. `duration`: until all steps had ended; `ends`: of each step; `idle`: of all workers; `moves`:
+    responses that moved. Times are in units of one more response in a decoding step."""
 
     duration: float
     ends: list[float]
@@ -37,14 +37,14 @@ class Timeline:
 
     @property
     def bubbles(self) -> float:
-        """The share of the workers' time in which they had nothing to do."""
+        """The idle share of the workers' time."""
         return self.idle / (self.workers * self.duration) if self.duration else 0.0
 
 
 @dataclass(slots=True)
 class _Worker:
-    """`clock`: the tokens of a response that began at 0. `active`: (clock at which it ends, step, clock at which it
-    began or would have). `waiting`: (step, tokens in all, tokens it has)."""
+    """`clock`: the tokens of a response that began at 0. `active`: (clock at its end, step, clock at its beginning,
+    actual or virtual). `waiting`: (step, tokens in all, tokens so far)."""
 
     waiting: deque[tuple[int, float, float]] = field(default_factory=deque)
     active: list[tuple[float, int, float]] = field(default_factory=list)
@@ -58,11 +58,11 @@ class _Worker:
 
     @property
     def cost(self) -> float:
-        """Of a token of every response that is active."""
+        """The cost of one token for every active response."""
         return (BASE + len(self.active) * self.each) / self.pace
 
     def go_on(self, now: float) -> None:
-        """The time comes."""
+        """Advance to this time."""
         passed = now - self.now
         self.now = now
         if not self.active:
@@ -73,19 +73,19 @@ class _Worker:
         self.clock += (passed - paid) / self.cost
 
     def fill(self, slots: int) -> None:
-        """Begin what waits, as far as there is room."""
+        """Begin waiting responses while there is room."""
         while self.waiting and len(self.active) < slots:
             step, tokens, made = self.waiting.popleft()
             heapq.heappush(self.active, (self.clock + tokens - made, step, self.clock - made))
 
     @property
     def next(self) -> float:
-        """When the next response ends."""
+        """The time at which the next response ends."""
         return self.now + self.due + max(0.0, self.active[0][0] - self.clock) * self.cost
 
 
 class Rollouts:
-    """Steps by these schedules, whose responses turn out to be so long: `actual[step]` is [prompts, samples]."""
+    """Steps with these schedules and actual lengths: `actual[step]` is [prompts, samples]."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Rollouts:
         self._events: list[tuple[float, int, int]] = []
 
     def run(self) -> Timeline:
-        """All of them."""
+        """Run all of them."""
         now = 0.0
         self._begin(now)
         while self._events:
@@ -149,7 +149,7 @@ class Rollouts:
             self._ended += 1
 
     def _begin(self, now: float) -> None:
-        """Begin the steps that may be."""
+        """Begin the steps that may begin."""
         while self._begun < len(self._actual) and self._begun <= self._ended + self._lag:
             step, lengths = self._begun, self._actual[self._begun]
             for number, positions in enumerate(self._schedules[step].workers):
@@ -161,7 +161,7 @@ class Rollouts:
             self._begun += 1
 
     def _take_over(self, number: int, now: float) -> None:
-        """A worker that has nothing to do takes half of what the fullest has, where that makes it faster."""
+        """Let an idle worker take half of the responses of the fullest, if that is faster."""
         source = max(range(len(self._workers)), key=lambda each: self._fill_of(self._workers[each]))
         full, worker = self._workers[source], self._workers[number]
         half = self._fill_of(full) // 2

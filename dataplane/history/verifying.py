@@ -1,10 +1,10 @@
-"""Which tokens of a draft stay: those that the model itself would have made.
+"""Accepts the tokens of a draft that the model itself would have produced.
 
-A draft says tokens and no probabilities, so at each place the model draws from its own distribution, or takes its
-likeliest token, and the draft stays as far as it is the same. Each token that stays, and the one behind them, is then a
-draw from the model's distribution given those before it: speculative sampling (arXiv 2211.17192) for a draft that is
-certain of itself accepts a token with just that chance. Nothing of the output depends on the draft but how many tokens
-come at once.
+A draft has tokens and no probabilities, so the model samples from its own distribution at each position, or takes
+its likeliest token, and the draft is kept as far as it is equal. Each accepted token, and the one after them, is
+then a sample from the model's distribution given those before it: speculative sampling (arXiv 2211.17192) with a
+deterministic draft accepts a token with exactly that probability. The draft influences only how many tokens are
+produced at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataplane.errors import Misuse
 
 
 def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """The tokens that come: those of the draft that the model chose too, and its own behind them.
+    """The produced tokens: those of the draft that the model chose too, and its own after them.
 
-    chosen: what the model chose at each place of the draft and behind it, [len(draft) + 1], each given the draft before
-    it. Raises Misuse for others.
+    chosen: the model's choice at each position of the draft and after it, [len(draft) + 1], each given the draft
+    before it. Raises Misuse for another length.
     """
     if len(chosen) != len(draft) + 1:
         raise Misuse(f"a draft of {len(draft)} tokens has {len(draft) + 1} places, not {len(chosen)}")
@@ -32,8 +32,8 @@ def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
 
 
 def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """As `accepted`, of `Drafter.propose_tree`: chosen[0] is what the model chose first, and chosen[n + 1] behind the
-    n-th token of the tree. A token of each place is drawn once, whatever the tree has there."""
+    """As `accepted`, for `Drafter.propose_tree`: chosen[0] is the model's first choice, and chosen[n + 1] its choice
+    after the n-th token of the tree. A token of each position is sampled once, whatever the tree has there."""
     if len(chosen) != len(tokens) + 1:
         raise Misuse(f"a tree of {len(tokens)} tokens has {len(tokens) + 1} places, not {len(chosen)}")
     at, found = -1, [int(chosen[0])]
@@ -46,10 +46,10 @@ def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequ
 
 
 def choose(scores: npt.ArrayLike, seed: int, first: int, *, temperature: float = 1.0) -> npt.NDArray[np.int64]:
-    """A token for each place: scores are [places, vocabulary], the first of them is place `first` of the response.
+    """A token for each position: scores are [positions, vocabulary], beginning at position `first` of the response.
 
-    With a temperature of 0 the highest. Else a draw from the softmax of scores / temperature, by Gumbel noise that
-    depends on seed and place alone: the same tokens come with any draft, and without.
+    With a temperature of 0 the argmax. Else a sample of the softmax of scores / temperature, by Gumbel noise that
+    depends only on the seed and the position: the tokens are the same with any draft, and without.
     """
     values = np.asarray(scores, np.float64)
     if values.ndim != 2:

@@ -1,15 +1,17 @@
-"""Recordings: rows of a stream in a directory of Parquet files, which other programs read too, and read back bit-exact.
+"""Recordings: rows of a stream in a directory of Parquet files, which other programs can read, and which are read back
+bit-exact.
 
-    DIR/manifest.json        what is recorded: the stream, its columns, its files; replaced as a whole
+    DIR/manifest.json        the stream, its columns, the files; replaced as a whole
     DIR/rows/*.parquet       the rows, in the order in which they were done
     DIR/media/*.parquet      images and other large values, each once, by the hash of their bytes
     DIR/_open/               parts that are not in such files yet
 
-Invariants: a part is under its name once all of it is on the disk, so a row that was acknowledged is in the
-recording; a part is in one file at most, and what the manifest does not name counts only as a part; a recording is
-written by one process at a time. Nothing in it is ever unpickled.
+Invariants: a part has its final name only after all of it is on disk, so an acknowledged row is in the recording; a
+part is in one file at most, and files that the manifest does not name are ignored; a recording is written by one
+process at a time. Nothing in it is ever unpickled.
 
-Here are files and tables alone. `stream.record` and `plane.replay` (`client.recorder`, `client.replaying`) do the rest.
+This package has only files and tables; `stream.record` and `plane.replay` are in `client.recorder` and
+`client.replaying`.
 """
 
 from dataplane.recording.manifest import Manifest

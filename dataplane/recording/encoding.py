@@ -1,15 +1,14 @@
-"""Columns as tables that Parquet holds without changing a bit, and back.
+"""Columns as tables that Parquet stores without changing a bit, and back.
 
-Arrow's extension types stay out of the files, since `datasets` refuses files that have any: a tensor is stored as its
-extension type's storage, and the field's metadata say which type it was, so `decoded` has it again. What Parquet would
-change is stored as what it keeps: seconds as int64.
+The files have no Arrow extension types, because `datasets` refuses them: a tensor is stored as the storage of its
+extension type, and the metadata of the field name the type, so `decoded` restores it. Types that Parquet would change
+are stored as another type: seconds as int64.
 
-Values of some KiB that come again and again (the image of a prompt in each of its responses) are media: the cell has
-the hash of their bytes, and the bytes are stored once. Which columns are media is decided when a column is seen first,
-and kept: bytes of `LARGE` on average are, and tensors of which rows repeat. The large parts of objects always are.
+Repeated values of some KiB (the image of a prompt in each of its responses) are media: the cell has the hash of their
+bytes, and the bytes are stored once. Whether a column is media is decided at its first rows: bytes of `LARGE` on
+average are, and tensors with repeated rows. The large parts of objects always are.
 
-Invariants: what `decoded` gives has the field's kind, dtype, shape and bits. What is no table of ours is
-Corrupt.
+Invariants: `decoded` returns the field's kind, dtype, shape and bits. A table of another origin is Corrupt.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from dataplane.errors import Corrupt, DataplaneError
 MEDIA, TENSOR = b"dataplane.media", b"dataplane.tensor"
 
 Find = Callable[[str], bytes]
-"""The bytes of a medium by its hash. Raises KeyError."""
+"""Returns the bytes of a medium by its hash. Raises KeyError."""
 
 _REFERS = b"\xc1dpm"  # begins no MessagePack
 _COUNT = struct.Struct("<I")
@@ -50,8 +49,8 @@ _DIGEST = 16  # bytes
 
 
 class Encoder:
-    """Makes tables of batches. `media`: which columns are, by path, and is added to; `named` always are. `seed`: of the
-    hashes, which nobody can foresee who makes media."""
+    """Makes tables of batches. `media`: the columns that are media, by path, which is extended; those in `named`
+    always are. `seed`: of the hashes, unknown to those who supply media."""
 
     def __init__(self, media: dict[str, bool], named: Iterable[str] = (), seed: int = 0) -> None:
         self.media = media | dict.fromkeys(named, True)
@@ -63,7 +62,7 @@ class Encoder:
         self._alive: list[Any] = []
 
     def table(self, batch: Batch) -> tuple[Any, list[list[str]]]:
-        """The columns as a `pyarrow.Table`, and of each row the hashes of its media."""
+        """The columns as a `pyarrow.Table`, and for each row the hashes of its media."""
         self.contents, self._rows = {}, [[] for _ in range(len(batch))]
         self._known, self._alive = {}, []
         arrays, fields = [], []
@@ -80,8 +79,8 @@ class Encoder:
     def _column(
         self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any], *, nullable: bool = True
     ) -> tuple[Any, Any]:
-        """The array, and the metadata of its field. `at`: which rows of the table its rows are. `nullable`: a time that
-        is none may be null."""
+        """The array, and the metadata of its field. `at`: the row of the table of each of its rows. `nullable`: an
+        invalid time may be null."""
         if field.kind == "struct":
             return self._struct(path, field, rows, at)
         if field.kind == "object":
@@ -119,7 +118,7 @@ class Encoder:
         return bool(known) and field.kind != "text"
 
     def _hash(self, data: Any, *, keep: bool = True) -> str:
-        """The hash of these bytes, which are hashed once wherever they are seen."""
+        """The hash of these bytes, computed once."""
         flat = as_bytes(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         place = flat.__array_interface__["data"][0], flat.nbytes
         found = self._known.get(place)
@@ -156,12 +155,12 @@ class Encoder:
 
 
 def hash_of(data: Any, seed: int) -> str:
-    """What a medium of these bytes is called in a recording of this seed."""
+    """The hash of a medium in a recording with this seed."""
     return xxhash.xxh3_128_hexdigest(data, seed)
 
 
 def _items(field: Field, rows: Reading) -> Sequence[Any]:
-    """What a medium is of each row: arrays, or runs of bytes."""
+    """The medium of each row: arrays, or runs of bytes."""
     if field.kind == "bytes":
         return reading.spans(rows)
     return reading.rows_of(rows, field) if field.kind == "ragged" else list(reading.dense(rows, field))
@@ -174,7 +173,7 @@ def _tensor(kind: Any) -> dict[str, Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Without extension types, and without seconds, which Parquet has not."""
+    """Without extension types, and without seconds, which Parquet lacks."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type
@@ -235,7 +234,7 @@ def _values(path: str, array: Any, said: Mapping[bytes, bytes], find: Find) -> V
 
 
 def _extended(array: Any, said: dict[str, list[int | None]]) -> Any:
-    """A tensor's storage as its extension type."""
+    """The storage of a tensor as its extension type."""
     if "shape" in said:
         shape = [int(size or 0) for size in said["shape"]]
         flat = array.type.value_type

@@ -1,7 +1,7 @@
-"""What a recording is: its manifest, and the names of its files.
+"""The manifest of a recording, and the names of its files.
 
-Invariants: the manifest is replaced as a whole, when what it names is on the disk. Disks that are full and paths
-that can not be written raise LimitExceeded and Misuse here, and nothing else.
+Invariants: the manifest is replaced as a whole, after the files that it names are on disk. A full disk raises
+LimitExceeded here, and a path that cannot be written Misuse; no other error of the system is raised.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class File(msgspec.Struct):
-    """A file of rows, below the recording's directory, and one of the media that came with them ("": none). `parts`:
-    the first and the last that it was made of; `versions`: the lowest and the highest policy version."""
+    """A file of rows, below the recording's directory, and the file of their media ("": none). `parts`: the first
+    and the last part in it; `versions`: the lowest and the highest policy version."""
 
     rows: str
     media: str
@@ -37,10 +37,10 @@ class File(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """What `manifest.json` says. `media`: of columns, by path, whether their values are media. `pending`: rows that are
-    here, though the stream was not told; `skipped`: how many rows were passed over, since the disk was full;
-    `complete`: whether the stream was closed, and all of its rows are here; `seed`: of the hashes of media, drawn when
-    the recording was begun."""
+    """The content of `manifest.json`. `media`: for each column, by path, whether its values are media. `pending`:
+    rows in the recording of which the stream may not know; `skipped`: how many rows were left out because the disk
+    was full; `complete`: whether the stream was closed and all of its rows are here; `seed`: of the hashes of media,
+    random for each recording."""
 
     stream: str
     tasks: list[str]
@@ -56,14 +56,14 @@ class Manifest(msgspec.Struct):
     seed: int = 0
 
     def write(self, directory: Path) -> None:
-        """Put it on the disk. Raises LimitExceeded, Misuse."""
+        """Write it to disk. Raises LimitExceeded, Misuse."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write(directory / NAME, lambda file: file.write(data))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """The manifest of a recording. Raises Misuse where there is none, Corrupt where it is damaged, ProtocolMismatch
-        where it is of another format."""
+        """The manifest of a recording. Raises Misuse if there is none, Corrupt if it is damaged, ProtocolMismatch if
+        it has another format."""
         path = directory / NAME
         with typed(path):
             if not path.exists():
@@ -84,12 +84,12 @@ class Manifest(msgspec.Struct):
 
 
 def part_path(directory: Path, number: int) -> Path:
-    """Where a part is."""
+    """The path of a part."""
     return directory / OPEN / f"part-{number:08d}"
 
 
 def write(path: Path, fill: Callable[[Any], object]) -> None:
-    """Make a file, filled by `fill`, that is under its name once all of it is on the disk. Raises as `typed`."""
+    """Create a file, filled by `fill`, which gets its name after all of it is on disk. Raises as `typed`."""
 
     def by_file(beside: Path) -> None:
         with open(beside, "wb") as file:
@@ -99,7 +99,7 @@ def write(path: Path, fill: Callable[[Any], object]) -> None:
 
 
 def make(path: Path, fill: Callable[[Path], object]) -> None:
-    """As `write`; `fill` is told what it is to write, which is there and empty."""
+    """As `write`; `fill` gets the path of an empty file to write."""
     beside = path.with_name(f".{secrets.token_hex(6)}.tmp")
     with typed(path):
         try:
@@ -115,7 +115,7 @@ def make(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Put the names in a directory on the disk."""
+    """Flush the names in a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -125,7 +125,7 @@ def sync(directory: Path) -> None:
 
 @contextmanager
 def typed(path: Path) -> Iterator[None]:
-    """What the system says of files, as errors of ours: LimitExceeded (the disk is full), Corrupt, Misuse."""
+    """Errors of the file system as LimitExceeded (the disk is full), Corrupt, Misuse."""
     try:
         yield
     except OSError as error:

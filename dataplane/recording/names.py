@@ -1,4 +1,4 @@
-"""What a recording says of each row beside its columns, and in which columns of its files."""
+"""The metadata of each row of a recording, and its columns in the files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _APART = 64 << 10  # bytes of media, on average, from which on each is written f
 
 @dataclass(frozen=True, slots=True)
 class RowNames:
-    """Of rows: their keys, groups (a text, an integer, or None), policy versions and tags; and what each is called in
-    all of its deliveries, and no other row ever is."""
+    """Metadata of rows: keys, groups (text, an integer, or None), policy versions and tags; and the unique name of
+    each, the same in all of its deliveries."""
 
     keys: Sequence[str]
     groups: Sequence[str | int | None]
@@ -35,7 +35,7 @@ class RowNames:
         return len(self.keys)
 
     def take(self, rows: Sequence[int]) -> RowNames:
-        """Those of these rows."""
+        """The metadata of these rows."""
         return RowNames(
             [self.keys[i] for i in rows],
             [self.groups[i] for i in rows],
@@ -46,7 +46,7 @@ class RowNames:
 
 
 def added(names: RowNames, media: list[list[str]], table: Any) -> Any:
-    """The table of the columns, with those that say this of its rows before them. Raises SchemaMismatch."""
+    """The table with the columns of the metadata before its own. Raises SchemaMismatch."""
     taken = [name for name in RESERVED if name in table.column_names]
     if taken:
         raise SchemaMismatch(f"a recording has a column {taken[0]!r} of its own", column=taken[0])
@@ -68,7 +68,7 @@ def added(names: RowNames, media: list[list[str]], table: Any) -> Any:
 
 
 def split(table: Any) -> tuple[RowNames, Any]:
-    """What a table says of its rows, and its other columns. Raises Corrupt."""
+    """The metadata of a table, and its other columns. Raises Corrupt."""
     try:
         own = {name: table.column(name).to_pylist() for name in RESERVED if name != MEDIA}
         said = [json.loads(each) for each in own[TAGS]]
@@ -81,7 +81,7 @@ def split(table: Any) -> tuple[RowNames, Any]:
 
 
 def media_table(contents: dict[str, Any]) -> Any:
-    """Media by their hashes, as a table."""
+    """A table of media by their hashes."""
     # From buffers: `pyarrow.array` of memoryviews (26.0) keeps a reference to each of them for ever.
     runs = [np.ascontiguousarray(each).view(np.uint8) for each in contents.values()]
     if sum(map(len, runs)) > _APART * len(runs):  # not copied into one

@@ -2,7 +2,7 @@
 
     magic (16 bytes) | bytes of the rows (8) | bytes of the media (8) | checksum (8) | rows | media
 
-Both are Arrow IPC streams; the checksum is xxh3-64 of them. A part that is torn, or was changed, is Corrupt.
+Both are Arrow IPC streams; the checksum is their xxh3-64. A torn or changed part is Corrupt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<16sQQQ")
 
 
 def write(path: Path, rows: Any, media: Any) -> int:
-    """Write a part of these two `pyarrow.Table`; its bytes. It is on the disk when this returns."""
+    """Write a part of these two `pyarrow.Table`. Returns its size in bytes. It is on disk when this returns."""
     sink = _Sink()
 
     def fill(file: Any) -> None:
@@ -42,7 +42,7 @@ def write(path: Path, rows: Any, media: Any) -> int:
 
 
 def read(path: Path) -> tuple[Any, Any]:
-    """The rows and the media. Raises Corrupt, and FileNotFoundError where there is no such part."""
+    """The rows and the media. Raises Corrupt, and FileNotFoundError if there is no such part."""
     try:
         with pa.OSFile(str(path)) as file:  # into memory of Arrow's, whose pages are warm
             data = file.read_buffer()
@@ -59,7 +59,7 @@ def read(path: Path) -> tuple[Any, Any]:
 
 
 class _Sink:
-    """A file as Arrow writes to it: buffers come as they lie in memory, and go into the checksum on their way."""
+    """A file for Arrow's writer: buffers are written from where they lie in memory, and added to the checksum."""
 
     closed = False
 
@@ -69,17 +69,17 @@ class _Sink:
         self.checksum = xxhash.xxh3_64()
 
     def write(self, data: Any) -> None:
-        """Arrow's, and bytes."""
+        """Write a buffer of Arrow's, or bytes."""
         self.checksum.update(data)
         self.file.write(data)
         self.size += data.size if isinstance(data, pa.Buffer) else len(data)
 
     def tell(self) -> int:
-        """Where the next byte is written, from the first stream's begin on."""
+        """The position of the next byte, from the beginning of the first stream."""
         return self.size
 
     def flush(self) -> None:
-        """Nothing: the file is synced when it is whole."""
+        """Does nothing: the whole file is synced at the end."""
 
 
 def _decoded(path: Path, data: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Reads a recording, also while it is written and after its writer was killed.
+"""Reads a recording, also while it is being written and after its writer was killed.
 
-Invariants: rows come in the order in which they were recorded, each once; in memory there are the rows that were
-asked for at a time, and their media. A part that is torn is left out.
+Invariants: rows are returned in the order in which they were recorded, each once; only the rows of one step, and
+their media, are in memory. A torn part is left out.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dataplane.recording.names import RowNames
 log = logging.getLogger(__name__)
 
 ROWS = 256
-"""Rows at a time, where nothing is said."""
+"""The default number of rows at a time."""
 
 _KEPT_BYTES = 256 << 20  # of media that were read
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Some rows of a recording: what they are called, and their columns."""
+    """Some rows of a recording: metadata and columns."""
 
     names: RowNames
     columns: dict[str, Values]
@@ -44,10 +44,10 @@ class Recorded:
 
 
 class Reader:
-    """Reads one directory. For one thread at a time."""
+    """A reader of one directory. Used by one thread at a time."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Raises Misuse where there is no recording, Corrupt, ProtocolMismatch."""
+        """Raises Misuse if there is no recording, Corrupt, ProtocolMismatch."""
         self.directory = Path(directory)
         self.manifest = Manifest.read(self.directory)
         self._places: dict[str, tuple[str, int]] = {}  # of media: the file, and the row in it
@@ -57,14 +57,14 @@ class Reader:
 
     @property
     def repeating(self) -> list[str]:
-        """The columns that are media, or have some: rows of theirs may be equal."""
+        """The columns that are or contain media: their rows may be equal."""
         return [name for name in self.manifest.columns if self.manifest.media.get(name)]
 
     def tables(
         self, *, rows: int = ROWS, wanted: Callable[[int, int], bool] = lambda lowest, highest: True
     ) -> Iterator[Any]:
-        """The recording as `pyarrow.Table` of at most so many rows, with the columns that say what each row is called.
-        `wanted`: of which lowest and highest version files are read. Raises Corrupt."""
+        """The recording as `pyarrow.Table` of at most this many rows, with the columns of the metadata. `wanted`:
+        whether files with this lowest and highest version are read. Raises Corrupt."""
         if rows < 1:
             raise Misuse(f"a reader gives a row or more at a time, not {rows}")
         number, given = 0, dict[int, int]()
@@ -97,13 +97,13 @@ class Reader:
             number += 1
 
     def _later(self, number: int) -> int | None:
-        """The first part behind this one that is there or in a file; None where nothing is."""
+        """The next part that exists or is in a file; None if there is none."""
         there = [int(path.name[5:]) for path in part_path(self.directory, 0).parent.glob("part-????????")]
         starts = [each.parts[0] for each in self.manifest.files]
         return min((each for each in (*there, *starts) if each > number), default=None)
 
     def _file(self, file: File, rows: int, given: int) -> Iterator[Any]:
-        """The tables of a file, without so many first rows, which were given when they were parts."""
+        """The tables of a file, without the first rows, which were returned from their parts."""
         path = self.directory / file.rows
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
@@ -117,8 +117,8 @@ class Reader:
     def rows(
         self, *, rows: int = ROWS, versions: Callable[[int], bool] | None = None, columns: list[str] | None = None
     ) -> Iterator[Recorded]:
-        """The rows, so many at a time, of the versions that are wanted, with these columns or all. Raises Corrupt,
-        Misuse (there is no such column)."""
+        """The rows, this many at a time, of the wanted versions, with these columns or all. Raises Corrupt, Misuse
+        (there is no such column)."""
         missing = [name for name in columns or () if name not in self.manifest.columns]
         if missing:
             there = ", ".join(self.manifest.columns)
@@ -153,7 +153,7 @@ class Reader:
             self._kept -= len(self._contents.pop(oldest))
 
     def _index(self) -> None:
-        """Learn of files of media that came since, and of parts."""
+        """Find new files of media, and parts."""
         self.manifest = Manifest.read(self.directory)
         for each in self.manifest.files:
             if each.media and each.media not in self._indexed:
@@ -198,7 +198,7 @@ class Reader:
 
 
 class _damaged:
-    """What pyarrow says of a file, as Corrupt."""
+    """Errors of pyarrow about a file as Corrupt."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

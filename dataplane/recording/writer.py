@@ -1,10 +1,10 @@
-"""Writes a recording: a commit is a part that is on the disk when it returns, and parts become Parquet files by size.
+"""Writes a recording: a commit is a part, on disk when it returns, and parts become Parquet files by size.
 
-The order on the disk: the file of media, the file of rows, the manifest that names both, and then their parts go. A
-writer that dies in between leaves files that no manifest names; the next one removes them, and has the parts.
+The order on disk: the file of media, the file of rows, the manifest that names both, and then their parts are deleted.
+A writer that dies in between leaves files that no manifest names; the next one deletes them, and has the parts.
 
-Invariants: one process writes a recording at a time (a lock); a row that is in a part, and of which the stream
-does not know it, is `pending`, and `seen` when it comes again.
+Invariants: one process writes a recording at a time (a lock); a row in a part of which the stream does not know is
+`pending`, and `seen` when it is delivered again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataplane.recording.names import RowNames
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 256 << 20
-"""Bytes in one file of rows and the one of their media, before compression, where nothing is said."""
+"""The default size of a file of rows together with its media, in bytes before compression."""
 
 _GROUP_BYTES = 64 << 20  # of a row group
 _DICTIONARY = [names.GROUP, names.TAGS]
@@ -39,7 +39,7 @@ _STATISTICS = [names.KEY, names.GROUP, names.NUMBER, names.VERSION]
 
 
 class Writer:
-    """Writes to one directory. A context manager; to be used by one thread at a time."""
+    """A writer of one directory. A context manager, used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Writer:
         max_file_bytes: int = MAX_FILE_BYTES,
         compression: str = "zstd",
     ) -> None:
-        """A new recording, or on with the one that is there. Raises Misuse (another process writes it, it is of other
-        columns, nothing can be written there), LimitExceeded, Corrupt."""
+        """Begin a recording, or continue the existing one. Raises Misuse (another process writes it, it has other
+        columns, the directory cannot be written), LimitExceeded, Corrupt."""
         self.directory = Path(directory)
         self._most, self._compression = max_file_bytes, compression
         with typed(self.directory):
@@ -93,7 +93,7 @@ class Writer:
         return found
 
     def _recover(self) -> None:
-        """Take up what the writer before has left."""
+        """Continue after the previous writer."""
         known = {name for each in self.manifest.files for name in (each.rows, each.media)}
         with typed(self.directory):
             for kind in (ROWS, MEDIA):
@@ -137,12 +137,12 @@ class Writer:
         return max(self.manifest.parts, *(number + 1 for number in self._parts)) if self._parts else self.manifest.parts
 
     def seen(self, rows: Sequence[str]) -> list[bool]:
-        """Of each of these rows, whether it is in the recording and the stream may not know it."""
+        """For each of these rows, whether it is in the recording and the stream may not know it."""
         return [row in self.pending for row in rows]
 
     def write(self, batch: Batch, said: RowNames) -> None:
-        """Commit rows. They are on the disk when this returns, or not in the recording. Raises LimitExceeded (the disk
-        is full), Misuse, Corrupt (a row is no row), SchemaMismatch."""
+        """Commit rows. They are on disk when this returns, or not in the recording. Raises LimitExceeded (the disk
+        is full), Misuse, Corrupt (an invalid row), SchemaMismatch."""
         table, media = self._encoder.table(batch)
         rows = names.added(said, media, table)
         if self._schema is not None and not rows.schema.equals(self._schema, check_metadata=True):
@@ -155,16 +155,16 @@ class Writer:
         self.pending.update(said.rows)
 
     def acknowledged(self, rows: Sequence[str]) -> None:
-        """The stream knows of these rows."""
+        """Record that the stream knows these rows."""
         self.pending.difference_update(rows)
 
     @property
     def due(self) -> bool:
-        """Whether what is in parts is enough for a file."""
+        """Whether the parts are large enough for a file."""
         return self._bytes >= self._most
 
     def rotate(self) -> None:
-        """Make a file of the parts that there are. Raises LimitExceeded, Misuse; the parts are there still."""
+        """Make a file of the parts. Raises LimitExceeded, Misuse; then the parts remain."""
         if not self._parts:
             return
         first, last = self._parts[0], self._parts[-1]
@@ -191,7 +191,7 @@ class Writer:
         self._parts, self._bytes, self._schema = [], 0, None
 
     def _tell(self, file: File) -> None:
-        """Have the manifest name the file. Where that fails, the next writer removes what it does not name."""
+        """Add the file to the manifest. After a failure, the next writer deletes the file."""
         files, parts = self.manifest.files, self.manifest.parts
         self.manifest.files, self.manifest.parts = [*files, file], file.parts[1] + 1
         self.manifest.media, self.manifest.pending = self._encoder.media, sorted(self.pending)
@@ -203,7 +203,7 @@ class Writer:
             raise
 
     def _pack(self, path: Path, which: int, found: _Found, compression: str) -> bool:
-        """Make a Parquet file of the rows (0) or the media (1) of all parts; whether there are any."""
+        """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns whether there are any."""
         tables = self._tables(which, found)
         first = next(tables, None)
         if first is None:
@@ -226,7 +226,7 @@ class Writer:
         return True
 
     def _tables(self, which: int, found: _Found) -> Iterator[Any]:
-        """The parts' tables, joined to what a row group has."""
+        """The tables of the parts, joined to the size of a row group."""
         gathered: list[Any] = []
         for number in self._parts:
             table = part.read(part_path(self.directory, number))[which]
@@ -242,8 +242,8 @@ class Writer:
             yield pa.concat_tables(gathered)
 
     def close(self, *, complete: bool = False, skipped: int = 0) -> None:
-        """Make a file of what is in parts, and say whether this is all of the stream. Raises as `rotate`; what is in
-        parts stays in the recording."""
+        """Make a file of the parts, and record whether this is the whole stream. Raises as `rotate`; the parts
+        remain then."""
         if self._lock < 0:
             return
         try:
@@ -258,7 +258,7 @@ class Writer:
             self.abort()
 
     def abort(self) -> None:
-        """Leave it as it is. Idempotent."""
+        """Close it without changes. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -274,7 +274,7 @@ class Writer:
 
 
 class _Found:
-    """What the rows of a file are."""
+    """The contents of the rows of a file."""
 
     def __init__(self) -> None:
         self.rows, self.lowest, self.highest = 0, (1 << 63) - 1, -(1 << 63)

@@ -1,6 +1,6 @@
-"""What a version of weights is: slices of named tensors in chunks of bytes, and what changed between two versions.
+"""The format of versions of weights: slices of named tensors in chunks of bytes, and differences between two versions.
 
-Pure: everything here is handed arrays and bytes. `plane.weights` (`client.weights`) stores and reads versions.
+Pure: all functions take arrays and bytes. `plane.weights` (`client.weights`) stores and reads versions.
 """
 
 from dataplane.weights.slices import Box, Slice

@@ -1,14 +1,14 @@
-"""What changed in a chunk of bytes: encoded, and applied to the chunk before, bit for bit.
+"""The difference between two chunks of bytes: encoded, and applied to the older chunk, bit for bit.
 
-A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. Of a block that changed, either all bytes
-are in the delta, or the elements that differ: for each a byte that says how many before it are the same (255: so many,
-and no element), and its value. Of updates by gradient descent most elements of bfloat16 stay the same, those that
-change lie everywhere, and each costs its bytes and one more.
+A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. Of a changed block, the delta has either all
+bytes, or the elements that differ: for each a byte with the number of equal elements before it (255: that many, and no
+element), and its value. With updates by gradient descent, most bfloat16 elements stay the same, the changed ones lie
+everywhere, and each costs its bytes and one more.
 
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
 Invariants: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
-changed or not, and one of all of them are compared; a false delta writes nowhere but into its target.
+changed or not, and one over all of them are compared; an invalid delta writes nowhere but into its target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:  # there was no compiler
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK = 256 << 10
-"""Bytes that are compared together: they stay in a core's own cache."""
+"""The bytes that are compared together: they fit a core's own cache."""
 
 _HEADER = struct.Struct("<4sHHQQ")  # magic, width, nothing, bytes of the chunk, sum of the sums
 _MAGIC = b"dpw1"
@@ -45,11 +45,12 @@ _LOOK, _LOOKS = 4096, 16  # bytes of a place, and places
 def encode(
     old: Bytes, new: Bytes, width: int, most: int, fill: Callable[[int, int], object] | None = None
 ) -> bytes | None:
-    """What makes `new` of `old`, of as many bytes, a multiple of `width` (1, 2, 4 or 8); None where that would be more
+    """The delta from `old` to `new`, of equal size, a multiple of `width` (1, 2, 4 or 8); None if it would be larger
     than `most` bytes. Without a change it is `unchanged`.
 
-    fill: writes the bytes of `new` from one place to another. It is called for each block before that is read, so that
-    what was just written is compared and summed out of a core's own cache; all of them are written in any case."""
+    fill: writes a range of the bytes of `new`. It is called for each block before that is read, so that the block is
+    compared and summed in a core's own cache; all of them are written in any case.
+    """
     blocks = -(-len(new) // BLOCK)
     kinds, lengths = np.zeros(blocks, np.uint8), np.zeros(blocks, "<u4")
     sums = np.zeros(blocks, "<u8")
@@ -80,27 +81,27 @@ def encode(
 
 
 def unchanged(delta: bytes) -> bool:
-    """Whether what `encode` gave changes nothing."""
+    """Whether a delta of `encode` changes nothing."""
     _, _, _, size, _ = _HEADER.unpack_from(delta)
     return len(delta) == _HEADER.size + 13 * -(-int(size) // BLOCK)
 
 
 def looks_of(nbytes: int) -> list[slice]:
-    """The places of so many bytes that `worth` looks at."""
+    """The positions that `worth` samples in this many bytes."""
     step = max(_LOOK, nbytes // _LOOKS // _LOOK * _LOOK)
     return [slice(at, at + _LOOK) for at in range(0, nbytes - _LOOK + 1, step)]
 
 
 def worth(old: Bytes, new: Bytes, width: int) -> bool:
-    """Whether it is likely that less than half of the elements differ, by a look at a few places."""
+    """Whether it is likely that less than half of the elements differ, from a sample of positions."""
     looks = looks_of(len(new))
     much = [np.count_nonzero(old[at].view(_WIDTHS[width]) != new[at].view(_WIDTHS[width])) * width for at in looks]
     return sum(bool(differ > _LOOK // 2) for differ in much) <= len(looks) // 2
 
 
 def apply(old: Bytes, deltas: list[Bytes], into: Bytes) -> None:
-    """Write into `into` what the deltas, one after another, make of `old`. Raises Corrupt, after which `into` is
-    worthless."""
+    """Write the result of the deltas, applied to `old` one after another, into `into`. Raises Corrupt, after which
+    the content of `into` is undefined."""
     read = [_Delta(delta, len(old)) for delta in deltas]
     if len(old) != len(into) or not read:
         raise Corrupt(f"{len(read)} deltas of {len(old)} bytes for {len(into)}")
@@ -121,7 +122,7 @@ def _sum(data: Any) -> int:
 
 
 class _Delta:
-    """A delta as it came: from another process, so nothing in it is believed."""
+    """A delta from another process: everything in it is checked."""
 
     def __init__(self, data: Bytes, size: int) -> None:
         if len(data) < _HEADER.size:
@@ -143,7 +144,7 @@ class _Delta:
         self.data = data
 
     def patch(self, at: int, block: Bytes) -> None:
-        """Make the changes of this block. Raises Corrupt."""
+        """Apply the changes of this block. Raises Corrupt."""
         kind, body = self.kinds[at], self.data[self.starts[at] : self.ends[at]]
         if kind == _ALL:
             if len(body) != len(block):
@@ -156,8 +157,8 @@ class _Delta:
 
 
 def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = None) -> bytes | None:
-    """The elements that differ: their number, the gaps, the values. b"" where none does; None where all bytes would be
-    fewer. `room`: for the extension to work in, twice a block and two bytes."""
+    """The elements that differ: their number, the gaps, the values. b"" if none does; None if all bytes would be
+    fewer. `room`: work memory of the extension, twice a block and two bytes."""
     values = after.view(_WIDTHS[width])
     changed = np.flatnonzero(before.view(_WIDTHS[width]) != values)
     if not len(changed):

@@ -1,7 +1,8 @@
-"""What one publisher's part of a version is: which slices of which tensors lie where in its chunks, and its encoding.
+"""The layout of one publisher's part of a version: the position of each slice of a tensor in its chunks, and its
+encoding.
 
-Invariants: an encoding comes from another process, so `decode` refuses one whose entries do not lie in its
-chunks, or whose shapes and dtypes do not agree with their bytes.
+Invariants: an encoding comes from another process, so `decode` refuses one whose entries lie outside their chunks,
+or whose shapes and dtypes contradict their bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ COLUMN, FIELD = "bytes", Field("ragged", "uint8", (None,))
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A slice of a tensor: of which shape the whole is, where the slice begins in it, how large it is, and its bytes,
-    row-major, from `start` in a chunk. One without elements is in no chunk (-1)."""
+    """A slice of a tensor: the shape of the whole tensor, the offset and size of the slice, and its bytes,
+    row-major, from `start` in a chunk. A slice without elements is in no chunk (-1)."""
 
     name: str
     dtype: str
@@ -37,17 +38,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Of the slice."""
+        """The bytes of the slice."""
         return math.prod(self.extent) * storage(self.dtype).itemsize
 
     @property
     def box(self) -> Box:
-        """Which part of the tensor it is."""
+        """Its box in the tensor."""
         return box_of(self.offsets, self.extent)
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A chunk of an older version of the same part, of which a delta makes one of this: where it is stored."""
+    """A chunk of an older version of the same part, from which a delta leads to a chunk of this one: its location."""
 
     version: int
     node: bytes
@@ -55,8 +56,8 @@ class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What one of `ranks` publishers has of a version: the bytes of each chunk, its entries, and of each chunk that has
-    a delta, the chunk that this is from. A chunk that is the older version's is stored once for both."""
+    """The part of one of `ranks` publishers of a version: the bytes of each chunk, its entries, and for each chunk
+    with a delta its base. A chunk that equals that of the older version is stored once for both."""
 
     version: int
     rank: int
@@ -71,19 +72,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Of its chunks."""
+        """The bytes of its chunks."""
         return sum(self.chunks)
 
     @property
     def layout(self) -> bytes:
-        """A digest of what lies where in its chunks: versions of one layout differ in their bytes alone."""
+        """A digest of the positions in its chunks: versions with one layout differ only in their bytes."""
         said = msgspec.msgpack.encode((self.rank, self.ranks, self.chunks, self.entries))
         return hashlib.blake2b(said, digest_size=16).digest()
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a part is whose chunks are all on one node: its layout's digest, the node, and the shard of each chunk
-    (int64). Whoever knows the layout, and is there, needs nothing else to read it."""
+    """The location of a part whose chunks are all on one node: the digest of its layout, the node, and the shard of
+    each chunk (int64). A reader on that node that has the layout needs nothing else."""
 
     layout: bytes
     node: bytes
@@ -100,7 +101,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def placement(encoded: object) -> Placement | None:
-    """What `Placement.encode` gave; None for anything else."""
+    """The placement that `Placement.encode` encoded; None for anything else."""
     if not isinstance(encoded, bytes):
         return None
     try:
@@ -111,7 +112,7 @@ def placement(encoded: object) -> Placement | None:
 
 
 def decode(encoded: bytes) -> Part:
-    """What `Part.encode` gave. Raises Corrupt."""
+    """The part that `Part.encode` encoded. Raises Corrupt."""
     try:
         part = msgspec.msgpack.decode(encoded, type=Part)
         for entry in part.entries:

@@ -1,8 +1,8 @@
-"""Slices of tensors: boxes of indexes, which of them cover what is asked for, and which bytes they are.
+"""Slices of tensors: boxes of indexes, which of them cover a request, and their byte ranges.
 
-A box is one (start, stop) a dimension, in the indexes of the whole tensor. Invariants: `cover` names each
-element of the box that is asked for once, also where slices that were published overlap; `stretches` are the bytes of
-a box in a slice that lies row-major, ascending and apart.
+A box is one (start, stop) a dimension, in the indexes of the whole tensor. Invariants: `cover` names each element of
+the requested box once, also if published slices overlap; `stretches` are the byte ranges of a box in a row-major
+slice, ascending and disjoint.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import numpy.typing as npt
 from dataplane.errors import Misuse
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
-"""(start, stop) of each dimension; of a 0-d tensor, ()."""
+"""(start, stop) of each dimension; () for a 0-d tensor."""
 
 Selected: TypeAlias = Sequence[slice | tuple[int, int] | None]
-"""What a reader asks of each dimension: a slice of step 1, (start, stop), or None for all, as of those not named."""
+"""The request of a reader for each dimension: a slice of step 1, (start, stop), or None for all, which is the
+default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A part of a named tensor, as one rank of several publishes it.
 
-    tensor: the values, [*extent]. shape: of the whole tensor. offsets: where the part begins in it, by dimension.
+    tensor: the values, [*extent]. shape: of the whole tensor. offsets: the start of the part, by dimension.
     """
 
     tensor: Any
@@ -46,12 +47,12 @@ class Slice:
 
 
 def box_of(offsets: Sequence[int], extent: Sequence[int]) -> Box:
-    """The box of so many elements from these offsets on."""
+    """The box with these offsets and this extent."""
     return tuple((start, start + size) for start, size in zip(offsets, extent, strict=True))
 
 
 def asked(name: str, shape: Sequence[int], selected: Selected | None) -> Box:
-    """The box that a reader asks for, of a tensor of this shape. Raises Misuse."""
+    """The requested box of a tensor of this shape. Raises Misuse."""
     given = [] if selected is None else list(selected)
     if len(given) > len(shape):
         raise Misuse(f"{name!r} has {len(shape)} dimensions, and {len(given)} slices of it are asked for")
@@ -76,18 +77,18 @@ def extent(box: Box) -> tuple[int, ...]:
 
 
 def count(box: Box) -> int:
-    """Its elements."""
+    """The number of its elements."""
     return math.prod(extent(box))
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """What both have; None where that is nothing."""
+    """The intersection; None if it is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
 
 def _less(box: Box, taken: Box) -> list[Box]:
-    """The box without a part of it, as boxes apart from each other."""
+    """The box without a part of it, as disjoint boxes."""
     left, rest = [], list(box)
     for axis, ((start, stop), (first, last)) in enumerate(zip(box, taken, strict=True)):
         if start < first:
@@ -99,7 +100,7 @@ def _less(box: Box, taken: Box) -> list[Box]:
 
 
 def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """Which part of `wanted` is had from which piece, each element from one; and what none of them has."""
+    """The part of `wanted` to read from each piece, each element from one; and the parts that none of them has."""
     missing = [wanted] if count(wanted) else []
     found = []
     for number, piece in enumerate(pieces):
@@ -118,7 +119,7 @@ def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], li
 
 
 def stretches(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
-    """[runs, 2]: (start, stop) in bytes of a part of a piece that lies row-major, elements of `width` bytes."""
+    """[runs, 2]: (start, stop) in bytes of a part of a row-major piece, with elements of `width` bytes."""
     sizes, wanted = extent(piece), extent(part)
     if not count(part):
         return np.empty((0, 2), np.int64)
