@@ -1,1 +1,1 @@
-"""What a node does, made visible: its figures as a value and as text."""
+"""Observability of a node: its statistics as values and as text, metrics, traces."""

@@ -1,4 +1,4 @@
-"""Latencies as histograms of fixed bounds: folded from the events of rings, in fixed memory."""
+"""Latencies as histograms with fixed bounds: computed from the events of rings, in fixed memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS_S = (
     *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Seconds: upper bounds of the buckets, the last of which has none."""
+"""Upper bounds of the buckets in seconds; the last bucket has none."""
 
 MEASURED = ("put", "get", "append", "extend", "consume", "ack", "fetch", "spill", "restore")
 """The operations that have a histogram."""
@@ -25,19 +25,19 @@ _BOUNDS_NS = np.array([round(bound * 1e9) for bound in BOUNDS_S], np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How long an operation took. counts: of each bucket of `BOUNDS_S`, and of those above; not cumulative."""
+    """The latencies of an operation. counts: of each bucket of `BOUNDS_S`, and of those above; not cumulative."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     sum_s: float = 0.0
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The number of operations."""
         return sum(self.counts)
 
     def quantile(self, part: float) -> float:
-        """About the seconds within which this part of them ended, from 0 to 1: linear within a bucket, as
-        Prometheus's `histogram_quantile`. NaN where there were none."""
+        """The approximate seconds within which this part of the operations ended, from 0 to 1: linear within a
+        bucket, as Prometheus's `histogram_quantile`. NaN without any."""
         due = part * self.count
         seen, below = 0, 0.0
         for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
@@ -53,14 +53,14 @@ class Histogram:
 
 
 class Latencies:
-    """The histograms of a node, of its clients' requests and its own work."""
+    """The histograms of a node, for its clients' requests and its own work."""
 
     def __init__(self) -> None:
         self._counts = np.zeros((len(MEASURED), len(BOUNDS_S) + 1), np.int64)
         self._sums_ns = np.zeros(len(MEASURED), np.int64)
 
     def fold(self, events: Events) -> None:
-        """Count events. Those of other operations are passed over."""
+        """Count events. Those of other operations are ignored."""
         for row, name in enumerate(MEASURED):
             of = events[events["code"] == CODE[name]]
             of = of[of["ended"] >= of["began"]]

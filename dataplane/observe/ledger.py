@@ -1,8 +1,8 @@
-"""Counts of streams, summed so that no sum goes back: not where a stream is dropped, moves to another node, or changes
-between being told of by name and among the others.
+"""Counts of streams, summed so that no sum decreases: not when a stream is dropped, moves to another node, or changes
+between being reported by name and among the others.
 
-A counter that goes back reads as a restart to a monitoring system, and all that it counts as new. So each look adds to
-the sums what each stream counted since the look before.
+A monitoring system takes a decreasing counter for a restart, and counts its whole value again. So each look adds to
+the sums what each stream counted since the previous look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ZERO: Counts = (0, 0, 0, 0)
 
 
 class TaskCounts(NamedTuple):
-    """A task of a stream now: rows that it is not done with, consumers that wait, and what it counted."""
+    """A task of a stream now: pending rows, waiting consumers, and its counts."""
 
     lag: int
     waiting: int
@@ -29,8 +29,8 @@ class TaskCounts(NamedTuple):
 
 
 class StreamCounts(NamedTuple):
-    """A stream, or a partition of one, now. `identity`: no other has it, nor has one of the same name that comes later.
-    `begun`: what it had counted when it came here is to be counted too, as it was not elsewhere."""
+    """A stream, or its partition, now. `identity`: unique, also among later streams of the same name. `begun`:
+    whether its counts from before it came here are to be counted too, because they were not counted elsewhere."""
 
     identity: Hashable
     name: str
@@ -53,7 +53,7 @@ _UNFINISHED, _OLDEST_UNFINISHED = map(attrgetter, ("unfinished", "oldest_unfinis
 
 
 class _Sum:
-    """What a stream counted while it was here, over all its partitions."""
+    """The counts of a stream while it was here, over all its partitions."""
 
     def __init__(self) -> None:
         self.appended = 0
@@ -79,13 +79,13 @@ class Ledger:
         self.counts: list[int] = [0, 0, 0, 0]
 
     def close(self, stream: StreamCounts) -> None:
-        """A stream is dropped: what it counted last. Of one that no look has shown nothing is kept by name: nobody may
-        ever look, and what is kept now lies among what the stream gives back."""
+        """A stream is dropped: add its last counts. A stream that no look has shown is not kept by name, because
+        this runs while the memory of the stream is being released."""
         self._add(stream, stream.name in self._among, kept=stream.name in self._sums)
         self._seen.pop(stream.identity, None)
 
     def look(self, streams: Iterable[StreamCounts]) -> dict[str, dict[str, object]]:
-        """The streams of the most lag by name and the others summed, as plain values of `StreamFigures`."""
+        """The streams with the most lag by name and the others summed, as plain values of `StreamFigures`."""
         by_name: dict[str, list[StreamCounts]] = {}
         for each in streams:
             by_name.setdefault(each.name, []).append(each)
@@ -118,7 +118,7 @@ class Ledger:
         return found
 
     def _add(self, stream: StreamCounts, other: bool, kept: bool = True) -> None:
-        """Add what it counted since it was seen last."""
+        """Add its counts since it was last seen."""
         seen = self._seen.get(stream.identity)
         fresh = (0, {}, 0) if stream.begun else (stream.appended, stream.tasks, 0)
         before, tasks, _ = fresh if seen is None else seen
@@ -153,7 +153,7 @@ def _all(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _lag(several: Sequence[StreamCounts]) -> int:
-    """Of the task that has the most."""
+    """The lag of the task that has the most."""
     if len(several) == 1:
         return max(map(_LAG, several[0].tasks.values()), default=0)
     lags: dict[str, int] = {}
@@ -164,7 +164,7 @@ def _lag(several: Sequence[StreamCounts]) -> int:
 
 
 def _values(several: Sequence[StreamCounts], sums: _Sum, room: int) -> dict[str, object]:
-    """Of a stream, or of several together; of at most `room` tasks by name."""
+    """The values of a stream, or of several together; of at most `room` tasks by name."""
     names = sorted({name for each in several for name in each.tasks if name != OTHERS})[:room] if room else []
     shown = set(names)
     tasks = {

@@ -1,5 +1,5 @@
-"""The members of a cluster, as text: who they are, which partitions each leads and follows, and whether the coordinator
-answers."""
+"""The members of a cluster as text: their addresses, the partitions that each leads and follows, and whether the
+coordinator answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SILENT = "does not answer: members stay, and none can join"
 
 
 def members_text(found: Mapping[str, Any]) -> str:
-    """Lines from the figures that `plane.members()` gives."""
+    """Lines of text from the result of `plane.members()`."""
     if not found:
         return "this node is alone"
     lines = []

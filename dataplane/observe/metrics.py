@@ -1,8 +1,8 @@
-"""A node's figures for Prometheus: `/metrics` over HTTP, by `prometheus_client` (the extra `metrics`).
+"""A node's statistics for Prometheus: `/metrics` over HTTP, by `prometheus_client` (the extra `metrics`).
 
-Invariants: names end in their unit, and in `_total` where they count; the number of series has a bound whatever
-the streams (`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop
-for a value, and makes text of it in a thread of its own: requests wait for none of that.
+Invariants: names end in their unit, and in `_total` for counters; the number of series is bounded whatever the streams
+(`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop for a value,
+and formats it in a thread of its own, so requests do not wait for it.
 
     from dataplane.observe.metrics import families      # to serve them in another way: a Collector over a Snapshot
 """
@@ -72,7 +72,7 @@ _LATENCIES = {
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
-    """The metrics, as `prometheus_client` has them."""
+    """The metrics, as objects of `prometheus_client`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     stats = snapshot.stats
@@ -179,18 +179,18 @@ def _version() -> str:
 
 
 def _label(name: str) -> str:
-    """The name, cut where it is long; another name's is another."""
+    """The name, cut if it is long, in a way that keeps names distinct."""
     if len(name) <= _LABEL:
         return name
     return f"{name[: _LABEL - 9]}~{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
 
 
 class Exporter:
-    """An HTTP server of `/metrics`, in threads of its own. `close` ends it."""
+    """An HTTP server of `/metrics`, in threads of its own, until `close`."""
 
     def __init__(self, host: str, port: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Listen. `snapshot` is called by a thread, for each scrape. Raises OSError where it can not listen, ValueError
-        where `prometheus_client` is not installed."""
+        """Listen. `snapshot` is called by a thread for each scrape. Raises OSError if it cannot listen, ValueError
+        if `prometheus_client` is not installed."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
@@ -209,7 +209,7 @@ class Exporter:
 
 
 class _Collector:
-    """What a registry of `prometheus_client` asks."""
+    """The collector in the registry of `prometheus_client`."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot

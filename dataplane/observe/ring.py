@@ -1,15 +1,15 @@
-"""The last events of a process, in shared memory: what `dataplane trace` draws and what latencies are counted from.
+"""The last events of a process, in shared memory: the source of `dataplane trace` and of latencies.
 
 A node gives each client a ring: a sealed memfd that the client writes and the node reads. The client records one event
-of 32 bytes at the end of each request and never waits; the node reads whenever it is asked to, also after the client
-has died. A node records what it does itself (spills, restores, fetches) in a ring of its own.
+of 32 bytes at the end of each request and never waits; the node can read at any time, also after the client has died. A
+node records its own work (spills, restores, fetches) in a ring of its own.
 
-Invariants: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never
-takes an event that is being written, and believes none of what stands there: codes, times and names are checked.
+Invariants: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never takes
+an event that is being written, and checks everything in it: codes, times and names.
 
-Rejected: a lock (0.1 us uncontended, and a reader that dies would hold it); an index of the newest event (a second
-write for each event; the number in each event says the same); histograms that the client updates (as much again for
-each request; the node folds the events every `FOLD_S` instead).
+Rejected: a lock (0.1 us uncontended, and a dead reader would hold it); an index of the newest event (a second write
+for each event; the number in each event says the same); histograms that the client updates (twice the cost for each
+request; the node computes them every `FOLD_S` instead).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 EVENTS = 1 << 15
-"""Events that a ring keeps: the last 10 seconds at 3,276 requests a second."""
+"""The number of events of a ring: the last 10 seconds at 3,276 requests a second."""
 
 EVENT_BYTES = 32
 _THREADS = 63
@@ -62,7 +62,7 @@ OPERATIONS = (
     "flow ack",
     "failover",
 )
-"""What an event is of; its code is the place here. Codes never change: rings are read by other versions."""
+"""The operations of events; the code is the position here. Codes never change: rings are read by other versions."""
 
 CODE = {name: code for code, name in enumerate(OPERATIONS)}
 
@@ -76,9 +76,9 @@ EVENT = np.dtype(
         ("number", "<u4"),
     ]
 )
-"""An event: nanoseconds of this host's monotonic clock, a value (bytes, or the identity of a flow), what it is of, the
-thread's place among the ring's names, and its number in the ring, modulo 2**32. Of a flow `ended` is the identity, and
-`value` how many follow each other."""
+"""An event: nanoseconds of this host's monotonic clock, a value (bytes, or the identity of a flow), its operation,
+the thread's position among the ring's names, and its number in the ring, modulo 2**32. For a flow `ended` is the
+identity, and `value` the number of consecutive identities."""
 
 Events = npt.NDArray[Any]
 
@@ -91,7 +91,7 @@ _GUARD = 64  # the oldest events, one of which may be being written
 
 
 def create() -> int:
-    """The descriptor of the memory of a new ring, which nobody can make smaller or larger. Raises OSError."""
+    """The descriptor of the memory of a new ring, whose size is sealed. Raises OSError."""
     fd = os.memfd_create("dataplane-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, RING_BYTES)
@@ -103,13 +103,13 @@ def create() -> int:
 
 
 class _Own(threading.local):
-    """What a thread knows of itself."""
+    """The state of a thread."""
 
     place: int
 
 
 class _Names:
-    """Gives the threads that record places among the names of a ring."""
+    """Assigns positions among the names of a ring to the threads that record."""
 
     __slots__ = ("_count", "_memory", "_own")
 
@@ -119,7 +119,7 @@ class _Names:
         self._own = _Own()
 
     def place(self) -> int:
-        """The place of this thread; 0, which has no name, where there are too many."""
+        """The position of this thread; 0, which has no name, if there are too many."""
         try:
             return self._own.place
         except AttributeError:
@@ -127,7 +127,8 @@ class _Names:
             return place
 
     def _named(self) -> int:
-        """Give this thread a place. Identities are used again after a thread has ended, and say nothing."""
+        """Assign a position to this thread. Thread ids are reused after a thread has ended, so they do not identify
+        it."""
         if self._count == _THREADS:
             return 0
         place = self._count = self._count + 1
@@ -139,7 +140,7 @@ class _Names:
 
 
 class PlainWriter:
-    """As the extension `_writer`, in Python: events in the memory from `offset` on, as many as a power of two."""
+    """As the extension `_writer`, in Python: events in the memory from `offset`, a power of two of them."""
 
     __slots__ = ("_mask", "_named", "_offset", "_stopped", "count", "last", "memory")
 
@@ -155,12 +156,12 @@ class PlainWriter:
         """When the event began that was recorded last, or is about to be: flows are told of it."""
 
     def record(self, code: int, began: int, value: int = 0) -> None:
-        """An event that ends now. began: nanoseconds of the monotonic clock. Raises ValueError after `stop`."""
+        """Record an event that ends now. began: nanoseconds of the monotonic clock. Raises ValueError after `stop`."""
         self.last = began
         self._write(code, _clock(), value)
 
     def flow(self, code: int, identity: int, count: int = 1) -> None:
-        """What the `last` event passes on, or takes: `count` identities that follow each other."""
+        """Record the identities that the `last` event passes on, or takes: `count` consecutive ones."""
         self._write(code, identity & (1 << 64) - 1, count)
 
     def _write(self, code: int, ended: int, value: int) -> None:
@@ -171,7 +172,7 @@ class PlainWriter:
         _pack(self.memory, at, self.last, ended, value, code, self._named(), number & _WRAP)
 
     def stop(self) -> None:
-        """Let the memory go. Idempotent."""
+        """Release the memory. Idempotent."""
         self._stopped = True
 
 
@@ -184,12 +185,13 @@ else:
 
 
 class Recorder:
-    """Writes a ring. One thread may use it at a time. `writer` is what writes, and takes a sixth of the time."""
+    """Writes a ring, one thread at a time. `writer`: the extension, or its replacement in Python, which takes six
+    times as long."""
 
     __slots__ = ("_memory", "writer")
 
     def __init__(self, fd: int | None = None, writer: type[PlainWriter] = WRITER) -> None:
-        """Over the memory of a descriptor, which stays the caller's; without one, over memory of this process alone.
+        """On the memory of a descriptor, which still belongs to the caller; without one, on memory of this process.
         Raises OSError."""
         self._memory = mmap.mmap(-1 if fd is None else fd, RING_BYTES)
         self.writer = writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
@@ -199,11 +201,11 @@ class Recorder:
         self.writer.record(code, began, value)
 
     def reader(self) -> Reader:
-        """Reads this ring."""
+        """A reader of this ring."""
         return Reader(self._memory)
 
     def close(self) -> None:
-        """Record nothing more. Idempotent. Whoever still records is told ValueError."""
+        """Stop recording. Idempotent. Later calls of `record` raise ValueError."""
         self.writer.stop()
         with suppress(BufferError):  # a reader looks at it; it goes with that
             self._memory.close()
@@ -211,14 +213,14 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread that recorded events: its number in the system, and its name."""
+    """A thread that recorded events: its system id, and its name."""
 
     number: int
     name: str
 
 
 class Reader:
-    """Reads a ring that another process, or this one, writes."""
+    """Reads a ring of another process, or of this one."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -229,12 +231,12 @@ class Reader:
 
     @classmethod
     def of(cls, fd: int) -> Reader:
-        """Of the memory of a descriptor, which stays the caller's. Raises OSError."""
+        """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError."""
         return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """A copy of the events that ended after `since`, in nanoseconds, the oldest first. Those that say what can not
-        be are left out."""
+        """A copy of the events that ended after `since`, in nanoseconds, the oldest first. Impossible ones are left
+        out."""
         events = self._events.copy()
         events = events[events["code"] > 0]
         age = (_newest(events, self._folded) - events["number"].astype(np.int64)) & _WRAP
@@ -252,13 +254,13 @@ class Reader:
         return self._before(newest, count)
 
     def past(self, most: int) -> Past:
-        """The newest events, at most so many, and the threads: what remains of the ring, which is let go."""
+        """The newest events, at most this many, and the threads; the ring is released."""
         past = Past(self._before(self._last(), most), self.threads())
         self.close()
         return past
 
     def _before(self, newest: int, count: int) -> Events:
-        """So many events up to this one."""
+        """This many events up to this one."""
         numbers = np.arange(newest - count + 1, newest + 1) & _WRAP
         events: Events = self._events[numbers & _MASK]
         whole: Events = events[
@@ -267,8 +269,8 @@ class Reader:
         return whole
 
     def _last(self) -> int:
-        """The number of the newest event. Looks on from the last that was read, so that pages that were never written
-        stay untouched, and a ring in which nothing happens costs nothing."""
+        """The number of the newest event. The search begins at the last event read, so that pages that were never
+        written stay unallocated, and an idle ring costs nothing."""
         newest = self._folded
         while True:
             numbers = np.arange(newest + 1, newest + 1 + _LOOKED) & _WRAP
@@ -284,7 +286,7 @@ class Reader:
             return (newest + first) & _WRAP
 
     def threads(self) -> dict[int, Thread]:
-        """The threads that recorded, by their places."""
+        """The threads that recorded, by position."""
         found: dict[int, Thread] = {}
         for place in range(1, _THREADS + 1):
             number, name = struct.unpack_from(f"<Q{_NAME_BYTES}s", self._memory, place * 64)
@@ -294,14 +296,14 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """Let the memory go. Idempotent."""
+        """Release the memory. Idempotent."""
         self._events = np.zeros(EVENTS, EVENT)
         with suppress(BufferError):
             self._memory.close()
 
 
 class Past:
-    """What remains of the ring of a process that has gone."""
+    """The last events of the ring of a process that has ended."""
 
     def __init__(self, events: Events, threads: Mapping[int, Thread]) -> None:
         self._events = events
@@ -317,14 +319,14 @@ class Past:
 
 
 def _newest(events: Events, folded: int) -> int:
-    """The number of the newest of these events; that of `folded`, where none is newer."""
+    """The number of the newest of these events, or `folded` if none is newer."""
     ahead = (events["number"].astype(np.int64) - folded) & _WRAP
     ahead = ahead[(events["code"] > 0) & (ahead < 1 << 31)]
     return (folded + (int(ahead.max()) if len(ahead) else 0)) & _WRAP
 
 
 def _possible(events: Events, since: int, clock: Callable[[], int]) -> Events:
-    """Those that ended after `since`, and say what can be."""
+    """The events that ended after `since` and have valid values."""
     ends = np.where(flows(events), events["began"], events["ended"])
     fine = (ends > since) & (ends <= clock()) & (events["began"] <= ends) & (events["code"] < len(OPERATIONS))
     kept: Events = events[fine]
@@ -332,7 +334,7 @@ def _possible(events: Events, since: int, clock: Callable[[], int]) -> Events:
 
 
 def flows(events: Events) -> npt.NDArray[np.bool_]:
-    """Which of the events are of flows."""
+    """Which of the events are flows."""
     first, last = CODE["flow append"], CODE["flow ack"]
     found: npt.NDArray[np.bool_] = (events["code"] >= first) & (events["code"] <= last)
     return found

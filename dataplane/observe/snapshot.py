@@ -1,6 +1,7 @@
-"""A node's figures for monitoring, as a frozen value: what `/metrics`, the page and `ray.util.metrics` show.
+"""A node's statistics for monitoring, as a frozen value: shown by `/metrics`, the page and `ray.util.metrics`.
 
-Its size is bounded whatever the streams: the `NAMED` with the most lag are by name, the rest is summed as `OTHERS`.
+Its size is bounded whatever the streams: the `NAMED` with the most lag are reported by name, the rest is summed as
+`OTHERS`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataplane.observe.latency import Histogram
 from dataplane.observe.stats import Stats
 
 NAMED = 50
-"""Streams that are told of by name."""
+"""The number of streams that are reported by name."""
 
 PAIRS = 200
-"""Tasks of those streams, all together, that are told of by name."""
+"""The number of tasks of those streams, in all, that are reported by name."""
 
 OTHERS = "(others)"
 """The name of the sum of the rest, of streams or of tasks."""
@@ -25,8 +26,8 @@ OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """A task of a stream on this node. lag: rows that it is not done with. Counts are of rows, since the stream was
-    made; of the sum of others, since the node's start."""
+    """A task of a stream on this node. lag: pending rows. Counts are of rows, since the stream was created; in the
+    sum of others, since the node's start."""
 
     lag: int = 0
     waiting: int = 0
@@ -52,7 +53,7 @@ class StreamFigures:
 
     @property
     def lag(self) -> int:
-        """Of the task that has the most."""
+        """The lag of the task that has the most."""
         return max((task.lag for task in self.tasks.values()), default=0)
 
     @classmethod
@@ -64,14 +65,14 @@ class StreamFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What `dataplane.client.observing.snapshot` returns. Totals count from the node's start and never go back.
+    """The result of `dataplane.client.observing.snapshot`. Totals count from the node's start and never decrease.
 
-    stats: the node's figures, without those of streams and tables.
+    stats: the node's statistics, without those of streams and tables.
     streams: by name, the `NAMED` with the most lag, and `OTHERS` for the sum of the rest.
     appended, delivered, redelivered, acked, expired: rows of all streams that this node leads or led.
-    led, followed: partitions; failovers: of which this node took the lead.
-    members: nodes of the cluster, 1 of a node that is alone; coordinated: whether the coordinator answers.
-    latencies: by operation, see `latency.MEASURED`; missed_events: those that histograms and traces lack.
+    led, followed: partitions; failovers: partitions whose lead this node took over.
+    members: nodes of the cluster, 1 outside a cluster; coordinated: whether the coordinator answers.
+    latencies: by operation, see `latency.MEASURED`; missed_events: events that histograms and traces lack.
     """
 
     stats: Stats
@@ -92,7 +93,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Snapshot:
-        """What a node sent. What this version does not know is left out."""
+        """The snapshot that a node sent. Values unknown to this version are left out."""
         made = {
             "stats": Stats.of(values["stats"]),
             "streams": {name: StreamFigures.of(each) for name, each in values.get("streams", {}).items()},
@@ -102,7 +103,7 @@ class Snapshot:
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that this version knows."""
+    """The values that this version knows."""
     names = _names(kind)
     return {name: value for name, value in values.items() if name in names}
 

@@ -1,4 +1,4 @@
-"""A node's figures as text for people: what `dataplane status` prints."""
+"""A node's statistics as text: the output of `dataplane status`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GROUPS = 3  # incomplete ones that are named, of each task
 
 
 def status_text(stats: Stats) -> str:
-    """The figures, a line each: memory, disk, shards, pins, who waits, who holds the memory, the streams and tables."""
+    """The statistics, one a line: memory, disk, shards, pins, waits, holders of memory, streams and tables."""
     rows = [
         ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {stats.clients} clients"),
         ("memory", share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
@@ -48,7 +48,7 @@ def status_text(stats: Stats) -> str:
 
 
 def stream_text(stream: Mapping[str, Any]) -> str:
-    """What a stream holds: "12 of 4,096 rows, 1.0 KiB, oldest 3 s, version 7"."""
+    """The content of a stream: "12 of 4,096 rows, 1.0 KiB, oldest 3 s, version 7"."""
     rows, most = f"{stream['rows']:,}", stream["max_rows"]
     size, limit = format_size(stream["bytes"]), stream["max_bytes"]
     parts = [
@@ -63,14 +63,14 @@ def stream_text(stream: Mapping[str, Any]) -> str:
 
 
 def task_text(task: Mapping[str, Any]) -> str:
-    """What a task has done of a stream, and has still to do; of what is seldom, only what there is."""
+    """The done and pending rows of a task; rare counts only if they are not 0."""
     always, seldom = ("pending", "leased", "acked"), ("redelivered", "expired", "dead")
     shown = [name for name in (*always, *seldom) if name in always or task[name]]
     return ", ".join(f"{task[name]:,} {name}" for name in shown)
 
 
 def waiters(stream: Mapping[str, Any]) -> list[str]:
-    """Who waits for what at a stream, a line each: producers for room, consumers for columns."""
+    """Who waits for what at a stream, one a line: producers for room, consumers for columns."""
     lines = []
     if stream["waiting"]:
         behind = ", ".join(stream["behind"])
@@ -90,7 +90,7 @@ def _waits(count: int, what: str, whose: str) -> str:
 
 
 def share(used: int, budget: int, width: int = _BAR) -> str:
-    """A bar, and what it means."""
+    """A bar, and its meaning."""
     if not budget:
         return "off"
     filled = min(width, round(width * used / budget))
@@ -99,12 +99,12 @@ def share(used: int, budget: int, width: int = _BAR) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: "2 min 5 s"."""
+    """Seconds as people write them: "2 min 5 s"."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey: names come from other processes."""
+    """The text without control characters: names come from other processes."""
     return "".join(character if character.isprintable() else "?" for character in text)

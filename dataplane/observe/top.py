@@ -1,7 +1,7 @@
-"""A node's figures as a picture that fits a terminal: what `dataplane top` draws, again and again.
+"""A node's statistics as a picture that fits a terminal, redrawn by `dataplane top`.
 
-`frame` is a pure function of two looks at a node; the drawing uses no colour and no escape sequences, so a frame may
-be printed anywhere. Who clears the screen and reads the keys is `dataplane.cli`.
+`frame` is a pure function of two looks at a node; it uses no colour and no escape sequences, so a frame can be
+printed anywhere. `dataplane.cli` clears the screen and reads the keys.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HOLDERS = 5
 
 
 def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, height: int) -> str:
-    """At most `height` lines of at most `width` columns, with the rates of what changed in the `seconds` since
-    `previous`; without rates where that is None, or of another node."""
+    """At most `height` lines of at most `width` columns, with rates over the `seconds` since `previous`; without
+    rates if that is None, or of another node."""
     if previous is not None and (previous.node != stats.node or seconds <= 0):
         previous = None
     lines = [_fit(line, width) for line in _lines(stats, previous, seconds, width)]
@@ -67,7 +67,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
 
 
 def _waiting(stats: Stats) -> Iterator[str]:
-    """Who waits for what, before what there is: it is what one looks for."""
+    """Who waits for what, shown first: it is the most important part."""
     lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
     if stats.waiting:
         lines.insert(0, f"memory: {stats.waiting} requests for {format_size(stats.waiting_bytes)}")
@@ -95,12 +95,12 @@ def _stream(name: str, stream: Mapping[str, Any], before: Mapping[str, Any] | No
 
 
 def _rate(now: float, then: float, seconds: float) -> float:
-    """By the second; 0 where the count began anew, as that of a stream does that was dropped and made again."""
+    """Per second; 0 if the counter restarted, as that of a stream that was dropped and created again."""
     return max(0.0, (now - then) / seconds)
 
 
 def _fit(text: str, width: int) -> str:
-    """The text, without what a terminal would obey, cut to so many columns."""
+    """The text, without control characters, cut to this many columns."""
     text = printable(text)
     if text.isascii():
         return text[:width]

@@ -1,10 +1,10 @@
-"""Events of many processes as one picture: the Chrome Trace Event format, which Perfetto and chrome://tracing open.
+"""Events of many processes in the Chrome Trace Event format, which Perfetto and chrome://tracing open.
 
-A process is a group of lanes and a thread a lane; calls of one thread that overlap without one being within the other
-(several coroutines' of one loop) are on lanes beside each other. An arrow goes from an append to the consume that was
-given its rows, and from that to the ack. The format: "Trace Event Format", Duflot and others, Google 2016.
+A process is a group of tracks, and a thread a track; calls of one thread that overlap without nesting (several
+coroutines of one loop) are on tracks next to each other. An arrow leads from an append to the consume that got its
+rows, and from that to the ack. The format: "Trace Event Format", Duflot and others, Google 2016.
 
-Invariants: what comes of any bytes is a valid document; times are of one clock, and none is before 0.
+Invariants: the document is valid for any input bytes; times are of one clock, and none is negative.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FAILOVER = CODE["failover"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The last events of a process. node: its node, in hex; ahead_ns: how far its host's clock is ahead of this one's,
+    """The last events of a process. node: its node, in hex; ahead_ns: the offset of its host's clock to this one's,
     to within error_ns; events: `observe.ring.EVENT`, by its own clock."""
 
     node: str
@@ -42,7 +42,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One call, in nanoseconds of this host's clock. lane: its thread's, or one beside it."""
+    """One call, in nanoseconds of this host's clock. lane: the track of its thread, or one next to it."""
 
     process: int
     thread: int
@@ -55,7 +55,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What processes did in the last seconds. missing: nodes that did not answer, and why."""
+    """The last seconds of all processes. missing: nodes that did not answer, and why."""
 
     processes: tuple[Process, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Trace:
         yield from self._arrows(spans, start)
 
     def write(self, file: TextIO) -> int:
-        """Write the document; how many spans it has."""
+        """Write the document. Returns the number of spans."""
         spans = 0
         file.write('{"displayTimeUnit":"ms","otherData":')
         json.dump({"missing": dict(self.missing), "made_by": "dataplane trace"}, file)
@@ -125,7 +125,7 @@ class Trace:
 
 
 def _given(appends: list[tuple[int, int, Span]], consumes: list[tuple[Span, int, int]]) -> Iterator[tuple[Span, Span]]:
-    """The appends of rows that each consume was given, a few of each."""
+    """The appends of the rows that each consume got, a few for each."""
     appends.sort(key=lambda each: each[:2])
     firsts = [first for first, _, _ in appends]
     drawn: dict[tuple[Span, Span], None] = {}
@@ -142,7 +142,7 @@ def _given(appends: list[tuple[int, int, Span]], consumes: list[tuple[Span, int,
 
 
 def _spans(at: int, process: Process) -> Iterator[Span]:
-    """The calls of a process, each on a lane on which all that overlap are within each other."""
+    """The calls of a process, each on a track on which overlapping calls nest."""
     events = process.events[~flows(process.events)]
     events = events[(events["ended"] >= events["began"]) & (events["code"] > 0) & (events["code"] < len(OPERATIONS))]
     events = events[np.lexsort((-events["ended"].astype(np.int64), events["began"]))]

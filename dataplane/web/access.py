@@ -1,9 +1,9 @@
-"""Who may look: everybody on loopback, and who has the token elsewhere.
+"""Access control: everybody on loopback, and holders of the token elsewhere.
 
-Invariants: beyond loopback nothing but the form that asks for the token is shown without it; tokens are compared
-in constant time, and are in no log and no address; a browser keeps a code that is made from the token, in a cookie that
-scripts and other sites cannot use. Without a token only requests that name this host by a loopback name are answered,
-so no other site's name can be made to lead a browser here (DNS rebinding).
+Invariants: beyond loopback, only the form that asks for the token is shown without it; tokens are compared in
+constant time, and are in no log and no URL; a browser keeps a code derived from the token, in a cookie that scripts
+and other sites cannot use. Without a token, only requests that name this host by a loopback name are answered, so
+another site's name cannot lead a browser here (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import secrets
 from pathlib import Path
 
 MIN_TOKEN = 16
-"""Characters of a token at least."""
+"""The smallest length of a token."""
 
 _MAX_TOKEN = 1024
 
 
 class Access:
-    """`token`: None where everybody may look who can connect."""
+    """`token`: None if everybody who can connect has access."""
 
     def __init__(self, token: str | None) -> None:
         self._token = None if token is None else token.encode()
@@ -30,12 +30,12 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """What a browser keeps."""
+        """The cookie of a browser with access."""
         return self._code.hex()
 
     @property
     def asks(self) -> bool:
-        """Whether a token is asked for."""
+        """Whether a token is required."""
         return self._token is not None
 
     def knows(self, token: str) -> bool:
@@ -44,7 +44,7 @@ class Access:
         return self._token is not None and hmac.compare_digest(given, self._token)
 
     def allows(self, *, host: str, authorization: str = "", cookie: str = "") -> bool:
-        """Whether a request with these headers, and this cookie, may be answered."""
+        """Whether a request with these headers, and this cookie, is answered."""
         if self._token is None:
             return is_loopback(_without_port(host))
         kind, _, token = authorization.partition(" ")
@@ -55,8 +55,8 @@ class Access:
 
 
 def read_token(path: Path) -> tuple[str, bool]:
-    """The token in a file of one line, and whether it was made just now: a file that is not there is made, for its
-    owner alone. Raises ValueError for what is no token, OSError."""
+    """The token in a file of one line, and whether it was created now: a missing file is created, readable by its
+    owner only. Raises ValueError for an invalid token, OSError."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -71,7 +71,7 @@ def read_token(path: Path) -> tuple[str, bool]:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Of HOST:PORT, or of PORT alone on loopback. Raises ValueError."""
+    """Host and port of HOST:PORT, or of PORT alone on loopback. Raises ValueError."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -80,7 +80,7 @@ def host_and_port(listen: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this host's own, whatever a resolver says."""
+    """Whether a name or address is this host's own, without asking a resolver."""
     if host.lower() in ("localhost", "localhost."):
         return True
     try:

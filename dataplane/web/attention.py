@@ -1,12 +1,12 @@
-"""What needs attention, from samples as they come: each alert names a host, a task or the cluster, and says why.
+"""Alerts from a sequence of samples: each names a host, a task or the cluster, and the reason.
 
-Invariants: an alert that is not critical comes only once its cause was seen for `HOLD_S`, and each stays for
-`STAYS_S` after it was last seen, so none flickers; what a host or task did in the last seconds is compared with what it
-did before and with what others like it do, never with a fixed rate.
+Invariants: an alert that is not critical appears only after its cause has been seen for `HOLD_S`, and each stays for
+`STAYS_S` after it was last seen, so none flickers; the last seconds of a host or task are compared with its own past
+and with others of its kind, never with a fixed rate.
 
-A host is slow where its rate fell to less than half of the least that it was, while those of most others did not: the
-ratio to its own past takes out that hosts have different roles. Or where it takes ten times as long to answer as the
-others do.
+A host is slow if its rate fell to less than half of its earlier minimum, while those of most others did not: the
+ratio to its own past accounts for the different roles of hosts. Or if its answers take ten times as long as those of
+others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataplane.web.samples import Host, Sample, Stream, Task
 HOLD_S = 3.0
 STAYS_S = 4.0
 LEFT_S = 60.0
-"""For how long a host that has left is spoken of."""
+"""The time for which a host that has left is shown."""
 
 _ALIKE = 3  # hosts of which one can be told apart
 _SLOW_ANSWER_MS = 100.0
@@ -51,7 +51,7 @@ class Alert:
 
 
 class Attention:
-    """The alerts, sample by sample. `coarse` is the history that `feed` keeps."""
+    """The alerts, updated with each sample. `coarse` is the history that `feed` keeps."""
 
     def __init__(self, coarse: History) -> None:
         self._coarse = coarse
@@ -109,8 +109,8 @@ class Attention:
                 yield Alert(level="warning", tag="slow", kind="host", of=host.node, text=text)
 
     def _fallen(self, keys: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[float, float]]]:
-        """The hosts whose rate is less than half of the least that it was, while most are at 80 % of theirs and more:
-        now, and the least before."""
+        """The hosts whose rate is less than half of its earlier minimum, while most are at 80 % of theirs or more:
+        the rate now, and that minimum."""
         ratios: dict[str, tuple[float, float]] = {}
         for key in keys:
             recent, before = self._recent_and_before(key)
@@ -124,8 +124,8 @@ class Attention:
                 yield node, (recent, least)
 
     def _recent_and_before(self, key: tuple[str, ...]) -> tuple[float, npt.NDArray[np.float64]]:
-        """The mean of the last `_RECENT_S`, and those of all such windows in `_BEFORE_S` before; none where too little
-        is known. Windows, since what a job does comes in waves, of a step's length."""
+        """The mean of the last `_RECENT_S`, and those of all such windows in the `_BEFORE_S` before; none with too
+        little data. Windows, because the load of a job has a period of one step."""
         window, before = (int(seconds / self._coarse.bucket_s) for seconds in (_RECENT_S, _BEFORE_S))
         series = self._coarse.series(key)[-window - before :].astype(np.float64)
         means = np.lib.stride_tricks.sliding_window_view(series, window).mean(axis=1)
@@ -159,8 +159,8 @@ class Attention:
                     yield Alert(level="warning", tag="incomplete", kind="task", of=of, text=text)
 
     def _behind(self, stream: Stream, task: Task) -> bool:
-        """Whether what is pending has doubled within the minutes before, to more than half a minute's work, and none of
-        its consumers waits."""
+        """Whether the pending rows have doubled within the last minutes, to more than half a minute's work, and none
+        of its consumers waits."""
         recent, before = self._recent_and_before(("task", stream.name, task.name, "pending"))
         busy = not task.waiting and task.leased > 0
         grown = before.size and recent > 2 * before.max() > 0

@@ -1,7 +1,7 @@
-"""Why a step takes as long as it does, for the page: what `dataplane.diagnosis` finds, again and again.
+"""The causes of slow steps for the page, from `dataplane.diagnosis`, updated continuously.
 
-It looks only while somebody views the page, for `WATCH_S` at a time, and computes in a thread; where the diagnosis or
-the node's graphs are not there, there are no causes and nothing else changes.
+It works only while somebody views the page, for `WATCH_S` at a time, and computes in a thread; without the diagnosis
+or the node's graphs there are no causes, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LEAST = 0.02  # of a step: less is not worth a reader's time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One of `dataplane.diagnosis.causes`, in words: what it is, what it costs, where, the waits that lead to it, and
-    what to change."""
+    """A cause of `dataplane.diagnosis.causes` as text: what it is, its cost, its place, the waits that lead to it,
+    and advice."""
 
     what: str
     cost: str
@@ -36,13 +36,13 @@ class Cause:
 
 
 class Causes:
-    """The newest of them."""
+    """The newest causes."""
 
     def __init__(self) -> None:
         self.found: tuple[Cause, ...] = ()
 
     async def watch(self, plane: Any, wanted: Callable[[], Awaitable[object]]) -> None:
-        """Look until cancelled, whenever `wanted()` has come back."""
+        """Diagnose until cancelled, each time after `wanted()` has returned."""
         graphs = getattr(plane, "graphs", None)
         try:
             diagnosis = importlib.import_module("dataplane.diagnosis.diagnosis")
@@ -60,8 +60,8 @@ class Causes:
 
 
 def said(diagnosis: Any) -> tuple[Cause, ...]:
-    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, and after them hosts that others
-    crowd."""
+    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by hosts that other
+    jobs crowd."""
     causes = [cause for cause in diagnosis.causes if cause.share >= _LEAST]
     crowded = [each for each in diagnosis.crowded if each.share >= _LEAST]
     return *map(_cause, causes[:MAX_CAUSES]), *map(_crowded, crowded[:MAX_CAUSES])

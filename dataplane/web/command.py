@@ -67,7 +67,7 @@ def _check(host: str, token: Path | None) -> None:
 async def _serve(
     address: str, host: str, port: int, access: Access, ready: Callable[[str], None], *, until_eof: bool
 ) -> None:
-    """Serve until SIGINT or SIGTERM or, if so asked, until standard input ends."""
+    """Serve until SIGINT or SIGTERM or, if requested, until standard input ends."""
     from dataplane.web.feed import Feed
     from dataplane.web.server import Server
 
@@ -91,8 +91,8 @@ async def _serve(
 
 @contextmanager
 def beside(chosen: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """Within the block, what is to be called with the node's address once it listens: it starts the page, if one is
-    asked for. The page ends with the block, and with this process, however that ends. Raises ValueError."""
+    """A context with a function to call with the node's address once it listens: it starts the page, if one is
+    requested. The page ends with the context, and with this process, however that ends. Raises ValueError."""
     if chosen.web is None:
         if chosen.web_token is not None:
             raise ValueError("--web-token goes with --web")

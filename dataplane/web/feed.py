@@ -1,9 +1,8 @@
-"""The feed: looks at the cluster again and again, and has what viewers are shown.
+"""The feed: queries the cluster repeatedly, and has the content for viewers.
 
-Invariants: looking takes at most a tenth of the time of the process that looks, so a cluster whose figures take
-long is looked at less often; with no viewer it is looked at every `UNSEEN_S`, for the history alone; a viewer is given
-the newest tick, never a queue of them; a node that does not answer, or another that has taken its place, is an alert,
-and is asked again every second.
+Invariants: queries take at most a tenth of the time of the process, so a slow cluster is queried less often; without
+a viewer it is queried every `UNSEEN_S`, for the history only; a viewer gets the newest tick, never a queue of ticks;
+a node that does not answer, or was replaced by another, is an alert, and is queried again every second.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_VIEWERS = 32
 COARSE_S, COARSE = 5.0, 120
 """Ten minutes of everything."""
 FINE_S, FINE = 1.0, 180
-"""Three minutes of streams and tasks, for a step's timeline."""
+"""Three minutes of streams and tasks, for the timeline of a step."""
 
 _SHARE = 10  # of the time may go to looking
 _encode = msgspec.json.Encoder().encode
@@ -45,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """All that is shown of one moment. `down`: why the node does not answer, else empty."""
+    """The whole content of one moment. `down`: why the node does not answer, else empty."""
 
     number: int
     at: float
@@ -63,7 +62,7 @@ class Tick:
 
 
 class Feed:
-    """Of the cluster that the node at `address` is in. `run` it in the loop that it is used from."""
+    """The feed of the cluster of the node at `address`. `run` it in the loop that uses it."""
 
     def __init__(self, address: str, connecting: Callable[[str], Any] | None = None) -> None:
         """`connecting(address)`: an asynchronous context manager of a plane; `Connecting` if None."""
@@ -101,7 +100,7 @@ class Feed:
 
     @property
     def tick(self) -> Tick:
-        """The newest."""
+        """The newest tick."""
         return self._tick
 
     @property
@@ -111,7 +110,7 @@ class Feed:
 
     @contextmanager
     def viewer(self) -> Iterator[bool]:
-        """A viewer, while the block lasts; False where there are too many."""
+        """A context with a viewer; False if there are too many."""
         if self._viewers >= MAX_VIEWERS:
             yield False
             return
@@ -125,13 +124,13 @@ class Feed:
                 self._seen.clear()
 
     async def after(self, number: int) -> Tick:
-        """The newest tick, once there is one that is newer than this number."""
+        """The newest tick, once there is one newer than this number."""
         while self._tick.number <= number:
             await self._changed.wait()
         return self._tick
 
     def snapshot(self) -> bytes:
-        """The newest tick and the coarse history, as JSON; made once a tick."""
+        """The newest tick and the coarse history, as JSON; encoded once a tick."""
         if self._snapshot[0] != self._tick.number:
             history = {"bucket_s": COARSE_S, "buckets": COARSE, "end": self.coarse.end, **_nested(self.coarse)}
             body = b'{"tick":' + self._encoded + b',"history":' + _encode(history) + b"}"
@@ -139,7 +138,7 @@ class Feed:
         return self._snapshot[1]
 
     def stream(self, name: str) -> bytes | None:
-        """The fine history of a stream and its partitions, as JSON; None where there is no such stream."""
+        """The fine history of a stream and its partition, as JSON; None if there is no such stream."""
         known = None if self._tick.sample is None else {each.name: each for each in self._tick.sample.streams}
         if known is None or name not in known:
             return None
@@ -167,13 +166,13 @@ class Feed:
         )
 
     def partitions(self) -> bytes:
-        """Who leads and follows which partition, by stream, as JSON."""
+        """The leader and the followers of each partition, by stream, as JSON."""
         return _encode({"version": self.placement.version, "streams": self.placement.table()})
 
     # looking
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Query until cancelled."""
         while True:
             try:
                 async with self._connecting(self.address) as plane:
@@ -199,7 +198,7 @@ class Feed:
             await self._pause(began_s)
 
     async def _pause(self, began_s: float) -> None:
-        """Until the next look is due."""
+        """Wait until the next query is due."""
         due_s = began_s + self.every_s
         if self._viewers:
             await asyncio.sleep(max(0.0, due_s - monotonic()))
@@ -213,11 +212,11 @@ class Feed:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two queries."""
         return max(LOOK_EVERY_S, min(_SHARE * self._took_s, 10.0))
 
     def took(self, seen: Look) -> None:
-        """Show what a look has seen."""
+        """Publish the result of a query."""
         moved = self.placement.took(seen)
         now = sample(seen, self._before, moved)
         since = None if self._before is None else self._before.wall_s
@@ -266,7 +265,7 @@ class Feed:
 
 
 def _measures(now: Sample, *, fine: bool) -> Iterator[tuple[Key, float | None]]:
-    """What history keeps of a sample."""
+    """The values of a sample that the history keeps."""
     for stream in now.streams:
         yield ("stream", stream.name, "rate"), stream.rate
         if fine:

@@ -1,8 +1,7 @@
-"""Some minutes of figures, in memory whose size does not grow: a ring of buckets for each series.
+"""Some minutes of statistics, in memory of constant size: a ring of buckets for each series.
 
-A series is a row of a matrix. Invariants: there are at most `MAX_SERIES`, those beyond are not kept; a series of
-which nothing came for the whole time that is kept makes room for others; a bucket holds the mean of what came in its
-time, and NaN where nothing did.
+A series is a row of a matrix. Invariants: there are at most `MAX_SERIES`, further ones are not kept; a series
+without values in the whole kept time is replaced; a bucket holds the mean of its values, and NaN without any.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Key = tuple[Hashable, ...]
 
 
 _LATEST = frozenset(("version",))
-"""Series of which a bucket holds the last value: a mean would be none."""
+"""Series whose buckets hold the last value: a mean would be meaningless."""
 
 
 class History:
@@ -37,12 +36,12 @@ class History:
         self._now = -1
 
     def __len__(self) -> int:
-        """How many series there are."""
+        """The number of series."""
         return len(self._rows)
 
     def add(self, at_s: float, values: Mapping[Key, float | None], since_s: float | None = None) -> None:
-        """What was measured at this time, by series; None is not known. A time before the last counts as that. It holds
-        for the buckets since `since_s` too."""
+        """Add measurements of this time, by series; None is unknown. A time before the last counts as the last. The
+        values also fill the buckets since `since_s`."""
         last = max(self._now, int(at_s // self.bucket_s))
         first = last if since_s is None or self._now < 0 else max(self._now, int(since_s // self.bucket_s)) + 1
         for bucket in range(max(min(first, last), last - self.buckets + 1), last + 1):
@@ -100,7 +99,7 @@ class History:
         return self._now
 
     def series(self, key: Key) -> npt.NDArray[np.float32]:
-        """The buckets of a series, the oldest first; all NaN for one that is not there."""
+        """The buckets of a series, the oldest first; all NaN for an unknown one."""
         row = self._rows.get(key)
         if row is None:
             return np.full(self.buckets, np.nan, np.float32)
@@ -108,13 +107,13 @@ class History:
         return np.roll(self._values[row], self.buckets - 1 - newest)
 
     def items(self) -> Iterator[tuple[Key, list[float | None]]]:
-        """All series with their buckets rounded to four digits, the oldest first; None where nothing came."""
+        """All series with their buckets rounded to four digits, the oldest first; None for empty buckets."""
         for key in self._rows:
             yield key, rounded(self.series(key))
 
 
 def rounded(values: npt.NDArray[np.float32]) -> list[float | None]:
-    """For people and browsers: four digits, None for NaN, whole numbers as such."""
+    """For people and browsers: four digits, None for NaN, integers as such."""
     return [None if math.isnan(v) else _short(v) for v in values.tolist()]
 
 

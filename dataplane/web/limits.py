@@ -1,7 +1,7 @@
-"""Bounds for strangers: how many connections there are, and for how long one may say nothing.
+"""Limits for clients: the number of connections, and the time for which one may be idle.
 
-Invariants: at most `MAX_CONNECTIONS` are open; one that is not being answered, since it has not sent a whole
-request yet or asks for nothing more, is closed after `IDLE_S`.
+Invariants: at most `MAX_CONNECTIONS` are open; a connection without a request in progress, because it has not sent a
+whole one or no further one, is closed after `IDLE_S`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SWEEP_S = 1.0
 
 
 class Limits:
-    """Of one server of aiohttp's."""
+    """The limits of one server of aiohttp."""
 
     def __init__(self, server: web.Server, max_connections: int = MAX_CONNECTIONS, idle_s: float = IDLE_S) -> None:
         self._server = server
@@ -32,12 +32,12 @@ class Limits:
         self._idle_since_s: dict[Any, float] = {}
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """The protocol of a connection that was accepted."""
+        """The protocol of an accepted connection."""
         return self._server() if len(self._server.connections) < self._max else _Refused()
 
     @contextmanager
     def answering(self, protocol: Any) -> Iterator[None]:
-        """A request of this connection is being answered while the block lasts."""
+        """A context in which a request of this connection is being answered."""
         self._answering[protocol] = self._answering.get(protocol, 0) + 1
         try:
             yield
@@ -48,13 +48,13 @@ class Limits:
             self._idle_since_s.pop(protocol, None)
 
     async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """Close what is idle, until cancelled."""
+        """Close idle connections, until cancelled."""
         while True:
             await sleep(_SWEEP_S)
             self.sweep(monotonic())
 
     def sweep(self, now_s: float) -> None:
-        """Close what was idle for too long by now."""
+        """Close connections that have been idle for too long."""
         connections = self._server.connections
         idle = [each for each in connections if each not in self._answering]
         self._idle_since_s = {each: self._idle_since_s.get(each, now_s) for each in idle}

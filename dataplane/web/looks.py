@@ -1,7 +1,7 @@
-"""One look at a cluster, through one of its nodes: who is there, and what each says of itself.
+"""A look at a cluster, through one of its nodes: the members, and the statistics of each.
 
-Invariants: a look ends after `LOOK_S`, whatever hosts are silent; a host that has not answered by then is named
-with the reason, and the others' figures are complete.
+Invariants: a look ends after `LOOK_S`, however many hosts are silent; a host that has not answered by then is named
+with the reason, and the values of the others are complete.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.observe.stats import Stats
 
 LOOK_S = 1.2
-"""After which a host counts as silent: with a look a second, its silence shows within 2.5 s, and its end at once."""
+"""The time after which a host counts as silent: with a look a second, silence is visible within 2.5 s, and an end at
+once."""
 
 _PAGE = 50  # streams in one answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was seen. `at_s` is of the monotonic clock, `wall_s` seconds since 1970. `members`: as `plane.members()`,
-    empty for a node that is alone. `stats`: by node, of those that answered, each after `answer_s` seconds; `silent`:
-    why the others did not."""
+    """The result. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970. `members`: as `plane.members()`,
+    empty for a node outside a cluster. `stats`: by node, of those that answered, each after `answer_s` seconds;
+    `silent`: why the others did not."""
 
     at_s: float
     wall_s: float
@@ -40,7 +41,7 @@ class Look:
 
 
 async def look(plane: AsyncPlane) -> Look:
-    """Ask all nodes. Raises PeerUnavailable where the plane's own does not answer, and what the plane does."""
+    """Query all nodes. Raises PeerUnavailable if the plane's own does not answer, and as the plane."""
     began_s = monotonic()
     try:
         async with asyncio.timeout(LOOK_S):
@@ -67,7 +68,7 @@ async def look(plane: AsyncPlane) -> Look:
 
 
 async def _ask(plane: AsyncPlane, node: str | None) -> tuple[Stats, float]:
-    """A node's figures with those of all streams that it leads, and how long it took to answer."""
+    """A node's statistics with those of all streams that it leads, and the time of its answer."""
     began_s = monotonic()
     stats = await plane.stats(node)
     answer_s = monotonic() - began_s
@@ -77,7 +78,7 @@ async def _ask(plane: AsyncPlane, node: str | None) -> tuple[Stats, float]:
 
 
 async def _asked(plane: AsyncPlane, node: str) -> tuple[Stats, float] | str:
-    """As `_ask`, of another node; the reason where it does not answer."""
+    """As `_ask`, for another node; the reason if it does not answer."""
     try:
         async with asyncio.timeout(LOOK_S):
             return await _ask(plane, node)

@@ -1,8 +1,8 @@
-"""Who leads which partition, from what each host says of itself, and what has changed: failovers, members.
+"""The leader of each partition, from the statements of all hosts, and changes: failovers, members.
 
-Invariants: of two hosts that both say that they lead a partition, the one with the newer epoch does; a partition
-whose leader is gone or silent, and that nobody else leads, is `leaderless` until somebody does or `FORGET_S` are over;
-one that its leader has given up while it answers was dropped, and is forgotten. Events are the newest `EVENTS`.
+Invariants: if two hosts claim to lead a partition, the one with the newer epoch does; a partition whose leader is
+gone or silent, without another one, is `leaderless` until there is one or `FORGET_S` have passed; a partition that a
+responsive leader no longer names was dropped, and is forgotten. Events are the newest `EVENTS`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PARTITIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the cluster at `at`, in seconds since 1970. `kind`: failover, joined, left.
-    `what`: the partition or the host; `source`, `target`: from which host to which."""
+    """An event of the cluster at `at`, in seconds since 1970. `kind`: failover, joined, left. `what`: the partition
+    or the host; `source`, `target`: the hosts before and after."""
 
     number: int
     at: float
@@ -33,7 +33,7 @@ class Event:
 
 
 class Placement:
-    """What is known of it after the looks so far."""
+    """The state after all looks so far."""
 
     def __init__(self) -> None:
         self.leaders: dict[str, str] = {}
@@ -51,7 +51,7 @@ class Placement:
         self._number = 0
 
     def took(self, look: Look) -> set[str]:
-        """Take a look into account; the streams of which a partition has another leader now."""
+        """Add a look. Returns the streams whose partition has another leader now."""
         self._took_members(look)
         leaders, followers = _roles(look)
         moved = set()
@@ -97,8 +97,7 @@ class Placement:
         self.events.append(Event(self._number, look.wall_s, kind, what, names(source, source), names(target, target)))
 
     def table(self) -> Mapping[str, list[tuple[str, str, list[str], bool]]]:
-        """By stream: of each partition its number, the node that leads it, those that follow, and whether that leads
-        it now."""
+        """By stream: for each partition its number, its leader, its followers, and whether the leader leads it now."""
         found: dict[str, list[tuple[str, str, list[str], bool]]] = {}
         for partition in sorted(self.leaders):
             row = (
@@ -112,8 +111,8 @@ class Placement:
 
 
 def _roles(look: Look) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Who leads and who follows, by partition. Two nodes may have made a partition of one number, of which the stream's
-    table names one, and the other is dropped: of those the one configured last, or with followers, is told of."""
+    """Leaders and followers, by partition. Two nodes may have created a partition with one number, of which the
+    record names one, and the other is dropped: the one configured last, or with followers, is shown."""
     leaders: dict[str, tuple[int, str]] = {}
     followers: dict[str, list[str]] = {}
     for node in sorted(look.stats):
@@ -131,7 +130,7 @@ def _roles(look: Look) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def stream_of(partition: str) -> str:
-    """The stream or table of a partition's key, which is NAME/GENERATION/NUMBER-NODE."""
+    """The stream or table of a partition's key."""
     return partition.rsplit("/", 2)[0]
 
 

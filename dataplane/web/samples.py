@@ -1,8 +1,8 @@
-"""What the page shows of one moment: the figures of a look, and rates from the look before. Pure.
+"""The content of the page at one moment: the statistics of a look, and rates since the previous one. Pure.
 
-Rates are by the second, of a node's own time between two looks. Invariants: a rate is None where it is not
-known: at the first look, of a node that was not there at both, and of a stream whose partitions moved meanwhile (its
-totals then pass from one host to another, and would look like a burst).
+Rates are per second, of a node's own time between two looks. Invariants: a rate is None if it is unknown: at the
+first look, for a node that was not in both, and for a stream whose partition moved meanwhile (its totals then pass
+from one host to another, and would appear as a burst).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataplane.observe.stats import Stats
 from dataplane.web.looks import Look
 
 MAX_NAME = 200
-"""Characters of a name that comes from another process."""
+"""The largest length of a name from another process."""
 
 _HOLDERS = 3
 _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", "spilled": "spilled_bytes"}
@@ -23,8 +23,8 @@ _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node. Sizes in bytes, `put`, `fetched`, `sent` and `spilled` in bytes a second. `answer_ms`: how long it took
-    to answer. `silent`: why it did not; its figures are then 0."""
+    """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: the time of
+    its answer. `silent`: why it did not answer; its other values are then 0."""
 
     node: str
     name: str
@@ -53,9 +53,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A consumer role of a stream. `rate`: rows acked a second. `lag_s`: how long what is pending takes at that rate;
-    None where that is not known. `ready`: rows that are ready, by the columns that consumers wait for. `incomplete`:
-    groups it waits for: name, rows there, rows of the whole, age in seconds."""
+    """A consumer role of a stream. `rate`: acked rows per second. `lag_s`: the time to process the pending rows at
+    that rate; None if unknown. `ready`: ready rows, by the columns that consumers wait for. `incomplete`: groups
+    that it waits for: name, present rows, rows of the whole, age in seconds."""
 
     name: str
     pending: int = 0
@@ -72,8 +72,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream over all hosts. `rate`: rows appended a second; `waiting`: appends that wait for room, which the tasks
-    in `behind` have to make. A limit of 0 is none."""
+    """A stream over all hosts. `rate`: appended rows per second; `waiting`: appends that wait for room, which the
+    tasks in `behind` have to make. A limit of 0 is none."""
 
     name: str
     rows: int = 0
@@ -92,8 +92,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """All of one moment. `at`: seconds since 1970. `coordinator`: where it is, "" for none; `answers`: whether it does.
-    `forgotten`: partitions that wait for nodes to be back, and for which."""
+    """The whole content of one moment. `at`: seconds since 1970. `coordinator`: its address, "" for none; `answers`:
+    whether it answers. `forgotten`: partitions that wait for nodes to return, with these nodes."""
 
     at: float
     at_s: float
@@ -105,7 +105,7 @@ class Sample:
 
 
 def sample(now: Look, before: Look | None, moved: Collection[str] = ()) -> Sample:
-    """The sample of a look. `moved`: streams of which a partition has another leader than in the look before."""
+    """The sample of a look. `moved`: streams whose partition has another leader than in the previous look."""
     coordination = now.members.get("coordination", {})
     return Sample(
         at=now.wall_s,
@@ -119,7 +119,7 @@ def sample(now: Look, before: Look | None, moved: Collection[str] = ()) -> Sampl
 
 
 def clipped(text: str) -> str:
-    """A name from elsewhere, without what is no character, and not longer than `MAX_NAME`."""
+    """A name from another process, without control characters, of at most `MAX_NAME` characters."""
     plain = "".join(c if c.isprintable() else "?" for c in text[:MAX_NAME])
     return plain + "…" if len(text) > MAX_NAME else plain
 
@@ -167,7 +167,7 @@ def _host(stats: Stats, then: Stats | None, name: str, now: Look, member: Mappin
 
 
 def _rate(now: float, then: float, seconds: float) -> float | None:
-    """None where it is not known; 0 where the count began anew."""
+    """None if unknown; 0 if the counter restarted."""
     return round(max(0.0, (now - then) / seconds), 1) if seconds > 0 else None
 
 

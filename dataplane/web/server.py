@@ -1,9 +1,9 @@
 """The page over HTTP: files, a snapshot, and ticks as server-sent events.
 
-Invariants: a request reads what the feed has, and changes nothing (the one POST, of a token, sets a cookie); an
-answer does not wait for a node; a viewer who reads slowly misses ticks, and is cut off after `SLOW_S` without reading;
-what is not understood is answered by an error of HTTP, and is in no log; beyond loopback nothing is shown without the
-token (`access`), and connections are bounded (`limits`).
+Invariants: a request reads from the feed, and changes nothing (the only POST, of a token, sets a cookie); an answer
+does not wait for a node; a viewer who reads slowly misses ticks, and is disconnected after `SLOW_S` without reading;
+an invalid request gets an HTTP error, and is not logged; beyond loopback nothing is shown without the token
+(`access`), and the number of connections is limited (`limits`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _OPEN = ("/login.css", "/login.js", "/icon.svg")
-"""What the form that asks for a token needs."""
+"""The files of the form that asks for a token."""
 
 
 class Server:
-    """Serves the page of a feed while entered. `url` is where."""
+    """Serves the page of a feed within its context. `url`: its address."""
 
     def __init__(self, feed: Feed, host: str, port: int, access: Access) -> None:
         """Raises ValueError for a host beyond loopback without a token."""
@@ -66,7 +66,7 @@ class Server:
         self.url = ""
 
     async def __aenter__(self) -> Server:
-        """Listen. Raises OSError where that can not be done, Misuse where aiohttp is not installed."""
+        """Listen. Raises OSError if that fails, Misuse if aiohttp is not installed."""
         try:
             from aiohttp import web
         except ImportError as error:
@@ -117,7 +117,7 @@ class Server:
     # requests
 
     async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Every request passes here."""
+        """The middleware of every request."""
         from aiohttp import web
 
         assert self._limits is not None
@@ -207,7 +207,7 @@ class Server:
         return web.Response(body=found, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _json(self, request: web.Request, what: str, version: int, made: Callable[[], bytes]) -> web.Response:
-        """What may be large, packed once for all who ask for it."""
+        """A possibly large document, compressed once for all requests of a version."""
         from aiohttp import web
 
         headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
@@ -236,7 +236,7 @@ class Server:
             return response
 
     async def _send_ticks(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Until the viewer goes, or the server ends. Raises ConnectionError, TimeoutError."""
+        """Send until the viewer disconnects, or the server ends. Raises ConnectionError, TimeoutError."""
         ending = asyncio.ensure_future(self._ending.wait())
         number = -1
         try:
@@ -260,7 +260,7 @@ class Server:
 
 
 def _silent() -> logging.Logger:
-    """What aiohttp tells of requests that are none: a stranger could fill a disk with it."""
+    """Drop aiohttp's logs of invalid requests, with which anybody could fill a disk."""
     silent = logging.getLogger(f"{__name__}.strangers")
     silent.disabled = True
     return silent
@@ -273,7 +273,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 def _files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page by their names, each with a tag that changes with it."""
+    """The files of the page by name, each with a tag of its content."""
     found = {}
     for file in importlib.resources.files("dataplane.web").joinpath("static").iterdir():
         if file.name.rpartition(".")[2] in _TYPES:

@@ -1,4 +1,4 @@
-"""Who waits for whom, and for what, from one sample. Pure, but for since when: that is remembered from look to look."""
+"""Who waits for whom, and for what, from one sample. Pure, except that the beginnings of waits are remembered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_WAITS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """`who` waits for `whom`, for `what`, since so many seconds. `stream`: of which, "" for none."""
+    """`who` has waited for `whom`, for `what`, for this many seconds. `stream`: "" for none."""
 
     who: str
     whom: str
@@ -25,7 +25,7 @@ class Wait:
 
 
 class Waits:
-    """Those of the last sample."""
+    """The waits of the last sample."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, str, str], float] = {}
@@ -47,7 +47,7 @@ class Waits:
 
 
 def waits_of(sample: Sample) -> Iterator[Wait]:
-    """The waits of a sample. `since_s` is what the nodes tell of it, 0 where they do not."""
+    """The waits of a sample. `since_s` is as reported by the nodes, or 0."""
     for stream in sample.streams:
         yield from _of_stream(stream)
     for host in sample.hosts:
@@ -84,8 +84,8 @@ def _of_task(stream: Stream, task: Task) -> Iterator[Wait]:
 
 
 def _feeding(stream: Stream, task: Task) -> str:
-    """Whom consumers wait for: where rows are pending that are not ready, the tasks which hold rows now and may add the
-    columns; else who appends."""
+    """Whom consumers wait for: if pending rows are not ready, the tasks that hold rows now and may add the columns;
+    else the producers."""
     if task.pending and not any(task.ready.values()):
         busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
         return ", ".join(busy) or "who adds these columns"
