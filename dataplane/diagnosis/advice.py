@@ -1,4 +1,4 @@
-"""What to change, for each kind of cause: a setting of the plane, of a role, or the code, and a sentence."""
+"""Advice for each kind of cause: a setting of the plane, of a role, or the code, and a sentence."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""From where the last role waits, back along the edges of the performance graph to what nobody else delays.
+"""Backtracking from the waits of the last role along the edges of the performance graph, to causes that nothing delays.
 
-A wait for rows leads to the process whose append or extend ended it: the wait's seconds are spread over what that
-process spends its time on. Its own lines are where a way ends; its waits lead on. A wait for room (a limit of the
-stream, or memory) leads to the process whose ack ended it. Where that is of a role that the way came through, the two
-roles only wait for each other: then the limit itself is the cause, and it costs as much as is waited for it, since
-without it they would work at a time. What the node itself ended waited for the disk.
+A wait for rows leads to the process whose append or extend ended it: its seconds are distributed over the activities of
+that process. A path ends at its own lines, and continues at its waits. A wait for room (a limit of the stream, or
+memory) leads to the process whose ack ended it. If that belongs to a role that the path came through, the two roles
+only wait for each other: then the limit itself is the cause, and costs the whole wait, because without it they would
+work in parallel. A wait that the node itself ended was for the disk.
 
-Pure: of a `graph.Run` alone.
+Pure: of a `graph.Run` only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LEAST = 1e-4  # of the window: what is less is not followed
 
 
 Seen = frozenset[str]
-"""The roles that a way came through."""
+"""The roles that a path came through."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a process spent `seconds` of its time on: a line of its own (`kind` "code", or "collective" where it waits
-    for other ranks), or a call at a place."""
+    """An activity of a process with its `seconds`: a line of its own (`kind` "code", or "collective" if it waits for
+    other ranks), or a call at a place."""
 
     kind: str
     at: Line | Place
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A wait on the way."""
+    """A wait on the path."""
 
     process: Process
     part: Part
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The end of a way: `seconds` of the last role's time. `kind`: "code", "limit" or "budget" (a circle of waits),
+    """The end of a path: `seconds` of the last role's time. `kind`: "code", "limit" or "budget" (a circle of waits),
     "disk", "fetch", "collective" or "plane"."""
 
     kind: str
@@ -62,7 +62,7 @@ class Share:
 
     @property
     def late(self) -> bool:
-        """Whether others waited for room that this process's acks give."""
+        """Whether others waited for room that this process's acks make."""
         return bool(self.way) and self.way[-1].part.kind in ROOM
 
     @property
@@ -72,8 +72,7 @@ class Share:
 
 
 def parts(process: Process) -> list[Part]:
-    """What a process spent its time on. Calls are split by what the node saw them wait for; what is left of them is
-    "plane"."""
+    """The activities of a process. Calls are divided by the waits that the node saw; the rest of them is "plane"."""
     found = [Part("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
     for place in process.places:
         waits = [each for each in process.waits if each.place == place.number and each.seconds > 0]
@@ -89,7 +88,7 @@ def parts(process: Process) -> list[Part]:
 
 
 class Ways:
-    """The ways back from the waits of one role."""
+    """The paths back from the waits of one role."""
 
     def __init__(self, index: Index, is_lock: Callable[[Line], bool]) -> None:
         self._index = index
@@ -97,7 +96,7 @@ class Ways:
         self._parts = {process.key: parts(process) for process in index.run.processes}
 
     def back(self, role: str) -> Iterator[Share]:
-        """What the waits of this role's processes came from. Its own code is its work, but for waits for locks."""
+        """The causes of the waits of this role's processes. Its own code is its work, except waits for locks."""
         for process in self._index.by_role[role]:
             for part in self._parts[process.key]:
                 if part.kind != "code":
@@ -108,7 +107,7 @@ class Ways:
     def _follow(
         self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
-        """Where `seconds` of a wait come from, that `way` led to through the roles `seen`."""
+        """The causes of `seconds` of a wait at the end of the path `way` through the roles `seen`."""
         if seconds < _LEAST * self._index.run.seconds:
             return
         if part.kind == "rows" and len(way) < _DEEPEST:
@@ -129,7 +128,7 @@ class Ways:
     def _room(
         self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
-        """Of a wait for room: back from each ack that gave some, or to the limit where that closes a circle."""
+        """For a wait for room: back from each ack that made some, or to the limit if that closes a circle."""
         ended = sum(ender.seconds for ender in part.enders) or 1.0
         left = seconds
         for ender in part.enders:
@@ -148,7 +147,8 @@ class Ways:
     def _meeting(
         self, line: Line, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
-        """Of a wait in a collective: back to what the last rank to come spends longer on, and to the collective."""
+        """For a wait in a collective: back to the longer activities of the last rank to arrive, and to the
+        collective."""
         at = line.file, line.function
         found = last_to_come(self._index.run.processes, at, process.role)
         own = meetings(process)[at]
@@ -174,8 +174,8 @@ class Ways:
         return part.kind, part.at.file, part.at.line
 
     def _makers(self, part: Part, process: Process, seen: frozenset[str]) -> list[tuple[Process, float]]:
-        """Who made the rows that were waited for, with weights of sum 1: as the node saw it, else by the stream. Those
-        that wait for room themselves count less: they are not who is waited for."""
+        """The producers of the awaited rows, with weights of sum 1: as the node saw it, else by the stream. Those
+        that wait for room themselves have less weight: they are not awaited."""
         weights: dict[tuple[str, int], float] = {}
         for ender in part.enders:
             other = self._index.by_key.get((process.node, ender.client))
@@ -199,9 +199,9 @@ class Ways:
     def _blame(
         self, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
-        """Spread `seconds` that others waited for this process over what it spends its time on; it is `weight` of those
-        that they waited for. What it waits for itself comes first: where it is starved or blocked for as long as that,
-        its own work is not what keeps the others waiting."""
+        """Distribute `seconds` that others waited for this process over its activities; it has `weight` among those
+        that they waited for. Its own waits come first: while it is starved or blocked, its own work does not delay
+        the others."""
         every = self._parts[process.key]
         circles = [part for part in every if part.kind in ROOM and self._circles(part, process, seen)]
         blocked = self._blocked(process, seen)
@@ -223,8 +223,8 @@ class Ways:
                 yield from self._follow(part, process, given, weight, way, seen)
 
     def _blocked(self, process: Process, seen: Seen) -> float:
-        """The share of its time for which each process of its role is blocked by roles that the way came through: where
-        one of them is not, it is the one that is waited for, and no limit."""
+        """The share of its time for which each process of its role is blocked by roles of the path: if one is not
+        blocked, that one is awaited, and no limit is the cause."""
         shares = []
         for each in self._index.by_role[process.role]:
             blocked = [part.seconds for part in self._parts[each.key] if self._circles(part, each, seen)]
@@ -232,7 +232,7 @@ class Ways:
         return min(shares)
 
     def _circles(self, part: Part, process: Process, seen: Seen) -> bool:
-        """Whether most of a wait for room was ended by roles that the way came through."""
+        """Whether most of a wait for room was ended by roles of the path."""
         if part.kind not in ROOM:
             return False
         back = 0.0

@@ -1,11 +1,11 @@
-"""Counts the calls of this process by the line that made them, its place: how many, and how long they took.
+"""Counts the calls of this process by the line that made them, its place: their number, and their time.
 
-A place has a number below `PLACES`. Who counts is given three functions: `asked` says the number that the caller's
-context has already, or -1; `find` walks the stack for the place; `gap` is told of a place whose call came more than
-`gap_ns` after the last one had ended. Times are nanoseconds of the monotonic clock.
+A place has a number below `PLACES`. A counter uses three functions: `asked` returns the number that the caller's
+context has already, or -1; `find` walks the stack for the place; `gap` is called for a place whose call came more than
+`gap_ns` after the end of the last one. Times are nanoseconds of the monotonic clock.
 
-Invariants: memory is fixed. The extension `_calls` counts the same as `PlainCalls`, which is used where it was
-not built, and needs a third of the time: a call of the plane pays for this each time.
+Invariants: memory is fixed. The extension `_calls` counts the same as `PlainCalls`, its replacement if it was not
+built, in a third of the time: each call of the plane pays for this.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ else:
     _calls = _extension
 
 Found = tuple[int, int, int, int]
-"""The number of a place; and the address of its code, its last instruction, and how deep its frame is below the one
-that asks, from 0 on: by which it is found again without a walk. A code of 0: it is not."""
+"""The number of a place; and the address of its code, its last instruction, and the depth of its frame below the
+calling one, from 0, by which it is found again without a walk. A code of 0: it cannot be."""
 
 _clock = time.monotonic_ns
 
 
 class Calls(Protocol):
-    """Counts calls. Any thread may call it."""
+    """Counts calls. Thread-safe."""
 
     active: bool
     """Whether places are looked for. Calls are counted always."""
@@ -42,16 +42,16 @@ class Calls(Protocol):
     """When the last call ended."""
 
     def place(self) -> int:
-        """The number of the place that calls now; 0 where there is none."""
+        """The number of the calling place; 0 if there is none."""
 
     def called(self, number: int, began: int, /) -> None:
-        """A call of this place is over that began then. Higher bits of the number count for nothing."""
+        """Count a finished call of this place that began then. Higher bits of the number are ignored."""
 
     def totals(self, number: int, /) -> tuple[int, int]:
-        """The calls of a place, and their nanoseconds."""
+        """The number of calls of a place, and their nanoseconds."""
 
     def reset(self) -> None:
-        """Forget everything. Nothing is active then."""
+        """Forget everything. No call may be active."""
 
 
 class PlainCalls:
@@ -96,13 +96,13 @@ class PlainCalls:
 
 
 def counting(asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int) -> Calls:
-    """Counts calls, as fast as can be here."""
+    """The fastest available counter of calls."""
     return PlainCalls(asked, find, gap, gap_ns) if _calls is None else _calls.Calls(asked, find, gap, gap_ns)
 
 
 def plain_current_frames() -> dict[int, FrameType]:
-    """As `current_frames`, where the extension is not there: who turns collecting off in the same moment may find it
-    on."""
+    """As `current_frames`, without the extension: another thread that turns collection off at the same time may find
+    it on again."""
     collected = gc.isenabled()
     gc.disable()
     try:
@@ -113,6 +113,5 @@ def plain_current_frames() -> dict[int, FrameType]:
 
 
 current_frames: Callable[[], dict[int, FrameType]] = plain_current_frames if _calls is None else _calls.current_frames
-"""The frame of each thread, by its number, made while no garbage is collected. Before Python 3.12.3 to collect some
-meanwhile, by which Python runs, makes this thread and one that starts another wait for each other for ever
-(python/cpython#106883)."""
+"""The frame of each thread, by its number, read while garbage collection is off. Before Python 3.12.3, a collection
+in between, which runs Python code, could deadlock this thread with one that starts another (python/cpython#106883)."""

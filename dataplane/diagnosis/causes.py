@@ -1,7 +1,7 @@
-"""What a diagnosis says: causes, ranked by the seconds of a step that each costs.
+"""The result of a diagnosis: causes, ranked by the seconds of a step that each costs.
 
-Values only, which others show: the command, the page, tests. As JSON they are objects with the names of these fields,
-and what was written by `Diagnosis.json` is read back by `Diagnosis.read`.
+Values only, shown by the command, the page and tests. As JSON they are objects with the names of these fields;
+`Diagnosis.read` reads the output of `Diagnosis.json`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One wait of a chain: a process of `role` on `host` waits at a line for something of this kind ("rows", "max_lag",
-    "max_rows", "max_bytes", "memory", "disk", "fetch", "collective"), `seconds` of a step."""
+    """One wait of a chain: a process of `role` on `host` waits at a line for something of this kind ("rows",
+    "max_lag", "max_rows", "max_bytes", "memory", "disk", "fetch", "collective"), `seconds` of a step."""
 
     role: str
     host: str
@@ -49,9 +49,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that nobody else delays. `seconds` of each step are lost by it, `share` of the step. `processes` are
-    the ids of those that show it. `chain` leads to it: the wait of the last role first. `setting` is what to change:
-    an argument or role; empty where it is code."""
+    """Something that nothing else delays. It costs `seconds` of each step, `share` of the step. `processes`: the ids
+    of those that show it. `chain`: the waits that lead to it, beginning with that of the last role. `setting`: the
+    argument or role to change; empty for code."""
 
     kind: Kind
     file: str
@@ -69,7 +69,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What the processes of a role did, in shares of their time: in user code, and waiting, by kind."""
+    """The time of the processes of a role, as shares: in user code, and waiting, by kind."""
 
     name: str
     processes: int
@@ -80,8 +80,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """A host whose processors others than the job take: each step waits `seconds` for one, `share` of it. Of its
-    `processors` the job had `job` on average and others `others`. No cause: no change of the job mends it."""
+    """A host whose processors other jobs use: each step waits `seconds` for one, `share` of it. Of its `processors`
+    the job had `job` on average and others `others`. Not a cause: no change of the job mends it."""
 
     host: str
     processors: int
@@ -93,9 +93,9 @@ class Crowded:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `seconds` of a job were spent on. A step is one delivery to each process of `role`, which is the last of the
-    pipeline; `step_s` is what it takes, and `lost_s` as much of it as that role waited. `notes`: what could not be
-    seen, and hosts that are `crowded`."""
+    """The use of `seconds` of a job. A step is one delivery to each process of `role`, the last of the pipeline;
+    `step_s` is its duration, and `lost_s` the part of it in which that role waited. `notes`: what could not be
+    measured, and `crowded` hosts."""
 
     seconds: float
     role: str
@@ -108,12 +108,12 @@ class Diagnosis:
     crowded: tuple[Crowded, ...] = ()
 
     def json(self) -> str:
-        """As JSON: an object of these fields, causes in the order of what they cost."""
+        """As JSON: an object of these fields, with the most costly causes first."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def read(cls, text: str | bytes) -> Diagnosis:
-        """What `json` wrote. Raises Misuse for other text."""
+        """The diagnosis that `json` wrote. Raises Misuse for other text."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:

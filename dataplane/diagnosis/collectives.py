@@ -1,14 +1,14 @@
-"""Collectives of `torch.distributed`: by which names they are known, and who is late for one.
+"""Collectives of `torch.distributed`: their names, and the ranks that are late for one.
 
-A thread that waits in a collective stands in a line of the user's, by way of a function of torch. All ranks leave a
-collective when the last has come: it waits the least there. So, of the ranks that meet at the same function of the
-user's, what one waits longer than that rank does is owed to it, and to what it spends its time on and the one that
-waits does not. What every rank waits, the last one too, is the collective's own: bytes on their way, or ranks that are
-late by turns.
+A thread that waits in a collective stands in a line of the user's that called a function of torch. All ranks leave a
+collective when the last has arrived, which waits least. So, among the ranks that meet at one function of the user's,
+the additional wait of a rank is caused by the last rank, and by what that spends more time on than the waiting one. The
+part that every rank waits, including the last, belongs to the collective itself: bytes in transfer, or ranks that are
+late in turn.
 
-A collective that runs on an accelerator returns at once; what waits for it is the line that reads its result.
+A collective on an accelerator returns at once; the line that reads its result waits for it.
 
-Pure, but for the names: of processes of a `graph.Run`.
+Pure: of processes of a `graph.Run`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ COLLECTIVES = frozenset(
 """Functions of torch.distributed in which ranks wait for each other."""
 
 COLLECTIVE = "torch.distributed."
-"""What a line says that it called, before the name of the collective."""
+"""The prefix of a collective's name in a line's call."""
 
 
 def is_collective(line: Line) -> bool:
-    """Whether threads stood in a collective at this line."""
+    """Whether threads waited in a collective at this line."""
     return line.via.startswith(COLLECTIVE)
 
 
 def meetings(process: Process) -> dict[tuple[str, str], float]:
-    """The part of its time that a process waits in collectives, by file and function."""
+    """The share of its time that a process waits in collectives, by file and function."""
     found: dict[tuple[str, str], float] = {}
     for line in process.lines:
         if is_collective(line):
@@ -49,8 +49,8 @@ def meetings(process: Process) -> dict[tuple[str, str], float]:
 
 
 def ranks(processes: Iterable[Process], at: tuple[str, str], role: str) -> list[tuple[float, Process]]:
-    """Who meets in this file and function, and for which part of its time it was seen to wait there: processes of this
-    role that run the file count, though they were never seen to wait, as the last to come hardly does."""
+    """The processes of this role that meet in this file and function, with the share of their time spent waiting
+    there: all that run the file, including those never seen to wait, because the last to arrive hardly does."""
     found = []
     for process in processes:
         part = meetings(process).get(at, 0.0)
@@ -61,8 +61,7 @@ def ranks(processes: Iterable[Process], at: tuple[str, str], role: str) -> list[
 
 
 def last_to_come(processes: Iterable[Process], at: tuple[str, str], role: str) -> tuple[Process, float] | None:
-    """Of the `ranks` the one that waits the least there, and for which part of its time; None where there are fewer
-    than two."""
+    """Of the `ranks` the one that waits least there, and the share of its time; None with fewer than two."""
     there = ranks(processes, at, role)
     if len(there) < 2:
         return None
@@ -73,8 +72,7 @@ def last_to_come(processes: Iterable[Process], at: tuple[str, str], role: str) -
 def longer(
     late: Mapping[tuple[str, str, int], float], waiting: Mapping[tuple[str, str, int], float]
 ) -> dict[tuple[str, str, int], float]:
-    """By what it spends its time on: what one that is late spends more than one that waits for it, in parts of their
-    times; of sum 1, or empty."""
+    """The activities on which the late rank spends more time than a waiting one, as shares with sum 1, or empty."""
     more = {key: seconds - waiting.get(key, 0.0) for key, seconds in late.items()}
     more = {key: seconds for key, seconds in more.items() if seconds > 0}
     total = sum(more.values())

@@ -1,4 +1,4 @@
-"""`dataplane diagnose`: a running job looked at for some seconds, or two runs that were kept."""
+"""`dataplane diagnose`: looks at a running job for some seconds, or compares two saved runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dataplane.diagnosis.text import as_text
 
 
 class Looking(Protocol):
-    """A plane, as far as this needs one."""
+    """The part of a plane that this needs."""
 
     async def graphs(self) -> Look:
         """See `AsyncPlane.graphs`."""
 
 
 Connect = Callable[[argparse.Namespace], AbstractAsyncContextManager[Looking]]
-"""How to connect to the node that a command line names."""
+"""Connects to the node that a command line names."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any], connect: Connect) -> None:

@@ -1,21 +1,21 @@
-"""What calls and code owe to the hosts that they run on: processors that are short, and links that are busy.
+"""The cost of contention on hosts: short processors, and busy links.
 
-The kernel counts for a thread how long it ran, and how long it was ready to run and had no processor (`schedstat`). Of
-a thread that computes for `ran_s` and queues for `queued_s`, what it does takes `(ran_s + queued_s) / ran_s` times as
-long as it would alone: `queued_s / (ran_s + queued_s)` of the time is the host's, and no more than was queued at all. A
-call of the plane is computed by the process and its node, so both count. Of code, which may sleep, it is what the
-process queued besides.
+The kernel counts for a thread how long it ran, and how long it was runnable without a processor (`schedstat`). A thread
+that computes for `ran_s` and queues for `queued_s` takes `(ran_s + queued_s) / ran_s` times as long as it would alone:
+`queued_s / (ran_s + queued_s)` of the time belongs to the host, at most the queueing itself. A call of the plane is
+computed by the process and its node, so both count. For code, which may sleep, it is the remaining queueing of the
+process.
 
-A processor that is waited for is a cause of the job only as far as the job itself takes the processors. Each of its
-processes would, without the queueing, want `computed_s / (seconds - queued_s)` of one. Where that is no more than the
-host has, alone the job would not wait: what it waits is others' doing, is told as "crowded", and no change of the job
-mends it. Where it is more, the part of the demand that would go unmet alone, by the part that went unmet, is the job's.
+A wait for a processor is a cause of the job only as far as the job itself uses the processors. Without the queueing,
+each of its processes would use `computed_s / (seconds - queued_s)` of one. If the sum is at most the number of
+processors, the job alone would not wait: the wait is due to others, is reported as "crowded", and no change of the job
+mends it. Otherwise, the share of the demand that would be unmet alone, relative to the unmet share, belongs to the job.
 
-A call to another host shares its link with the bytes that are fetched over it. The part of the time in which some were
-on their way, at either end, is the part of such calls that is the link's: told as "fetch", at the line of the node that
-waits longest for bytes.
+A call to another host shares its link with fetched bytes. The share of the time in which some were in transfer, at
+either end, is the share of such calls that belongs to the link: reported as "fetch", at the line of the node that waits
+longest for bytes.
 
-Pure: of a `graph.Run` alone.
+Pure: of a `graph.Run` only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from dataplane.diagnosis.graph import Index, Line, Node, Process
 
 
 def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
-    """The shares, with what is the host's as "processor" and "crowded", and calls that wait behind bytes as "fetch"."""
+    """The shares, with those of the hosts as "processor" and "crowded", and calls that wait behind transfers as
+    "fetch"."""
     used = {host.name: host for host in hosts(index)}
     for share in shares:
         of = _queued(share, index)
@@ -48,8 +49,8 @@ def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host's processors: how many the job had on average, how many it would have alone if there were enough, and how
-    many others had."""
+    """A host's processors: how many the job used on average, how many it would use alone with enough of them, and
+    how many others used."""
 
     name: str
     processors: int
@@ -59,14 +60,14 @@ class Host:
 
     @property
     def own(self) -> float:
-        """The part of what waits for a processor that would wait if the job were alone."""
+        """The share of waits for a processor that would remain if the job were alone."""
         if self.wanted <= self.processors:
             return 0.0
         return min(1.0, (self.wanted - self.processors) / max(self.wanted - self.job, 1e-9))
 
 
 def hosts(index: Index) -> list[Host]:
-    """The hosts that tell of their processors, whatever number of nodes each has."""
+    """The hosts that report their processors, whatever the number of nodes of each."""
     found: dict[str, list[float]] = {}
     for node in index.run.nodes.values():
         if node.processors:
@@ -84,15 +85,15 @@ def hosts(index: Index) -> list[Host]:
 
 
 def _add(sums: list[float], each: Process | Node, seconds: float) -> None:
-    """Add how many processors a process had, and would have had without queueing."""
+    """Add the number of processors that a process used, and would have used without queueing."""
     computed_s = max(each.computed_s, each.ran_s)
     sums[0] += computed_s / seconds
     sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
 
 
 def _behind(share: Share, index: Index) -> tuple[float, Process, Part] | None:
-    """Of a call: the part of the time in which bytes were on their way from or to its node, and who waits there for
-    bytes the longest. None for a call that fetches, or where nobody does."""
+    """For a call: the share of the time in which bytes were in transfer from or to its node, and who waits there for
+    bytes the longest. None for a call that fetches, or if nobody does."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
     if len(fetching) < 2 or not any(fetching) or share.part.kind != "plane":
         return None

@@ -1,11 +1,11 @@
-"""What is abnormal: processes that differ from those alike, times that differ from round to round, and vertices whose
-time does not scale.
+"""Anomalies: processes that differ from others of their role, times that differ between rounds, and vertices whose time
+does not scale.
 
-Processes are alike that have the same role. What a process does between calls of the plane is known by powers of two
-(`recorder`): its median is what a round usually takes, and the mean beside it how unequal rounds are. Where the times
-follow the sizes of what is brought, rows are skewed; where they do not, something has a tail.
+The time of a process between calls of the plane is known by powers of two (`recorder`): the median is that of a usual
+round, and its ratio to the mean shows how unequal rounds are. If the times correlate with the sizes of the columns,
+rows are skewed; otherwise the distribution has a tail.
 
-Pure: of a `graph.Run` alone.
+Pure: of a `graph.Run` only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataplane.diagnosis.graph import Index, Line, Place, Process, Run
 from dataplane.diagnosis.recorder import GAP_S, RATE
 
 STRAGGLES = 1.5
-"""How many times as long as those alike a process takes that is named for it: as in Mantri (Ananthanarayanan et al.,
-OSDI 2010), whose outliers take 1.5 times the median."""
+"""The ratio to similar processes from which a process is reported: as in Mantri (Ananthanarayanan et al., OSDI
+2010), whose outliers take 1.5 times the median."""
 UNEQUAL = math.sqrt(0.5)
-"""From which standard deviation on, as a part of the mean, times are unequal: who queues for such work waits in
-proportion to 1 + c**2 (Pollaczek and Khinchine), so that from here on a third of the wait is the inequality's."""
+"""The coefficient of variation from which times are unequal: the wait of a queue is proportional to 1 + c**2
+(Pollaczek and Khinchine), so from here a third of the wait is due to the variation."""
 FOLLOWS = math.sqrt(0.5)
-"""From which correlation on times follow sizes: those explain half of the variance."""
+"""The correlation from which times depend on sizes: these explain half of the variance."""
 SURE = 2.5
-"""Standard errors from which on a difference is not taken for chance, which goes so far once in 160 times."""
+"""The number of standard errors from which a difference is significant: chance exceeds it once in 160 times."""
 _FEW = 6  # rounds of whose spread nothing is said
 _ROUNDS = 3  # and of what they usually take
 _MEDIAN = 1.25  # the standard error of a median by that of a mean, of a normal distribution
@@ -35,7 +35,7 @@ _LEAST_SPREAD = 0.3  # of times that are all in one power of two
 
 
 def median_s(place: Place) -> float:
-    """What the time before this place usually is, in seconds: between the bounds of its power of two by rank."""
+    """The usual time before this place, in seconds: interpolated within its power of two by rank."""
     half, seen = sum(place.gaps) / 2, 0
     for i, count in enumerate(place.gaps):
         if count and seen + count >= half:
@@ -46,8 +46,8 @@ def median_s(place: Place) -> float:
 
 
 def deviation(lines: Iterable[tuple[Line, int]]) -> float:
-    """The standard deviation of the time at lines in a round, as a part of its mean, each with the rounds of its
-    process; 0 for few. Without what comes of looking only so often: about a look's time for each look."""
+    """The coefficient of variation of the time at lines in a round, each given with the rounds of its process; 0 for
+    few. Without the part due to the sampling, which is about a sampling interval for each sample."""
     sums = [(n, line.seconds, line.squares) for line, n in lines]
     n, seconds, squares = (sum(each[i] for each in sums) for i in range(3))
     if n < _FEW or seconds <= 0:
@@ -57,7 +57,8 @@ def deviation(lines: Iterable[tuple[Line, int]]) -> float:
 
 
 def correlation(place: Place) -> float:
-    """Of the time before this place and the size of what it brings (Pearson); 0 where sizes are the same, or few."""
+    """The correlation of the time before this place and the size of its columns (Pearson); 0 if sizes are equal, or
+    few."""
     if not place.sized or place.sized[0] < _FEW:
         return 0.0
     n, size, sizes, seconds, squares, products = place.sized
@@ -66,15 +67,15 @@ def correlation(place: Place) -> float:
 
 
 def round_s(process: Process) -> float:
-    """What a round of the process usually takes outside of the plane; 0 where it is not known."""
+    """The usual time of a round of the process outside of the plane; 0 if unknown."""
     main = process.main
     return median_s(main) if main is not None and sum(main.gaps) >= _ROUNDS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """Processes that take `ratio` times as long as those alike. `host`: all of one host do, in each of its roles.
-    `lost`: the part of what the role could do that is lost by it."""
+    """Processes that take `ratio` times as long as others of their role. `host`: all processes of one host do, in
+    each of its roles. `lost`: the share of the role's capacity that this costs."""
 
     processes: frozenset[tuple[str, int]]
     ratio: float
@@ -83,7 +84,7 @@ class Odd:
 
 
 def odd(index: Index, role: str) -> Odd | None:
-    """Which processes of a role differ from the others, if any do."""
+    """The processes of a role that differ from the others, if any do."""
     taken = {process.key: round_s(process) for process in index.by_role[role]}
     taken = {key: seconds for key, seconds in taken.items() if seconds > 0}
     if len(taken) < 2:
@@ -102,8 +103,8 @@ def odd(index: Index, role: str) -> Odd | None:
 
 
 def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, int]) -> bool:
-    """Whether a process takes longer than those alike, by more than comes of rounds that differ: the difference of
-    medians, by powers of two, beside its standard error."""
+    """Whether a process takes longer than others of its role, beyond the variation of rounds: the difference of
+    medians, by powers of two, against its standard error."""
     ratio = taken[key] / _others(taken, key)
     if ratio < STRAGGLES:
         return False
@@ -114,7 +115,7 @@ def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, 
 
 
 def _spread(place: Place | None) -> tuple[float, int]:
-    """The standard deviation of the power of two of the times before a place, and of how many."""
+    """The standard deviation of the powers of two of the times before a place, and their number."""
     counts = [] if place is None else place.gaps
     rounds = sum(counts)
     if not rounds:
@@ -125,18 +126,19 @@ def _spread(place: Place | None) -> tuple[float, int]:
 
 
 def _in_step(index: Index, role: str) -> bool:
-    """Whether the processes of a role go at one pace, since each waits for the slowest."""
+    """Whether the processes of a role have one pace, because each waits for the slowest."""
     rounds = [process.rounds for process in index.by_role[role]]
     return min(rounds) > 0.6 * max(rounds)
 
 
 def _others(taken: dict[tuple[str, int], float], key: tuple[str, int]) -> float:
-    """What those take that are not this one: half of them take no longer."""
+    """The median time of the processes other than this one."""
     return statistics.median_low(seconds for other, seconds in taken.items() if other != key)
 
 
 def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> bool:
-    """Whether it is the host: its processes of this role are slow, more than one or in another role too."""
+    """Whether the host is the reason: several of its processes of this role are slow, or processes of another role
+    too."""
     here = [process for process in index.by_role[role] if process.host == host]
     if not all(process.key in slow for process in here) or len(here) == len(index.by_role[role]):
         return False
@@ -153,8 +155,8 @@ def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the time of a vertex changes with the number of processes: `slope` of its seconds a step and process in
-    log-log, -1 where it scales; `lost_s` are seconds a step more than if it did."""
+    """The change of a vertex's time with the number of processes: `slope` of its seconds per step and process in
+    log-log, -1 for perfect scaling; `lost_s`: seconds a step more than that."""
 
     role: str
     file: str
@@ -164,8 +166,8 @@ class Scaling:
 
 
 def scaling(small: Run, large: Run, steps: tuple[float, float]) -> dict[tuple[str, str, int], Scaling]:
-    """By role, file and line: the vertices of both runs, of so many steps each, whose time does not scale from the
-    processes of one to those of the other (Jin et al. 2020, section IV-A)."""
+    """By role, file and line: the vertices of both runs, of this many steps each, whose time does not scale between
+    their numbers of processes (Jin et al. 2020, section IV-A)."""
     before, after = Index(small), Index(large)
     grown = math.log(max(len(large.processes), 1) / max(len(small.processes), 1))
     found = {}
@@ -181,7 +183,7 @@ def scaling(small: Run, large: Run, steps: tuple[float, float]) -> dict[tuple[st
 
 
 def _seconds(index: Index, steps: float) -> dict[tuple[str, str, int], float]:
-    """Seconds a step and process at each line, of own code and of calls."""
+    """Seconds per step and process at each line, of own code and of calls."""
     found: dict[tuple[str, str, int], float] = {}
     for role, processes in index.by_role.items():
         for process in processes:

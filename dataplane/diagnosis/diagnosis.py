@@ -1,4 +1,4 @@
-"""A diagnosis of a run: detection and backtracking put together, and ranked."""
+"""The diagnosis of a run: detection and backtracking, ranked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataplane.diagnosis.structure import Structure, Vertex, structure_of
 from dataplane.errors import Misuse
 
 MOST = 32
-"""Causes that are told."""
+"""The largest number of causes."""
 
 _LOCKS_VIA = ("acquire", "Condition.wait", "Event.wait", "Thread.join", "Lock", "Semaphore", "Queue.get", "result")
 _CROWDED = 0.02  # of a step, from which on it is noted
@@ -28,21 +28,21 @@ _ROUNDS = 3  # deliveries ahead that are advised
 
 
 async def watched(look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]], seconds: float) -> Run:
-    """The run of the next `seconds`, from two looks at what the nodes sum up."""
+    """The run of the next `seconds`, from two looks at the nodes' sums."""
     before = await look()
     await wait(seconds)
     return between(before, await look(), seconds)
 
 
 def diagnosed(run: Run, role: str | None = None) -> Diagnosis:
-    """Why a step of the run takes as long as it does. role: the one whose deliveries are steps; by itself the last of
-    the pipeline. Raises Misuse where there is no such role."""
+    """Why a step of the run takes as long as it does. role: the one whose deliveries are steps; by default the last
+    of the pipeline. Raises Misuse if there is no such role."""
     return _Diagnosing(run, role).diagnosis()
 
 
 def compared(small: Run, large: Run, role: str | None = None) -> Diagnosis:
-    """Why `large` does not step as much faster than `small` as it has more processes: the causes of `large`, without
-    what they cost as well in `small`, for as much as its time does not scale. Raises Misuse."""
+    """Why the step rate of `large` did not grow with its number of processes: the causes of `large`, without their
+    cost in `small`, for the time that does not scale. Raises Misuse."""
     if len(small.processes) > len(large.processes):
         small, large = large, small
     before, after = _Diagnosing(small, role), _Diagnosing(large, role)
@@ -114,7 +114,7 @@ class _Diagnosing:
         return Diagnosis(*told, tuple(notes), crowded)
 
     def _crowded(self, shares: Sequence[Share], rounds: int, step_s: float) -> tuple[Crowded, ...]:
-        """By host, what others than the job cost it; the most first."""
+        """By host, the cost of other jobs; the largest first."""
         lost: defaultdict[str, float] = defaultdict(float)
         for share in shares:
             if share.kind == "crowded":
@@ -166,7 +166,7 @@ class _Diagnosing:
         return groups
 
     def _kinds(self, kind: str, role: str, shares: list[Share], *, late: bool, lock: bool) -> list[_Group]:
-        """The causes that shares of one vertex are."""
+        """The causes of shares of one vertex."""
         if kind == "fetch":
             return [_Group(self._fetch(shares[0]), shares)]
         if kind == "plane":
@@ -189,20 +189,20 @@ class _Diagnosing:
         return [_Group(self._unequal(shares), shares)]
 
     def _late(self, share: Share) -> float:
-        """How many times as long as the other ranks the one that they wait for takes, in its own code."""
+        """The ratio of the awaited rank's time in its own code to that of the other ranks."""
         step, late = share.way[-1], share.process
         there = ranks(self._run.processes, (step.part.at.file, step.part.at.function), step.process.role)
         busy = {each.key: _busy_s(each) / each.total for _, each in there}
         return busy.pop(late.key) / max(statistics.median_low(busy.values()), 1e-9) if len(busy) > 1 else 0.0
 
     def _fetch(self, share: Share) -> Kind:
-        """Whether bytes of other hosts come slowly, or late: asked for when they are needed."""
+        """Whether bytes of other hosts are slow, or late: requested when they are needed."""
         process = share.process
         consuming = [p for p in process.places if "prefetch" in p.said]
         return "link" if any(p.said["prefetch"] > 0 for p in consuming) else "prefetch"
 
     def _unequal(self, shares: list[Share]) -> Kind:
-        """Code whose time differs much from round to round: with the rows, or not."""
+        """Code whose time differs much between rounds: with the rows, or not."""
         mains = {share.process.key: share.process.main for share in shares}
         known = [place for place in mains.values() if place is not None]
         if not known:

@@ -1,7 +1,7 @@
-"""The performance graph of a job: what its processes reported between two moments, and who waited for whom.
+"""The performance graph of a job: the reports of its processes between two moments, and who waited for whom.
 
-A `Run` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is kept in a file for
-`--compare`. Places and lines are told by file and line; waits name the process and place that ended them.
+A `Run` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is saved in a file for
+`--compare`. Places and lines have a file and a line number; waits name the process and place that ended them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONSUMING = ("consume", "deliveries", "take", "loader", "__iter__", "__next__")
 PRODUCING = ("append", "extend", "send", "flush", "append_block")
 _QUESTIONS = ("stats", "streams", "members", "tables", "graphs", "diagnose", "diagnosed")
 IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
-"""Calls that are no part of a step."""
+"""Calls that are not part of a step."""
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -42,11 +42,11 @@ class Place(msgspec.Struct, array_like=True):
 
     @property
     def seconds(self) -> float:
-        """In calls: as they were timed, or as the thread was seen to stand in one that has not ended."""
+        """Seconds in calls: as timed, or as sampled in a call that has not ended."""
         return self.stood_s if self.stood_s > 1.5 * self.exact_s + 0.3 else self.exact_s
 
     def since(self, before: Place) -> Place:
-        """What was added since."""
+        """The sums added since."""
         gaps = [now - then for now, then in zip(self.gaps, before.gaps or [0] * len(self.gaps), strict=True)]
         sized = [now - then for now, then in zip(self.sized, before.sized or [0.0] * len(self.sized), strict=True)]
         return msgspec.structs.replace(
@@ -61,8 +61,9 @@ class Place(msgspec.Struct, array_like=True):
 
 
 class Line(msgspec.Struct, array_like=True):
-    """A line of user code, and how long threads stood there. `first`: of its function. `via`: what of a library was
-    called there, empty for nothing. `squares`: the sum of the squares of its seconds between two calls of the plane."""
+    """A line of user code, and the time that threads were seen there. `first`: of its function. `via`: the called
+    function of a library, empty for none. `squares`: the sum of the squares of its seconds between two calls of the
+    plane."""
 
     file: str
     line: int
@@ -74,7 +75,7 @@ class Line(msgspec.Struct, array_like=True):
 
 
 class Ender(msgspec.Struct, array_like=True):
-    """Who ended waits: the client's number at its node, 0 for the node itself, and its place."""
+    """The end of waits: the client's number at its node, 0 for the node itself, and its place."""
 
     client: int
     place: int
@@ -107,8 +108,8 @@ class _Graph(msgspec.Struct):
 @dataclass(slots=True)
 class Node:
     """A node, over `seconds`: how long its loop ran and queued for a processor. `computed_s`: of all its threads.
-    `processors` of its host, which ran `busy_s` in all; 0 where that is not known. `fetching_s`: for how long bytes of
-    other hosts were on their way to it."""
+    `processors` of its host, which ran `busy_s` in all; 0 if unknown. `fetching_s`: the time in which bytes of other
+    hosts were in transfer to it."""
 
     host: str
     ran_s: float = 0.0
@@ -123,7 +124,7 @@ class Node:
 @dataclass(slots=True)
 class Process:
     """One process, over `seconds`. `ran_s` and `queued_s`: how long its main thread ran, and queued for a processor;
-    `computed_s`: how long its threads ran, all together."""
+    `computed_s`: how long all its threads ran."""
 
     node: str
     host: str
@@ -141,27 +142,27 @@ class Process:
 
     @property
     def key(self) -> tuple[str, int]:
-        """By which waits name it."""
+        """Its name in waits."""
         return self.node, self.number
 
     @property
     def total(self) -> float:
-        """Seconds of its threads that are accounted for, at least those that it lived."""
+        """The seconds of its threads that are accounted for, at least its lifetime."""
         counted = sum(place.seconds for place in self.places) + sum(line.seconds for line in self.lines)
         return max(self.seconds, counted, 1e-9)
 
     def place(self, number: int) -> Place | None:
-        """The place of this number."""
+        """The place with this number."""
         return next((place for place in self.places if place.number == number), None)
 
     @property
     def main(self) -> Place | None:
-        """The place of the time between calls: before which the process is longest elsewhere."""
+        """The place with the most time before its calls."""
         return max((p for p in self.places if p.gaps and sum(p.gaps) > 1), key=lambda p: p.gap_s, default=None)
 
     @property
     def rounds(self) -> int:
-        """How often it went round its loop: calls of the place that it consumes by, else produces by."""
+        """The number of rounds of its loop: calls of its consuming place, else of its producing place."""
         for kinds in (CONSUMING, PRODUCING, ("put", "get")):
             counts = [place.count for place in self.places if place.kind in kinds]
             if max(counts, default=0) > 0:
@@ -184,7 +185,7 @@ class Run:
 
     @classmethod
     def load(cls, path: Path) -> Run:
-        """What `save` wrote. Raises OSError, Misuse."""
+        """The run that `save` wrote. Raises OSError, Misuse."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
@@ -194,12 +195,12 @@ class Run:
 _TIMES = ("ran_s", "queued_s", "computed_s", "busy_s", "fetching_s", "seconds")
 
 Look = Mapping[str, Any]
-"""What nodes told, as `Figures` of `Graphs` has it."""
+"""The reports of nodes, in the form of `Figures` of `Graphs`."""
 
 
 def between(before: Look, after: Look, seconds: float) -> Run:
-    """The run from one look to another, about `seconds` later. Processes that came in between count from then; those
-    that went are left out. Raises Misuse where it is no such thing."""
+    """The run from one look to another, about `seconds` later. Processes that began in between count from then;
+    those that ended are left out. Raises Misuse for invalid looks."""
     earlier = {(node["node"], each["number"]): each for node in before["nodes"] for each in node["clients"]}
     found, notes = [], []
     for node in after["nodes"]:
@@ -218,7 +219,7 @@ def between(before: Look, after: Look, seconds: float) -> Run:
 
 
 def _nodes(before: Look, after: Look) -> dict[str, Node]:
-    """By name, what nodes did from one look to the other."""
+    """By name, the activity of nodes from one look to the other."""
     earlier = {node["node"]: node for node in before["nodes"]}
     found = {}
     for node in after["nodes"]:
@@ -259,7 +260,7 @@ def _process(node: Look, now: Look, before: Look | None, seconds: float) -> Proc
 
 
 def _line_since(line: Line, before: Line | None) -> Line:
-    """What was added since. A line that was forgotten in between, and met again, counts from then."""
+    """The time added since. A line that was forgotten in between, and seen again, counts from then."""
     if before is None or before.seconds > line.seconds:
         return line
     squares = max(0.0, line.squares - before.squares)
@@ -287,7 +288,8 @@ def _since(waits: list[Waited], before: list[Waited]) -> list[Waited]:
 
 
 def _named(processes: list[Process]) -> list[Process]:
-    """With their roles: as they say, by the task that they consume for, else by the function that calls."""
+    """The processes with their roles: as declared, by the task that they consume for, else by the function that
+    calls."""
     hosts = defaultdict(set)
     for process in processes:
         hosts[process.host].add(process.node)
@@ -306,7 +308,7 @@ def _named(processes: list[Process]) -> list[Process]:
 
 
 class Index:
-    """The processes of a run, by what they are looked for."""
+    """The processes of a run, by several keys."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -317,7 +319,7 @@ class Index:
 
     @cached_property
     def producers(self) -> dict[str, list[tuple[Process, Place]]]:
-        """By stream, who appends to it or extends its rows."""
+        """By stream, the processes that append to it or extend its rows."""
         found: defaultdict[str, list[tuple[Process, Place]]] = defaultdict(list)
         for process in self.run.processes:
             for place in process.places:
@@ -326,8 +328,8 @@ class Index:
         return dict(found)
 
     def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[Process, Place]]:
-        """Who makes rows of a stream ready for a consumer of these columns, other than the role `but`: those that bring
-        columns in an extend, since they come last; else those that append."""
+        """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`:
+        those that add the columns by an extend, which is the last step; else those that append."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]
         asked = set(columns)
         late = [each for each in made if each[1].kind == "extend" and asked & set(each[1].said.get("columns", ()))]
@@ -335,7 +337,7 @@ class Index:
 
     @cached_property
     def depth(self) -> dict[str, int]:
-        """By role, how many roles its rows come through."""
+        """By role, the number of roles that its rows pass through."""
         feeds: defaultdict[str, set[str]] = defaultdict(set)
         for process in self.run.processes:
             for place in process.places:
@@ -350,7 +352,7 @@ class Index:
         return depth
 
     def last(self) -> str:
-        """The role of which a delivery is a step: it consumes, at the end of the pipeline. Empty for none."""
+        """The role whose deliveries are steps: it consumes, at the end of the pipeline. Empty for none."""
         words = ("actor", "train", "learn", "update", "policy", "optim")
         consuming = [
             role

@@ -1,17 +1,17 @@
-"""What this process measures of itself: the places of its source that call the plane, and the lines between those.
+"""Measurements of this process about itself: the places of its source that call the plane, and the lines in between.
 
-A place is a line outside of this package that calls it: found once by its frame, and then by where that stands in its
-code. `place` gives its number, which the low bits of each request carry; each call and its time are counted by it
-(`calls`). The time between two calls belongs to the user's own code: a thread looks some `RATE` times a second at the
-stacks of the threads that call, and counts the time since its last look for the line where each stands. Both are summed
-up, nothing is traced, and the sums go to the node every second.
+A place is a line outside of this package that calls it, found once by its frame, and then by its position in the code.
+`place` returns its number, which the low bits of each request carry; each call and its time are counted by it
+(`calls`). The time between two calls belongs to the user's own code: a thread samples the stacks of the calling threads
+some `RATE` times a second, and adds the time since its last sample to the line of each. Both are summed, nothing is
+traced, and the sums go to the node every second.
 
-Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls
-from further places count under place 0, and a further line takes the room of the one with the least time. A process
-whose planes are all closed has no thread of this.
+Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls from
+further places count under place 0, and a further line replaces the one with the least time. A process whose planes are
+all closed has no thread of this.
 
 Rejected: `sys.settrace` and `sys.setprofile` (tens of times the bound); a signal by ITIMER_PROF (interrupts the
-user's system calls); timing each line that the structure graph names by rewriting it (the user's code runs as it is).
+user's system calls); instrumentation of each line of the structure graph (the user's code runs unchanged).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dataplane.diagnosis.collectives import COLLECTIVE, COLLECTIVES
 from dataplane.waiting import PLACES, computed_s, processor_s
 
 RATE = 25.0
-"""Looks a second, on average: at random intervals, so that no rhythm of the job is met each time."""
+"""Samples per second, on average: at random intervals, to avoid the period of the job."""
 
 MOST_PLACES = 192
 MOST_LINES = 256
 BUCKETS = 24
-"""Of the time between calls, by powers of two from `GAP_S` on."""
+"""The number of buckets of the time between calls, by powers of two from `GAP_S`."""
 
 GAP_S = 0.001
-"""Seconds between two calls from which on they are looked at singly."""
+"""The time between two calls, in seconds, from which they are measured singly."""
 _GAP_NS = int(1e9 * GAP_S)
 
 _INSIDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -60,16 +60,16 @@ _clock = time.monotonic_ns
 
 
 class Reporter(Protocol):
-    """A connection, as far as it reports."""
+    """The part of a connection that reports."""
 
     def report(self, graph: bytes) -> None:
-        """Send the graph. From any thread; never blocks."""
+        """Send the graph. Thread-safe; never blocks."""
 
 
 class Place:
-    """A line that calls the plane, and how. `gaps` counts by powers of two how long the thread was elsewhere before;
-    `sized` are sums over those calls of n, size, size squared, seconds, seconds squared and their product. `stood_s` is
-    how long its calls took by the looks of the thread, which see a call that has not ended."""
+    """A line that calls the plane, and the call. `gaps` counts by powers of two how long the thread was elsewhere
+    before; `sized` are sums over those calls of n, size, size squared, seconds, seconds squared and their product.
+    `stood_s`: the time in its calls according to the samples, which include a call that has not ended."""
 
     __slots__ = ("code", "gap_s", "gaps", "kind", "line", "number", "said", "sized", "stood_s")
 
@@ -85,7 +85,7 @@ class Place:
         self.sized: list[float] = []
 
     def told(self, count: int, nanoseconds: int) -> list[Any]:
-        """As plain values, with its calls and how long they took."""
+        """As plain values, with its calls and their time."""
         file, function = ("", "") if self.code is None else (self.code.co_filename, self.code.co_qualname)
         where = [self.number, file, self.line, function, self.kind, self.said]
         return [*where, count, 1e-9 * nanoseconds, self.stood_s, self.gap_s, self.gaps, self.sized]
@@ -104,7 +104,7 @@ class Recorder:
 
     @property
     def active(self) -> bool:
-        """Whether somebody is reported to."""
+        """Whether there is a reporter."""
         return self._calls.active
 
     @active.setter
@@ -119,7 +119,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
 
     def _forget(self) -> None:
-        """Begin anew with what is summed up."""
+        """Reset the sums."""
         self._calls.reset()
         self._inside: dict[int, CodeType] = {}  # by id, of this package; a code's own hash takes microseconds
         self._outside: dict[int, CodeType] = {}
@@ -135,7 +135,7 @@ class Recorder:
     # Places
 
     def _walk(self) -> Found:
-        """The place that calls now. For `_calls`, which has no frame of its own."""
+        """The calling place. For `_calls`, which has no frame of its own."""
         frame: FrameType | None = sys._getframe(1)
         place = self._find(frame)
         depth = 0
@@ -162,7 +162,7 @@ class Recorder:
         return self._learn(frame, last) if found is None else found
 
     def _learn(self, frame: FrameType, last: FrameType | None) -> Place:
-        """As `_find`, of a frame that is not known yet."""
+        """As `_find`, for an unknown frame."""
         while frame.f_code.co_filename.startswith(_INSIDE):
             self._inside[id(frame.f_code)] = frame.f_code
             if frame.f_back is None:
@@ -201,13 +201,13 @@ class Recorder:
     # Calls
 
     def enter(self) -> tuple[Token[int] | None, int]:
-        """A call begins, whose requests are of the place that made it."""
+        """Begin a call, whose requests belong to the place that made it."""
         if not self._calls.active or _number.get() >= 0:
             return None, 0
         return _number.set(self.place()), _clock()
 
     def leave(self, entered: tuple[Token[int] | None, int]) -> None:
-        """The call of this `enter` is over."""
+        """End the call of this `enter`."""
         token, began = entered
         if token is not None:
             number = _number.get()
@@ -216,7 +216,7 @@ class Recorder:
 
     @contextmanager
     def within(self, request: int) -> Iterator[None]:
-        """What is awaited here is part of the call of this request, which counts its own time."""
+        """A context whose waits are part of the call of this request, which counts its own time."""
         token = _number.set(request & PLACES)
         try:
             yield
@@ -224,23 +224,23 @@ class Recorder:
             _number.reset(token)
 
     def awaits(self) -> int:
-        """A request is sent by a coroutine: when, or 0 where the call that it is part of counts its own time."""
+        """The time at which a coroutine sends a request, or 0 if the call that it belongs to counts its own time."""
         return _clock() if self._calls.active and _number.get() < 0 else 0
 
     def awaited(self, request: int, began: int) -> None:
-        """The request of this number has been answered, which was sent then."""
+        """Count the answered request with this number, which was sent then."""
         if began:
             self.called(request, began)
 
     def context(self) -> Context:
-        """For tasks whose requests are of the place that calls now."""
+        """A context for tasks whose requests belong to the calling place."""
         context = copy_context()
         if self.active and _number.get() < 0:
             context.run(_number.set, self._find(sys._getframe(1)).number)
         return context
 
     def _gap(self, number: int, nanoseconds: int) -> None:
-        """The thread was elsewhere for so long before a call of this place, which ends now."""
+        """Count the time for which the thread was elsewhere before a call of this place, which ends now."""
         place, seconds = self._places[number if number < len(self._places) else 0], 1e-9 * nanoseconds
         self._threads.add(threading.get_ident())
         if not place.gaps:
@@ -254,7 +254,7 @@ class Recorder:
     # Lines
 
     def _look(self, seconds: float) -> None:
-        """Count the time since the last look for the lines where the threads stand."""
+        """Add the time since the last sample to the lines of the threads."""
         self._sampled_s += seconds
         frames = current_frames()
         for ident in list(self._threads):
@@ -296,7 +296,7 @@ class Recorder:
             line[3], line[4] = left, seconds
 
     def _called_from(self, frame: FrameType) -> Place:
-        """The place of a call that the frame is part of: perhaps through an event loop that the call runs."""
+        """The place of the call that contains the frame: possibly through an event loop that the call runs."""
         nearest, outer = frame, frame.f_back
         for _ in range(_DEEPEST):
             if outer is None or self._is_user(outer.f_code):
@@ -309,8 +309,8 @@ class Recorder:
     # Reports
 
     def attach(self, reporter: Reporter, every_s: float) -> None:
-        """Report to this connection from now on. The first one is told nothing of what was before: to its node this
-        process is a new one."""
+        """Report to this connection from now on. The sums begin at zero with the first one, because its node does
+        not know this process."""
         with self._lock:
             if self._thread is None:
                 self._forget()
@@ -325,7 +325,7 @@ class Recorder:
                 self._thread.start()
 
     def detach(self, reporter: Reporter) -> None:
-        """Report to it no more. Idempotent."""
+        """Stop reporting to it. Idempotent."""
         with self._lock:
             if self._reporters.pop(reporter, None) is None or self._reporters or self._stop is None:
                 return
@@ -349,11 +349,11 @@ class Recorder:
                     reporter.report(graph)
 
     def graph(self) -> bytes:
-        """All that was summed up, as `told` in MessagePack."""
+        """All sums, as `told` in MessagePack."""
         return msgspec.msgpack.encode(self.told())
 
     def told(self) -> dict[str, Any]:
-        """All that was summed up: seconds are of this process's time since it has had a plane."""
+        """All sums: seconds are of this process's time since it has had a plane."""
         now = (*processor_s(), computed_s())
         ran_s, queued_s, computed = (each - before for each, before in zip(now, self._before, strict=True))
         return {
@@ -371,12 +371,12 @@ class Recorder:
         }
 
     def forked(self) -> None:
-        """In the child: nothing of this is the child's, and the thread has stayed behind."""
+        """Reset everything in a forked child, which has no thread of this."""
         self._reset()
 
 
 def _collective(frame: FrameType | None, last: FrameType) -> str:
-    """The collective of torch that a frame is part of, below the user's own `last`; empty for none."""
+    """The collective of torch that a frame belongs to, below the user's own `last`; empty for none."""
     while frame is not None and frame is not last:
         code = frame.f_code
         if code.co_name in COLLECTIVES and _DISTRIBUTED in code.co_filename:
@@ -386,7 +386,7 @@ def _collective(frame: FrameType | None, last: FrameType) -> str:
 
 
 def _said(frame: FrameType) -> dict[str, Any]:
-    """What a call of this package's says of itself: the stream and the task, the columns, how far it looks ahead."""
+    """The arguments of a call of this package: the stream and the task, the columns, how far it prefetches."""
     found: dict[str, Any] = {}
     given = frame.f_locals
     inner = getattr(given.get("self"), "_inner", given.get("self"))
@@ -408,8 +408,8 @@ def _said(frame: FrameType) -> dict[str, Any]:
 
 
 def _size(frame: FrameType | None) -> float:
-    """How much the outermost call of this package brings: items of its longest column, of those whose rows differ in
-    length if there are any; 0 where it brings none."""
+    """The number of items that the outermost call of this package passes: of its longest column, of those with rows
+    of different lengths if there are any; 0 for none."""
     last = frame
     for _ in range(8):
         if frame is None or not frame.f_code.co_filename.startswith(_INSIDE):
@@ -431,7 +431,7 @@ def _items(values: Any) -> float:
 
 
 recorder = Recorder()
-"""That of this process."""
+"""The recorder of this process."""
 
 place = recorder.place
 enter, leave, called = recorder.enter, recorder.leave, recorder.called

@@ -1,10 +1,10 @@
-"""The structure graph of a source file: its functions, loops, branches and calls, contracted to what matters.
+"""The structure graph of a source file: its functions, loops, branches and calls, contracted to the relevant ones.
 
-Of ScalAna's program structure graph: a loop or function that holds communication is kept with its statements apart; one
-that holds none is one vertex, whatever is in it; statements beside each other that do not communicate are one each.
-Communication are calls of a plane, stream, table, delivery, loader or appender, of collectives, and of functions of the
-same file that hold some. A name is taken for a plane or stream by what it was assigned from; lines at which calls were
-seen at run time count as well.
+As ScalAna's program structure graph: a loop or function with communication is kept with its statements as vertices; one
+without is a single vertex, whatever its contents; neighbouring statements without communication are one vertex.
+Communication is calls of a plane, stream, table, delivery, loader or appender, of collectives, and of functions of the
+same file that contain some. A name is taken for a plane or stream by its assignments; lines at which calls were seen at
+run time count as well.
 
 Nothing is imported or run: only `ast`.
 """
@@ -30,9 +30,9 @@ def _words(text: str) -> list[str]:
 CALLS = frozenset(
     _words("put get draft seal append extend consume deliveries take ack nack renew flush prefetch free retain loader")
 )
-"""Methods of planes, streams, deliveries and appenders, and what makes a loader."""
+"""Methods of planes, streams, deliveries and appenders, and constructors of loaders."""
 SOURCES = frozenset(["connect", "stream", "restore", "table", "appender", "consume", "deliveries", "take", "loader"])
-"""What gives something that those are methods of."""
+"""Functions that return an object with those methods."""
 LOCKS = frozenset(["acquire", "join", "wait", "wait_for", "result", "flock", "lockf", "communicate"])
 """Methods by which user code waits for another thread or process."""
 
@@ -45,7 +45,7 @@ _LARGEST = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class Vertex:
-    """Lines `first` to `last` of a file. `name`: the function, the call, or the loop's head."""
+    """Lines `first` to `last` of a file. `name`: the function, the call, or the head of the loop."""
 
     kind: VertexKind
     name: str
@@ -76,7 +76,7 @@ class Structure:
     root: Vertex
 
     def of(self, line: int) -> Vertex:
-        """The vertex that the line belongs to."""
+        """The vertex of the line."""
         return self.root.of(line)
 
 
@@ -98,7 +98,7 @@ def _read(file: str, lines: frozenset[int]) -> Structure | None:
 
 
 def structure_of(file: str, lines: Collection[int] = ()) -> Structure | None:
-    """As `analysed`, of a file; None where it cannot be read here, as one of another host."""
+    """As `analysed`, for a file; None if it cannot be read here, as one of another host."""
     return _read(file, frozenset(lines))
 
 
@@ -143,7 +143,7 @@ class _Analysis:
         return isinstance(node, ast.Name) and (node.id in self._named or node.id in ("dp", "dataplane", "collective"))
 
     def _parts(self, body: list[ast.stmt], function: str, *, keep: bool) -> list[Vertex]:
-        """The vertices of statements, in a vertex that is kept."""
+        """The vertices of statements within a vertex that is kept."""
         return [self._vertex(statement, function) for statement in body] if keep else []
 
     def _vertex(self, node: ast.stmt, function: str) -> Vertex:
@@ -189,7 +189,7 @@ class _Analysis:
 
 
 def _planes(tree: ast.AST) -> set[str]:
-    """Names and attributes that were assigned a plane, a stream, or what those give."""
+    """Names and attributes that were assigned a plane, a stream, or an object from one of these."""
     found: set[str] = set()
     for node in ast.walk(tree):
         pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
@@ -218,7 +218,7 @@ def _targets(node: ast.AST) -> list[ast.AST]:
 
 
 def _lock(node: ast.AST) -> str:
-    """What a statement waits for by itself: "with lock", "thread.join()"; empty for nothing."""
+    """The wait of a statement: "with lock", "thread.join()"; empty for none."""
     if isinstance(node, _WITHS):
         for item in node.items:
             said = ast.unparse(item.context_expr)

@@ -7,11 +7,11 @@ import os
 from dataplane.diagnosis.causes import Cause, Diagnosis
 
 NAMED = 0.02
-"""The share of a step from which on a cause is told in full."""
+"""The share of a step from which a cause is described in full."""
 
 
 def as_text(found: Diagnosis, most: int = 5) -> str:
-    """Lines; the causes that cost the most, at most so many."""
+    """Lines of text; the most costly causes, at most this many."""
     lost = found.lost_s / found.step_s if found.step_s else 0.0
     lines = [
         f"a step of {found.role!r} takes {_time(found.step_s)}, of which it waits {_time(found.lost_s)} ({lost:.0%})"
@@ -62,7 +62,7 @@ def _time(seconds: float) -> str:
 
 
 def _file(path: str) -> str:
-    """The path, from here where it is below."""
+    """The path, relative to the current directory if it is below."""
     try:
         near = os.path.relpath(path)
     except ValueError:
