@@ -1,9 +1,8 @@
-"""Pipelines that are planned: stages over the columns of a stream, or chunks of a model, on workers.
+"""Planned pipelines: stages over the columns of a stream, or chunks of a model, on workers.
 
-A performance model (`Plan.predict`) plays a plan through; `plan` and `plan_model` look for a good one, over partition,
-placement and schedule together; `Executor` runs any plan, on processes or on Ray, with batches by reference; `Adaptive`
-plans again where the work has drifted. Importing this package imports nothing of it: each name comes when it is first
-used.
+A performance model (`Plan.predict`) simulates a plan; `plan` and `plan_model` search for a good one, over partition,
+placement and schedule together; `Executor` runs any plan, on processes or on Ray, with batches by reference;
+`Adaptive` plans again when the work has changed. Names are imported at their first use.
 """
 
 from __future__ import annotations

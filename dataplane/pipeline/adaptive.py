@@ -1,12 +1,11 @@
-"""Plans again where the work has drifted, and switches between steps.
+"""Plans again when the work has changed, and switches between steps.
 
-Each step is done by the current plan for its rows. After it, costs are fitted to what the last steps measured; where
-the plan then takes so much longer than the bound of what a plan could take as it did not when it was made, or the rows
-are other than those that it is of, another one is looked for, and used from the next step on if it gains more than
-`gain`.
+Each step is executed by the current plan for its rows. After it, costs are fitted to the measurements of the last
+steps. If the plan then exceeds the lower bound by more than it did when it was made, or the rows differ from those that
+it was made for, another one is searched, and used from the next step if it gains more than `gain`.
 
-Invariants: a step is done by one plan from beginning to end; a plan that is no better by the measured costs is
-not switched to.
+Invariants: a step is executed by one plan; the executor never switches to a plan that is no better by the measured
+costs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataplane.pipeline.stages import Pipeline, Rows
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A plan was changed before step `number`: what the old and the new one were predicted to take for its rows."""
+    """A change of the plan before step `number`, with the predictions of the old and the new one for its rows."""
 
     number: int
     before_s: float
@@ -36,9 +35,9 @@ class Switch:
 class Adaptive:
     """An executor of stages whose plan follows the work.
 
-    gain: by how much less a step has to take for a switch, as a part. drift: by how much more than when it was made the
-    plan has to lie above the lower bound before another one is looked for. window: steps whose measurements count.
-    seconds: to look for a plan. `switches` are those that were made, `checks` how often a plan was looked for.
+    gain: the share by which a step must become shorter for a switch. drift: the additional share above the lower
+    bound, since the plan was made, from which another one is searched. window: the number of steps whose
+    measurements count. seconds: of a search. `switches`: those made; `checks`: the number of searches.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Adaptive:
         self._gap: float | None = None
 
     def step(self, ref: BatchRef | None, rows: Rows) -> Result:
-        """Do a step of these rows. Raises as `Executor.step`."""
+        """Execute a step with these rows. Raises as `Executor.step`."""
         current = self._current(rows)
         if self._drifted(current, rows):
             current = self._again(current, rows)
@@ -76,8 +75,8 @@ class Adaptive:
         return result
 
     def _current(self, rows: Rows) -> Plan:
-        """The plan that is used, for these rows: with as many micro-batches and the same workers, rows shared out anew
-        where it is of others."""
+        """The current plan for these rows: with the same number of micro-batches and the same workers; rows are
+        distributed again if the plan is for others."""
         used = self.executor.plan
         count = used.micro_batches
         if len(rows) == sum(map(len, used.parts)) and (rows.group is None or self._keeps_groups(used, rows)):

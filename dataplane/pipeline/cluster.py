@@ -1,4 +1,4 @@
-"""Where a plan runs: hosts, how many workers each has, and what it costs to hand something over."""
+"""The resources of a plan: hosts, their workers, and the cost of transfers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Hosts, and what it costs to hand over. Workers are numbered from 0, host by host."""
+    """Hosts, and the cost of transfers. Workers are numbered from 0, host by host."""
 
     hosts: tuple[Host, ...]
     #: Seconds from an instruction's end on one worker until another worker has what it made, on the same host.
@@ -50,14 +50,14 @@ class Cluster:
 
     @classmethod
     def uniform(cls, workers: int, per_host: int | None = None, **host: object) -> Cluster:
-        """So many workers, `per_host` on each host (None: all on one), which are all alike."""
+        """This many equal workers, `per_host` on each host (None: all on one)."""
         per_host = per_host or workers
         counts = [min(per_host, workers - first) for first in range(0, workers, per_host)]
         return cls(tuple(replace(Host(**host), workers=count) for count in counts))  # type: ignore[arg-type]
 
     @property
     def workers(self) -> int:
-        """How many, of all hosts."""
+        """The number of workers of all hosts."""
         return len(self.of)
 
     def host(self, worker: int) -> Host:
@@ -65,7 +65,7 @@ class Cluster:
         return self.hosts[self.of[worker]]
 
     def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
-        """As `events.Room` has it: the host and speed of each worker, the cores and rate of each host."""
+        """In the form of `events.Room`: the host and speed of each worker, the cores and rate of each host."""
         return (
             np.array(self.of, np.int32),
             np.array([self.host(w).speed for w in range(self.workers)]),

@@ -1,4 +1,4 @@
-"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture beside what is usual."""
+"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture next to the usual ones."""
 
 from __future__ import annotations
 

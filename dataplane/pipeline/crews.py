@@ -1,5 +1,4 @@
-"""The workers of an executor: started, told, heard, replaced and ended. As processes of this host, or as actors of
-Ray."""
+"""The workers of an executor: started, messaged, replaced and ended, as processes of this host or as actors of Ray."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ class Crew(ABC):
 
     @abstractmethod
     def start(self, worker: int, address: str) -> None:
-        """Start a worker, or another one in the place of one that has gone."""
+        """Start a worker, or the replacement of one that has gone."""
 
     @abstractmethod
     def send(self, worker: int, message: bytes) -> None:
-        """Tell a worker. One that has gone is told nothing: `hear` says that it has."""
+        """Send a message to a worker. Nothing is sent to one that has gone: `hear` reports it."""
 
     @abstractmethod
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """What workers tell within so many seconds; None once for one that has gone."""
+        """The messages of workers within this many seconds; None once for one that has gone."""
 
     @abstractmethod
     def close(self) -> None:
@@ -38,7 +37,7 @@ class Crew(ABC):
 
 
 class ProcessLink(Link):
-    """Over a pipe."""
+    """A link over a pipe."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -57,7 +56,7 @@ class ProcessLink(Link):
 
 
 def live(pipe: Connection, address: str, functions: Functions) -> None:
-    """A process's life."""
+    """The main function of a worker's process."""
     with suppress(EOFError, KeyboardInterrupt):
         work(ProcessLink(pipe), address, functions)
 
@@ -95,7 +94,7 @@ class Processes(Crew):
             self._processes[worker][1].send_bytes(message)
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """From all pipes that have something."""
+        """From all readable pipes."""
         for key, _ in self._selector.select(timeout):
             pipe: Any = key.fileobj
             try:
@@ -124,7 +123,7 @@ class Processes(Crew):
         process.close()
 
     def close(self) -> None:
-        """Close their pipes, at which they end; by force those that do not."""
+        """Close their pipes, at which they end; kill those that do not."""
         for _, pipe in self._processes.values():
             self._selector.unregister(pipe)
             pipe.close()

@@ -1,16 +1,16 @@
-"""Plays the tasks of a plan through: who computes what from when to when, and what memory that takes.
+"""Simulates the tasks of a plan: which worker computes what from when to when, and how much memory that takes.
 
-A task is one instruction: a stage, or a pass of a chunk of a model, for one micro-batch. It begins when all that it
-needs has come to a worker that is free and may take it. `play` takes the order of each worker's tasks as given, or
-finds one: a free worker takes the ready task with the lowest key.
+A task is one instruction: a stage, or a pass of a chunk of a model, for one micro-batch. It begins when all of its
+inputs have arrived at a free worker that may take it. `play` takes the order of each worker's tasks as given, or finds
+one: a free worker takes the ready task with the lowest key.
 
-What costs time: a task's work over its worker's speed; where tasks of a host demand more cores than it has, all of
-those are slowed alike; a hop from worker to worker; between hosts, bytes over what the host sends a second, one
-transfer after another, once for each host that needs them. A dependency between tasks of one worker costs nothing.
+Costs: a task's work over its worker's speed; if tasks of a host demand more cores than it has, all of those are slowed
+equally; a hop between workers; between hosts, bytes over the host's send rate, one transfer after another, once for
+each host that needs them. A dependency between tasks of one worker costs nothing.
 
-Invariants: a plan has one outcome, whatever machine plays it; the extension `_events` gives the same as `_play`
-here, which runs where it was not built. A plan whose order can not be kept is not an exception: fewer tasks are done
-than there are, and whoever asked says why.
+Invariants: a plan has one outcome, on any machine; the extension `_events` gives the same as `_play` here, which
+runs if it was not built. A plan with an impossible order does not raise: fewer tasks are done than there are, and
+the caller reports why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIE_S = 1e-9
 
 @dataclass
 class Tasks:
-    """Tasks as arrays: entry t is task t's, and `next[next_at[t]:next_at[t + 1]]` are those that need it."""
+    """Tasks as arrays: entry t is task t's, and `next[next_at[t]:next_at[t + 1]]` are its dependents."""
 
     work: Floats  # seconds on a worker of speed 1
     cores: Floats  # that it computes with; 0 waits, and is slowed by nobody
@@ -60,7 +60,7 @@ class Tasks:
 
 @dataclass
 class Room:
-    """Where tasks run: workers, their hosts, and which of them take from which queue."""
+    """The resources of tasks: workers, their hosts, and the workers of each queue."""
 
     host: Ints  # of each worker
     speed: Floats
@@ -74,7 +74,7 @@ class Room:
 
 @dataclass
 class Outcome:
-    """What became of a plan. `done` is less than the tasks where the rest waited for each other."""
+    """The outcome of a plan. `done` is less than the number of tasks if the rest waited for each other."""
 
     worker: Ints
     start: Floats
@@ -91,11 +91,11 @@ class Outcome:
 
     @property
     def makespan(self) -> float:
-        """Seconds until the last task has ended; infinite where some never do."""
+        """Seconds until the last task has ended; infinite if some never do."""
         return float(self.end.max(initial=0.0)) if self.finished else float("inf")
 
     def order(self) -> list[Ints]:
-        """The tasks of each worker in the order that they began in."""
+        """The tasks of each worker in the order in which they began."""
         by_start = np.lexsort((np.arange(len(self.start)), self.start, self.worker)).astype(np.int32)
         bounds = np.searchsorted(self.worker[by_start], np.arange(len(self.peak) + 1))
         return [by_start[bounds[w] : bounds[w + 1]] for w in range(len(self.peak))]
@@ -105,10 +105,10 @@ _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float64)
 
 
 def play(tasks: Tasks, room: Room, order: Sequence[Ints] | None = None, caps: Ints | None = None) -> Outcome:
-    """Play the tasks through.
+    """Simulate the tasks.
 
-    order: the tasks of each worker, each once. None: found by keys, among at most `caps[i]` in slot i.
-    Raises ValueError where arrays do not fit each other.
+    order: the tasks of each worker, each once. None: found by keys, with at most `caps[i]` in slot i. Raises
+    ValueError if arrays do not fit each other.
     """
     count, workers = len(tasks), len(room.host)
     outcome = Outcome(
@@ -207,7 +207,7 @@ class _Play:
                 self._finish(event) if event < len(self.work) else self._arrive(self.next[event - len(self.work)])
 
     def _earliest(self) -> tuple[float, int]:
-        """When the next event is, and the host of which a task ends then; -1 for one of `events`."""
+        """The time of the next event, and the host of which a task ends then; -1 for one of `events`."""
         at, host = self.events[0][0] if self.events else float("inf"), -1
         for h, running in enumerate(self.running):
             if running and (ends := self.now + (running[0][0] - self.own_time[h]) / self.rate[h]) < at:

@@ -1,13 +1,13 @@
-"""Runs any plan: each worker its instructions, batches by reference over the plane.
+"""Runs any plan: sends each worker its instructions, and passes batches by reference over the plane.
 
-The executor is in the process that makes it. It tells each worker its instructions at the beginning of a step, and
-passes on references as they are made; rows stay where they are. With a lag, so many steps are under way beside the
+The executor runs in the process that creates it. It sends each worker its instructions at the beginning of a step, and
+forwards references as outputs appear; rows are not moved. With a lag, that many steps are in progress beside the
 oldest.
 
-Invariants: when `step` returns, all of the step's instructions were done, each counted once; what they made and
-the result does not hold is freed, and earlier where all that need it are done. A worker that dies is replaced: what it
-had done counts, what it had not is done again, and of a stage that keeps state all of the step, from the state that the
-step before left. It has no state of its own beyond the step: a result is the caller's, who frees it.
+Invariants: when `step` returns, all of the step's instructions were executed, each counted once; outputs that the
+result does not contain are freed, earlier if all consumers are done. A dead worker is replaced: its finished
+instructions count, the others are executed again, and for a stage with state the whole step is, from the state after
+the previous step. The executor has no state beyond the step: a result belongs to the caller, who frees it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ START_S = 120.0  # until a worker has started and connected
 
 
 class StageFailed(DataplaneError):
-    """A function of `stage` raised in `worker`; `trace` says what. The step is given up."""
+    """A function of `stage` raised in `worker`; `trace` is the traceback. The step is aborted."""
 
     FIELDS = {"stage": "", "worker": -1, "trace": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a worker did an instruction: seconds since the step began, `worked` those of the function alone, and
-    `computed` those that a processor computed, reading and storing included."""
+    """The execution of an instruction: seconds since the step began, `worked` of them in the function, `computed` on
+    a processor, reading and storing included."""
 
     worker: int
     instruction: int
@@ -56,10 +56,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Result:
-    """A step that is done. ref: the columns that are kept, in the order of the step's rows; None for no columns.
+    """A finished step. ref: the kept columns, in the order of the step's rows; None for no columns.
 
-    step_s: from its beginning until its last instruction was heard of. ended: when that was, on the monotonic clock.
-    replaced: how many workers died in it.
+    step_s: from its beginning to the report of its last instruction. ended: the time of that, on the monotonic clock.
+    replaced: the number of workers that died in it.
     """
 
     number: int
@@ -150,20 +150,20 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """What the next step is done by."""
+        """The plan of the next step."""
         return self._plan
 
     @property
     def steps(self) -> int:
-        """How many were begun."""
+        """The number of begun steps."""
         return self._next
 
     def use(self, plan: Plan) -> None:
-        """Do the steps that begin from now on by another plan, of as many workers.
+        """Use another plan, with as many workers, for steps that begin from now on.
 
-        Of a model that is cut elsewhere, chunks are made anew, and what the old ones kept is let go: `build` has to
-        bring what the new ones begin with. A stage that keeps state moves with what `state()` gave after the last step.
-        Raises ValueError for another number of workers, or where a stage would move whose state is not known.
+        For a model with other cuts, chunks are created again, and the state of the old ones is dropped: `build` has
+        to supply the initial state. A stage with state moves with the result of `state()` after the last step.
+        Raises ValueError for another number of workers, or if a stage would move whose state is unknown.
         """
         if plan.cluster.workers != self._plan.cluster.workers:
             raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
@@ -174,7 +174,7 @@ class Executor:
         self._plan = plan
 
     def _move_states(self, plan: Plan) -> None:
-        """Stages that keep state begin where they go as they ended where they were."""
+        """Let stages with state begin at their new workers with the state at their old ones."""
         assert isinstance(self._of, Pipeline)
         moved = [
             s
@@ -189,13 +189,14 @@ class Executor:
                 self.crew.send(w, m.encode(m.Load(s, self._states[s][1])))
 
     def step(self, rows: BatchRef | None = None) -> Result:
-        """Do one step. rows: its rows, with the columns that stages read and none makes; None of a model whose chunks
-        read none. Raises StageFailed, PeerUnavailable (workers that die again and again), and what a plane raises."""
+        """Execute one step. rows: its rows, with the columns that stages read and none produces; None for a model
+        whose chunks read none. Raises StageFailed, PeerUnavailable (workers that die repeatedly), and as the plane."""
         (result,) = self.run([rows])
         return result
 
     def run(self, steps: Iterable[BatchRef | None]) -> Iterator[Result]:
-        """Do steps; their results in order. As many are begun as the pipeline's lag allows. Raises as `step`."""
+        """Execute steps. Yields their results in order. As many are begun as the pipeline's lag allows. Raises as
+        `step`."""
         coming = iter(steps)
         first, more = self._next, True
         try:
@@ -261,7 +262,7 @@ class Executor:
             self._tell(step, w, list(plan.orders[w]))
 
     def _tell(self, step: _Step, w: int, order: list[int]) -> None:
-        """Tell a worker its part of a step, beginning with the plan where it does not know it."""
+        """Send a worker its part of a step, preceded by the plan if it does not have it."""
         if self._used.get(w) is not step.plan:
             self._used[w] = step.plan
             own = [(i, step.plan.instructions[i]) for i in step.plan.orders[w]]
@@ -324,7 +325,8 @@ class Executor:
                 self._plane.free(BatchRef.decode(step.made[need]))
 
     def _free_early(self, stage: int) -> bool:
-        """Whether what the stage made can go once its consumers are done: they will not be asked to do it again."""
+        """Whether the output of the stage can be freed once its consumers are done, because none will be executed
+        again."""
         if not isinstance(self._of, Pipeline):
             return False
         followers = [s for s, needs in enumerate(self._of.needs) if stage in needs]
@@ -332,7 +334,7 @@ class Executor:
         return not kept and not any(self._of.stages[s].stateful for s in followers)
 
     def _consumers(self, plan: Plan) -> dict[int, tuple[int, ...]]:
-        """The workers that need what each instruction makes."""
+        """The workers that need the output of each instruction."""
         if self._known is None or self._known[0] is not plan:
             worker_of = {i: w for w, order in enumerate(plan.orders) for i in order}
             found: dict[int, set[int]] = {}
@@ -375,7 +377,7 @@ class Executor:
             self._plane.free(BatchRef.decode(before[1]))
 
     def _replace(self, w: int) -> None:
-        """Another worker in the place of one that died."""
+        """Replace a dead worker."""
         self._restarts -= 1
         self._used.pop(w, None)
         if self._restarts < 0:
@@ -388,7 +390,7 @@ class Executor:
             self._tell_again(step, w)
 
     def _tell_again(self, step: _Step, w: int) -> None:
-        """Tell a new worker what is left of a step, and what was made of what it needs."""
+        """Send a new worker the rest of a step, and the outputs that it needs."""
         instructions = step.plan.instructions
 
         def again(i: int) -> bool:
@@ -408,7 +410,7 @@ class Executor:
                 self.crew.send(w, m.encode(m.Made(step.number, need, step.made[need])))
 
     def _restart_all(self) -> None:
-        """After steps that were given up: workers that know nothing of them."""
+        """Replace all workers after aborted steps."""
         self.crew.close()
         self.crew = _crew(self._on, self._functions, self._method)
         self._start()

@@ -1,7 +1,7 @@
-"""What a worker can do: the stages of a pipeline over micro-batches, or the passes of chunks of a model.
+"""The functions of a worker: the stages of a pipeline over micro-batches, or the passes of chunks of a model.
 
-An instruction's inputs are references: of the step's rows, and of what the instructions that it needs have made. They
-are put together without moving bytes, and read in place.
+The inputs of an instruction are references: to the step's rows, and to the outputs of the instructions that it
+needs. They are combined without copies, and read in place.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ Columns = Mapping[str, Any]
 
 
 class Chunk(Protocol):
-    """Consecutive layers of a model, in a worker. Micro-batches are told apart by their numbers.
+    """Consecutive layers of a model, in a worker. Micro-batches are identified by their numbers.
 
-    It may also have `reads`, names of columns of the step's rows that its forward pass is given too; `finish()`, called
-    after its worker's last instruction of a step, to apply gradients; and both `state()`, which gives columns, and
-    `load(batch)`, by which a worker that replaces one that died begins where that one did.
+    It may also have `reads`, names of columns of the step's rows that its forward pass gets too; `finish()`, called
+    after its worker's last instruction of a step, to apply gradients; and both `state()`, which returns columns, and
+    `load(batch)`, by which the replacement of a dead worker continues.
     """
 
     def forward(self, micro: int, batch: Any) -> Columns | None:
-        """Columns for the next chunk, from the `Batch` of the one before (None of the first, without `reads`)."""
+        """The columns for the next chunk, from the `Batch` of the previous one (None for the first, without
+        `reads`)."""
 
     def backward_input(self, micro: int, gradient: Any) -> Columns | None:
-        """Columns for the chunk before, from those of the next one (None of the last)."""
+        """The columns for the previous chunk, from those of the next one (None for the last)."""
 
     def backward_weight(self, micro: int) -> None:
         """Add to the gradients of the weights."""
@@ -39,18 +40,19 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The stages of a pipeline, or chunks that `build(first layer, end layer)` makes. Given to each worker as it is."""
+    """The stages of a pipeline, or chunks that `build(first layer, end layer)` creates. Passed to each worker
+    unchanged."""
 
     pipeline: Pipeline | None = None
     build: Callable[[int, int], Chunk] | None = None
 
     def keeps_state(self, stage: int) -> bool:
-        """Whether what a stage does depends on what it did before: a worker that died takes that with it."""
+        """Whether a stage depends on its earlier calls: that state is lost with a worker."""
         return self.pipeline is None or self.pipeline.stages[stage].stateful
 
 
 class Objects:
-    """The functions and chunks of one worker, made when they are first used."""
+    """The functions and chunks of one worker, created at their first use."""
 
     def __init__(self, functions: Functions, plane: Plane) -> None:
         self._functions = functions
@@ -61,13 +63,13 @@ class Objects:
         self.bounds: list[int] = []
 
     def use(self, micro_batches: int, bounds: list[int]) -> None:
-        """Work by another plan. Chunks of other layers are made anew."""
+        """Switch to another plan. Chunks of other layers are created again."""
         if self.bounds and bounds != self.bounds:
             self._objects, self._states = {}, {}
         self.micro_batches, self.bounds = micro_batches, bounds
 
     def load(self, stage: int, state: BatchRef) -> None:
-        """Begin with this state when the stage is first used."""
+        """Set the state with which the stage begins at its first use."""
         self._objects.pop(stage, None)
         self._states[stage] = state
 
@@ -80,7 +82,7 @@ class Objects:
         made: Mapping[int, BatchRef | None],
         part: BatchRef | None,
     ) -> tuple[Columns | None, float]:
-        """Do an instruction; the columns that it made, and the seconds of its function."""
+        """Execute an instruction. Returns its columns, and the seconds of its function."""
         target = self._object(stage)
         if kind == programs.RUN:
             ref = self._inputs(stage, micro, needs, made, part)
@@ -96,7 +98,7 @@ class Objects:
         return columns, time.monotonic() - began
 
     def finish(self, stages: set[int]) -> dict[int, Columns]:
-        """The step is over for these: apply what was gathered; the columns of each one's state."""
+        """End the step for these stages: apply accumulated gradients. Returns the columns of the state of each."""
         states = {}
         for stage in sorted(stages):
             target = self._object(stage)
@@ -124,7 +126,7 @@ class Objects:
     def _inputs(
         self, stage: int, micro: int, needs: list[int], made: Mapping[int, BatchRef | None], part: BatchRef | None
     ) -> BatchRef | None:
-        """The columns that a stage reads of a micro-batch, side by side: of the step's rows, and of other stages'."""
+        """The columns that a stage reads of a micro-batch, side by side: of the step's rows, and of other stages."""
         assert self._functions.pipeline is not None
         wanted = self._functions.pipeline.stages[stage].inputs
         found, left = [], list(wanted)
@@ -141,7 +143,7 @@ class Objects:
         return whole
 
     def _handed(self, stage: int, needs: list[int], made: Mapping[int, BatchRef | None]) -> BatchRef | None:
-        """What the chunk before, or the next one, has handed over."""
+        """The output of the previous chunk, or of the next one."""
         chunks = len(self.bounds) - 1
         others = [need for need in needs if need // self.micro_batches % chunks != stage]
         return made[others[0]] if others else None

@@ -1,7 +1,7 @@
-"""Costs from what an executor measured: what a stage takes by rows and tokens, and what handing over takes.
+"""Costs from the measurements of an executor: the time of a stage by rows and tokens, and that of transfers.
 
-A stage's seconds are fitted by least squares with no term below zero (Lawson and Hanson's NNLS, from SciPy where it is
-installed); of terms that the measured micro-batches do not tell apart, the simplest are kept.
+A stage's seconds are fitted by nonnegative least squares (Lawson and Hanson's NNLS, from SciPy if it is installed);
+of terms that the measured micro-batches do not distinguish, the simplest are kept.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataplane.pipeline.stages import Cost, Lengths, Pipeline, Rows
 _QUICK = 0.1
 
 Measured = Sequence[tuple[Plan, Rows, Result]]
-"""Steps that were done, with the plan and the rows of each."""
+"""Finished steps, with the plan and the rows of each."""
 
 
 def measure(pipeline: Pipeline, steps: Measured) -> Pipeline:
-    """The pipeline with costs that were measured in these steps; a stage that no step had keeps its own.
+    """The pipeline with costs measured in these steps; a stage without measurements keeps its own.
 
-    A cost keeps its form: terms that are zero stay so, unless all are. Of a stage that computes, its processor's
-    seconds count, over its cores: who else computes does not change them. The cores are not measured, and stay as they
-    are said to be.
+    A cost keeps its form: terms that are zero stay zero, unless all are. For a stage that computes, the processor's
+    seconds over its cores count, which other computations do not change. The cores are not measured, and stay as
+    declared.
     """
     stages = []
     for s, stage in enumerate(pipeline.stages):
@@ -72,7 +72,7 @@ def _fitted(cost: Cost, points: list[tuple[Lengths, float]]) -> Cost:
 
 
 def nonnegative(matrix: Floats, values: Floats) -> Floats:
-    """x >= 0 with the least |matrix x - values|: of few columns, by the columns that are not zero in the best."""
+    """x >= 0 with minimal |matrix x - values|, for few columns, by enumeration of the nonzero ones."""
     count, best, least = matrix.shape[1], np.zeros(matrix.shape[1]), float("inf")
     for chosen in range(1, 2**count):
         columns = [i for i in range(count) if chosen >> i & 1]
@@ -85,10 +85,10 @@ def nonnegative(matrix: Floats, values: Floats) -> Floats:
 
 
 def measure_cluster(cluster: Cluster, steps: Iterable[tuple[Plan, Result]]) -> Cluster:
-    """The cluster with what handing over took in these steps: the first decile over the instructions. What makes others
-    later is mostly that somebody else computes, and that is played.
+    """The cluster with the transfer costs measured in these steps: the first decile over the instructions. Longer ones
+    are mostly due to other computations, which are simulated.
 
-    overhead_s: beyond an instruction's function. hop_s: until a worker that waited for another's went on.
+    overhead_s: beyond an instruction's function. hop_s: until a worker that waited for another's output continued.
     """
     overheads: list[float] = []
     hops: list[float] = []

@@ -1,4 +1,4 @@
-"""What an executor and its workers tell each other. References and numbers alone: no batch goes this way."""
+"""The messages between an executor and its workers: references and numbers only, no batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Use(msgspec.Struct, frozen=True, tag="use"):
-    """The instructions that the worker may be given from now on: number, kind, stage, micro-batch, needs."""
+    """The instructions that the worker may get from now on: number, kind, stage, micro-batch, needs."""
 
     instructions: list[tuple[int, str, int, int, list[int]]]
     micro_batches: int
@@ -14,14 +14,14 @@ class Use(msgspec.Struct, frozen=True, tag="use"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The state that a stage or chunk begins with."""
+    """The initial state of a stage or chunk."""
 
     stage: int
     ref: bytes
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A step: its rows by micro-batch, and the worker's instructions in their order."""
+    """The beginning of a step: its rows by micro-batch, and the worker's instructions in order."""
 
     step: int
     scope: str
@@ -30,7 +30,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
-    """Another worker has done an instruction; `ref` is what it made, empty for nothing."""
+    """Another worker has executed an instruction; `ref`: its output, empty for none."""
 
     step: int
     instruction: int
@@ -44,8 +44,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """The worker has done an instruction. Seconds are of the monotonic clock of its host; `worked` are those of the
-    function, `computed` those of a processor in all of the instruction."""
+    """The worker has executed an instruction. Seconds are of the monotonic clock of its host; `worked`: of the
+    function; `computed`: of a processor in the whole instruction."""
 
     step: int
     instruction: int
@@ -65,7 +65,7 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The worker has come to the end of a step's instructions."""
+    """The worker has executed all instructions of a step."""
 
     step: int
 

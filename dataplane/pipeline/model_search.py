@@ -1,15 +1,15 @@
-"""Looks for a plan of a model: cut, placement and schedule together, by what each plan takes in the model.
+"""Searches a plan of a model: cut, placement and schedule together, by the predicted time of each plan.
 
 A candidate is a cut of the layers into chunks, a worker for each chunk, a cap on the micro-batches that each chunk
-holds, and a rule for what a free worker takes first. Its schedule is what comes of that when it is played: backward
-passes first, since others wait for them, then forward passes as far as the caps let them, and gradients of weights
-where nothing else can be done (zero-bubble pipelines, arXiv 2401.10241). Candidates begin with cuts that balance the
-workers, chunks placed in turn or there and back, and 1F1B and interleaved 1F1B as they are; the best are changed, one
-thing at a time, where the busiest worker or its bubbles say, and kept where the step gets shorter (the three that
-AdaPtis, arXiv 2509.23722, adapts).
+holds, and a priority rule for free workers. Its schedule is the result of a simulation: backward passes first, because
+others wait for them, then forward passes up to the caps, and gradients of weights when nothing else can be done
+(zero-bubble pipelines, arXiv 2401.10241). The search begins with cuts that balance the workers, chunks placed in turn
+or back and forth, and 1F1B and interleaved 1F1B; the best candidates are changed, one element at a time, where the
+busiest worker or its bubbles indicate, and kept if the step becomes shorter (the three elements that AdaPtis, arXiv
+2509.23722, adapts).
 
-Invariants: no worker holds more than its host allows; the same arguments give the same plan where the time does
-not run out; the plan is no worse than 1F1B and interleaved 1F1B of even layers where those fit.
+Invariants: no worker holds more than its host allows; equal arguments give equal plans unless the time runs out; the
+plan is no worse than 1F1B and interleaved 1F1B of equal layers if those fit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE = 300  # changes without a better plan
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a plan is made of."""
+    """The elements of a plan."""
 
     bounds: Ints
     worker_of: Ints
@@ -45,7 +45,7 @@ class Candidate:
 
 
 class ModelSearch:
-    """One search. `best` is the best candidate so far, `considered` how many were played."""
+    """One search. `best`: the best candidate so far; `considered`: the number of simulated ones."""
 
     def __init__(self, model: Model, cluster: Cluster, micro_batches: int, seconds: float, seed: int) -> None:
         self.model, self.cluster, self.micro_batches = model, cluster, micro_batches
@@ -63,7 +63,7 @@ class ModelSearch:
         return time.monotonic() > self.deadline
 
     def begin(self) -> None:
-        """Play what a search begins with; keep the best."""
+        """Simulate the initial candidates; keep the best."""
         found: list[tuple[float, Candidate, Outcome]] = []
         for candidate in self._first():
             if (played := self.play(candidate)) is not None:
@@ -100,8 +100,8 @@ class ModelSearch:
                         yield Candidate(bounds, worker_of.astype(np.int32), caps, group)
 
     def caps(self, bounds: Ints, worker_of: Ints, scale: float) -> Ints | None:
-        """How many micro-batches each chunk holds: those of its way to the loss and back at the pace of the busiest
-        worker, times the scale, as far as memory goes; None where not even one of each does."""
+        """The number of micro-batches that each chunk holds: those of its way to the loss and back at the pace of
+        the busiest worker, times the scale, limited by memory; None if not even one of each fits."""
         each = np.diff(self.model.sums[bounds], axis=0)
         there = each[:, 0] + each[:, 1] + 2 * self.cluster.hop_s
         way = np.cumsum(there[::-1])[::-1]
@@ -110,7 +110,7 @@ class ModelSearch:
         return self.fitted(each, worker_of, wanted)
 
     def fitted(self, each: Floats, worker_of: Ints, wanted: Floats) -> Ints | None:
-        """The caps, less where a worker would hold too much."""
+        """The caps, reduced where a worker would hold too much."""
         caps = wanted.copy()
         for w in range(self.cluster.workers):
             mine = np.flatnonzero(worker_of == w)
@@ -123,7 +123,7 @@ class ModelSearch:
         return caps.astype(np.int32)
 
     def play(self, candidate: Candidate) -> tuple[float, Candidate, Outcome] | None:
-        """What a candidate takes; None where it holds too much."""
+        """The outcome of a candidate; None if it holds too much."""
         self.considered += 1
         chunks, count = len(candidate.bounds) - 1, self.micro_batches
         tasks = programs.chunk_tasks(self.model, candidate.bounds, count, candidate.split, self.cluster.overhead_s)
@@ -147,7 +147,7 @@ class ModelSearch:
         return outcome.makespan, candidate, outcome
 
     def improve(self) -> None:
-        """Change the candidates that are alive until the time is over, or nothing gets better."""
+        """Change the surviving candidates until the time is over, or none improves."""
         for at in range(len(self.alive)):
             best = self.alive[at]
             missed, most = 0, PATIENCE if at == 0 else PATIENCE // 2
@@ -214,8 +214,8 @@ class ModelSearch:
 
 
 def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
-    """What is taken first: backward passes, of late chunks first; forward passes; gradients of weights. `group`
-    micro-batches go through a chunk before another one's turn."""
+    """The priorities: backward passes, late chunks first; forward passes; gradients of weights. `group`
+    micro-batches pass a chunk before another chunk's turn."""
     chunk, micro = np.divmod(np.arange(chunks * micro_batches), micro_batches)
     turn = micro // group * chunks * group + micro % group
     step = float(chunks * micro_batches * 2)
@@ -224,10 +224,10 @@ def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
 
 
 def plan_model(model: Model, cluster: Cluster, micro_batches: int, *, seconds: float = 5.0, seed: int = 0) -> Plan:
-    """A plan of a step of so many micro-batches, looked for in about so many seconds.
+    """A plan of a step with this many micro-batches, searched for about this many seconds.
 
-    What each worker may hold is its host's `worker_bytes`. Raises ValueError where the model has fewer pieces than
-    there are workers, or no plan that was considered fits the memory.
+    The memory of each worker is limited by its host's `worker_bytes`. Raises ValueError if the model has fewer
+    pieces than there are workers, or no considered plan fits the memory.
     """
     began = time.monotonic()
     search = ModelSearch(model, cluster, micro_batches, seconds, seed)
@@ -252,7 +252,7 @@ def plan_model(model: Model, cluster: Cluster, micro_batches: int, *, seconds: f
 
 
 def _known(model: Model, cluster: Cluster, micro_batches: int, room_bytes: Floats) -> Iterator[Plan]:
-    """1F1B and interleaved 1F1B, of even layers and balanced, as far as they fit."""
+    """1F1B and interleaved 1F1B, with equal and balanced layers, if they fit."""
     pieces = len(allowed_cuts(model)) - 1
     for chunks in (1, 2):
         if chunks * cluster.workers > pieces or (chunks > 1 and micro_batches % cluster.workers):

@@ -1,7 +1,7 @@
 """A model as a pipeline: layers with forward and backward passes, cut into chunks of consecutive layers.
 
-The backward pass of a chunk is one instruction, or two: one for the gradient of its input, which the chunk before waits
-for, and one for that of its weights, which nobody waits for (zero-bubble pipelines, arXiv 2401.10241).
+The backward pass of a chunk is one instruction, or two: one for the gradient of its input, which the previous chunk
+waits for, and one for that of its weights, which nobody waits for (zero-bubble pipelines, arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane.pipeline.events import Floats
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer, or another piece that is not cut: seconds and bytes are those of a micro-batch."""
+    """One layer, or another indivisible piece: seconds and bytes of a micro-batch."""
 
     name: str
     forward_s: float
@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """Layers, from the first to the last. `cuts`: before which layers a chunk may begin; None: before each."""
+    """Layers, from the first to the last. `cuts`: the layers before which a chunk may begin; None: all."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -50,8 +50,9 @@ class Model:
 
     @cached_property
     def sums(self) -> Floats:
-        """float64 `[layers + 1, 6]`: of all layers before each, the seconds of the forward pass, of those backward by
-        input and by weight, and the bytes of activations, of what weights' gradients need, and of state."""
+        """float64 `[layers + 1, 6]`: over all layers before each, the seconds of the forward pass and of those
+        backward by input and by weight, and the bytes of activations, of the inputs of weights' gradients, and of
+        state."""
         table = [
             (
                 layer.forward_s,
@@ -67,10 +68,10 @@ class Model:
 
     @cached_property
     def outputs(self) -> Floats:
-        """float64 `[layers]`: the bytes that each hands on."""
+        """float64 `[layers]`: the bytes of the output of each."""
         return np.array([layer.output_bytes for layer in self.layers])
 
     @property
     def seconds(self) -> float:
-        """Of a micro-batch, all passes."""
+        """The seconds of a micro-batch, in all passes."""
         return float(self.sums[-1, :3].sum())

@@ -1,8 +1,8 @@
-"""Cuts a model's layers into chunks whose workers have equally much to do, and says what no plan can beat.
+"""Cuts a model's layers into chunks with equal work for each worker, and computes a lower bound for all plans.
 
-With one chunk a worker the cut is exact: the least possible most, by bisection over it. With several, chunks begin
-equal, and cuts move by a layer as long as the workers' loads come nearer to each other. What a worker may hold is a
-bound on both.
+With one chunk a worker the cut is optimal: the smallest possible maximum, by bisection. With several, chunks begin
+equal, and cuts are moved by a layer while the loads of workers become more equal. The memory of a worker limits
+both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _ROUNDS = 400
 
 
 def seconds_before(model: Model) -> Floats:
-    """float64 `[layers + 1]`: of all passes of the layers before each."""
+    """float64 `[layers + 1]`: the seconds of all passes of the layers before each."""
     return np.asarray(model.sums[:, :3].sum(axis=1))
 
 
 def allowed_cuts(model: Model) -> Ints:
-    """Before which layers a chunk may begin, and the end."""
+    """The layers before which a chunk may begin, and the end."""
     count = len(model.layers)
     cuts = range(1, count) if model.cuts is None else [cut for cut in model.cuts if 0 < cut < count]
     return np.array([0, *cuts, count], np.int32)
 
 
 def balanced(model: Model, chunks: int) -> Ints:
-    """The bounds of so many chunks of which the longest is as short as can be.
+    """The bounds of this many chunks with the smallest maximum.
 
-    Raises ValueError where the model can not be cut into so many.
+    Raises ValueError if the model cannot be cut into that many.
     """
     cuts = allowed_cuts(model)
     if len(cuts) - 1 < chunks:
@@ -47,7 +47,7 @@ def balanced(model: Model, chunks: int) -> Ints:
 
 
 def _fits(at: Floats, most: float, chunks: int) -> list[int] | None:
-    """Where chunks of at most so much begin, the longest first; None where there are too few."""
+    """The starts of chunks of at most this size, as long as possible; None if that gives too few."""
     bounds = [0]
     while bounds[-1] < len(at) - 1:
         end = int(np.searchsorted(at, at[bounds[-1]] + most, "right")) - 1
@@ -58,7 +58,7 @@ def _fits(at: Floats, most: float, chunks: int) -> list[int] | None:
 
 
 def _even(at: Floats, bounds: list[int], chunks: int) -> list[int]:
-    """As many chunks as wanted: the longest that can be cut are cut in the middle."""
+    """The wanted number of chunks: the longest divisible ones are halved."""
     bounds = list(bounds)
     while len(bounds) < chunks + 1:
         long = max(
@@ -72,10 +72,10 @@ def _even(at: Floats, bounds: list[int], chunks: int) -> list[int]:
 
 
 def even_out(model: Model, bounds: Ints, worker_of: Ints, speed: Floats, held: Floats | None = None) -> Ints:
-    """Cuts moved until no move by a layer brings the workers' loads nearer to each other.
+    """Cuts moved until no move by a layer makes the workers' loads more equal.
 
-    worker_of: of each chunk. held: float64 `[chunks]`, how many micro-batches of each are held at a time; with it, what
-    a worker holds is not made more than it was.
+    worker_of: of each chunk. held: float64 `[chunks]`, the number of micro-batches of each that are held at a time;
+    with it, the memory of a worker does not grow.
     """
     cuts = allowed_cuts(model)
     at, index = seconds_before(model)[cuts], np.searchsorted(cuts, bounds)
@@ -124,12 +124,12 @@ def even_out(model: Model, bounds: Ints, worker_of: Ints, speed: Floats, held: F
 
 
 def lower_bound(model: Model, workers: int, micro_batches: int, speed: Floats) -> float:
-    """Seconds that no plan of this model takes less than, with so many workers of these speeds.
+    """Seconds that every plan of this model takes at least, with this many workers of these speeds.
 
-    The greatest of: all work over all workers, with what they wait at the beginning, as the k-th to begin waits for the
-    forward passes of k - 1 pieces at the least; any piece that is not cut, for all micro-batches on one worker, after
-    the forward passes of those before it and, its own weights' gradients left out, before their backward ones; and one
-    micro-batch there and back. Handing over costs nothing in it, nor does memory.
+    The maximum of: all work over all workers, with their waits at the beginning, where the k-th to begin waits at
+    least for the forward passes of k - 1 pieces; any indivisible piece, for all micro-batches on one worker, after
+    the forward passes of those before it and, without its own weights' gradients, before their backward ones; and
+    one micro-batch forward and backward. Transfers and memory are ignored.
     """
     cuts = allowed_cuts(model)
     fastest, all_speed = float(speed.max()), float(speed.sum())

@@ -1,4 +1,4 @@
-"""Plans as pictures: a line a worker, time from left to right, as text and as SVG. Several share one scale."""
+"""Plans as pictures: one line a worker, time from left to right, as text and as SVG. Several plans share one scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IDLE = "·"
 
 @dataclass(frozen=True)
 class Shown:
-    """A plan, what it is predicted to take, and its stages' names (none of a model's)."""
+    """A plan, its prediction, and the names of its stages (none for a model)."""
 
     title: str
     plan: Plan
@@ -32,7 +32,7 @@ class Shown:
     stages: tuple[str, ...] = ()
 
     def head(self) -> str:
-        """The title and the figures."""
+        """The title and the predicted values."""
         gap = f", {self.predicted.gap:.1%} above the lower bound" if self.predicted.bound_s else ""
         return (
             f"{self.title}: {self.plan.schedule}; {self.predicted.step_s:.4g} s a step, "
@@ -54,8 +54,8 @@ class Shown:
 
 
 def text(shown: Sequence[Shown], width: int = 100) -> str:
-    """The plans one below another, `width` characters of time each; a character is what its worker does the longest in
-    it."""
+    """The plans one below another, with `width` characters of time; a character is the longest activity of the
+    worker in its interval."""
     longest = max(each.predicted.outcome.makespan for each in shown)
     lines: list[str] = []
     for each in shown:
@@ -87,7 +87,7 @@ def _legend(shown: Sequence[Shown]) -> str:
 
 
 def svg(shown: Sequence[Shown], width: int = 1200) -> str:
-    """The plans one below another, as an SVG document. Each instruction tells what it is when it is pointed at."""
+    """The plans one below another, as an SVG document. Each instruction has a tooltip."""
     longest = max(each.predicted.outcome.makespan for each in shown)
     left, line, gap = 44, 16 if shown[0].plan.cluster.workers <= 32 else 8, 34
     scale = (width - left - 10) / longest

@@ -1,7 +1,7 @@
-"""A plan: which worker does which instructions of a step, in which order; and what a plan is predicted to take.
+"""A plan: the instructions of each worker in a step, in order; and the predicted time of a plan.
 
-A plan says nothing of costs, so that one plan is played with any: those that it was made for, those of another step, or
-those that were measured since. `Executor` runs it as it is.
+A plan has no costs, so it can be simulated with any: those that it was made for, those of another step, or measured
+ones. `Executor` runs it unchanged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataplane.pipeline.stages import Pipeline, Rows
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plan takes, in the model.
+    """The predicted time of a plan.
 
-    step_s: seconds a step. With steps under way side by side, those between the ends of two.
-    busy_s: float64 `[workers]`, seconds of a step that each works.
-    worker_bytes, host_bytes: float64, the most that each worker holds for itself, and each host's plane for all.
-    bound_s: no plan of these costs on this cluster takes less; 0 where none was asked for.
+    step_s: seconds a step. With several steps in progress, the time between the ends of two.
+    busy_s: float64 `[workers]`, the seconds of a step in which each works.
+    worker_bytes, host_bytes: float64, the largest memory of each worker, and of each host's plane.
+    bound_s: the lower bound for all plans with these costs on this cluster; 0 if not requested.
     """
 
     step_s: float
@@ -39,13 +39,13 @@ class Prediction:
 
     @property
     def bubble(self) -> float:
-        """The part of all workers' time in which they do nothing."""
+        """The idle share of all workers' time."""
         whole = self.step_s * len(self.busy_s)
         return 1.0 - float(self.busy_s.sum()) / whole if whole and np.isfinite(whole) else 1.0
 
     @property
     def gap(self) -> float:
-        """How far the step's time is above the lower bound, as a part of that."""
+        """The share by which the step's time exceeds the lower bound."""
         return self.step_s / self.bound_s - 1.0 if self.bound_s else float("nan")
 
 
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def micro_batches(self) -> int:
-        """How many a step has."""
+        """The number of micro-batches of a step."""
         return max(each.micro for each in self.instructions) + 1
 
     @property
@@ -95,14 +95,14 @@ class Plan:
         return {stage: tuple(workers) for stage, workers in sorted(found.items())}
 
     def on(self, cluster: Cluster) -> Plan:
-        """The same plan with the costs of another cluster, of as many workers."""
+        """The same plan with the costs of another cluster with as many workers."""
         return replace(self, cluster=cluster)
 
     def predict(self, of: Pipeline | Model, rows: Rows | None = None, steps: int | None = None) -> Prediction:
-        """What it takes: of a pipeline for these rows, of a model for its layers' costs.
+        """The prediction: of a pipeline for these rows, of a model for its layers' costs.
 
-        steps: how many are played, of a pipeline; None: as many as show what each further one takes.
-        Raises ValueError where the plan is not one of this pipeline or model, or its rows.
+        steps: the number of simulated steps of a pipeline; None: enough to show the time of each further one. Raises
+        ValueError if the plan is not of this pipeline or model, or its rows.
         """
         return predict(self, of, rows, steps)
 
@@ -141,7 +141,7 @@ def predict(plan: Plan, of: Pipeline | Model, rows: Rows | None, steps: int | No
 
 
 def prediction(outcome: Outcome, steps: int, state: Floats, bound_s: float) -> Prediction:
-    """What an outcome of some steps says about one of them."""
+    """The prediction of one step from the outcome of several."""
     ends = outcome.end.reshape(steps, -1).max(axis=1)
     half = steps // 2
     step_s = float(ends[-1] - ends[half - 1]) / (steps - half) if steps > 1 else float(ends[-1])

@@ -1,7 +1,7 @@
-"""The instructions of a step and the tasks that they are: of stages over micro-batches, and of chunks of a model.
+"""The instructions of a step and their tasks: of stages over micro-batches, and of chunks of a model.
 
-Invariants: instruction i of a step is task i of the first step played, and task i + n * k of the k-th after it.
-A stage's instruction is `stage * micro_batches + micro`; a chunk's is `(pass * chunks + chunk) * micro_batches +
+Invariants: instruction i of a step is task i of the first simulated step, and task i + n * k of the k-th after it. A
+stage's instruction is `stage * micro_batches + micro`; a chunk's is `(pass * chunks + chunk) * micro_batches +
 micro`.
 """
 
@@ -29,7 +29,7 @@ RUN, FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One thing that a worker does: a stage, or a pass of a chunk, for one micro-batch."""
+    """One unit of work of a worker: a stage, or a pass of a chunk, for one micro-batch."""
 
     kind: str
     stage: int
@@ -56,13 +56,13 @@ def of_stages(pipeline: Pipeline, micro_batches: int) -> tuple[Instruction, ...]
 
 
 def stage_seconds(pipeline: Pipeline, rows: Rows, parts: Partition) -> Floats:
-    """float64 `[stages, micro-batches]`: what each stage takes for each."""
+    """float64 `[stages, micro-batches]`: the seconds of each stage for each."""
     return np.array([[s.cost.seconds(rows.tokens(s.cost.tokens)[part]) for part in parts] for s in pipeline.stages])
 
 
 def stage_tasks(pipeline: Pipeline, rows: Rows, parts: Partition, overhead_s: float = 0.0, steps: int = 1) -> Tasks:
-    """The tasks of some steps that are all alike. The queue of each is its stage; slot 0 is taken by the first stage
-    and given back by the last."""
+    """The tasks of several equal steps. The queue of each is its stage; slot 0 is taken by the first stage and
+    returned by the last."""
     stages, count = pipeline.stages, len(parts)
     work = stage_seconds(pipeline, rows, parts) + overhead_s
     sizes = np.array(
@@ -102,7 +102,7 @@ def _stage_edges(
     lag: int,
     steps: int,
 ) -> tuple[Lengths, Lengths]:
-    """Which task is needed by which, of all steps, and where each task's begin."""
+    """The dependencies between tasks of all steps, and the start of each task's."""
     stages, total, micros = len(needs), len(needs) * count, np.arange(count)
     own = [np.zeros((0, 2), np.int64)]
     for s in range(stages):
@@ -141,7 +141,8 @@ def of_chunks(chunks: int, micro_batches: int, split: bool) -> tuple[Instruction
 
 @lru_cache(maxsize=64)
 def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, Ints]:
-    """Where each task's begin, who they lead to, and the chunk after whose last layer the bytes are; -1 for none."""
+    """The start of each task's dependencies, the dependent tasks, and the chunk whose last layer has the bytes; -1
+    for none."""
     pairs = [(n, i) for i, each in enumerate(of_chunks(chunks, micro_batches, split)) for n in each.needs]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
@@ -153,8 +154,8 @@ def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, In
 
 
 def chunk_tasks(model: Model, bounds: Ints, micro_batches: int, split: bool, overhead_s: float = 0.0) -> Tasks:
-    """The tasks of a step. Chunk c is the layers from `bounds[c]` up to `bounds[c + 1]`; the queue of each task is its
-    pass and chunk; slot c is taken by the forward pass of chunk c and given back by its last pass."""
+    """The tasks of a step. Chunk c is the layers from `bounds[c]` up to `bounds[c + 1]`; the queue of each task is
+    its pass and chunk; slot c is taken by the forward pass of chunk c and returned by its last pass."""
     chunks, passes = len(bounds) - 1, 3 if split else 2
     each = np.diff(model.sums[bounds], axis=0)  # [chunks, 6]
     forward, by_input, by_weight, kept, weights, _ = each.T
@@ -186,7 +187,7 @@ def chunk_tasks(model: Model, bounds: Ints, micro_batches: int, split: bool, ove
 
 
 def room_of(cluster: Cluster, members: Sequence[Sequence[int]]) -> Room:
-    """The cluster, with the workers that take from each queue."""
+    """The cluster, with the workers of each queue."""
     host, speed, cores, rate = cluster.arrays()
     return Room(
         host,

@@ -1,9 +1,9 @@
-"""Workers as actors of Ray: each connects to the node of its Ray node (`dataplane.integrations.ray.up()` in the driver
-first).
+"""Workers as actors of Ray: each connects to the node of its Ray node (call `dataplane.integrations.ray.up()` in the
+driver first).
 
-An actor works in a thread of its own and is told and heard by calls: `tell` adds a message, `hear` waits for some. One
-call of `hear` is under way for each actor. Calls of an actor with several threads may overtake each other: what is told
-is numbered, and put in order again.
+An actor works in a thread of its own and communicates by calls: `tell` adds a message, `hear` waits for some. One
+call of `hear` is in progress for each actor. Calls of an actor with several threads may overtake each other, so
+messages are numbered, and put in order again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _QueueLink(Link):
 
 
 class Actor:
-    """What an actor is. Its calls run in threads beside the worker's."""
+    """The actor. Its calls run in threads beside the worker's."""
 
     def __init__(self, address: str, functions: Functions) -> None:
         self._link = _QueueLink()
@@ -58,11 +58,11 @@ class Actor:
         self._thread.start()
 
     def tell(self, number: int, message: bytes) -> None:
-        """Add a message, once all of smaller numbers were added."""
+        """Add a message, after all with smaller numbers."""
         self._link.tell(number, message)
 
     def hear(self) -> list[bytes]:
-        """What the worker has said since; after a while nothing, if that is it. Raises RuntimeError where it has
+        """The worker's messages since the last call; after a while possibly none. Raises RuntimeError if it has
         ended."""
         deadline = time.monotonic() + _HEAR_S
         said: list[bytes] = []
@@ -77,13 +77,13 @@ class Actor:
         return said
 
     def stop(self) -> None:
-        """End the worker, its plane closed."""
+        """End the worker, and close its plane."""
         self._link.told.put(None)
         self._thread.join(_HEAR_S)
 
 
 class Actors(Crew):
-    """Actors of this process's Ray job. `resources`: what each one asks of Ray, such as {"num_cpus": 1}."""
+    """Actors of this process's Ray job. `resources`: of each one, such as {"num_cpus": 1}."""
 
     def __init__(self, functions: Functions, resources: dict[str, Any] | None = None) -> None:
         import ray  # an extra
@@ -110,7 +110,7 @@ class Actors(Crew):
             self._told[worker] += 1
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """From the calls that have returned."""
+        """From the finished calls."""
         done, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=timeout, fetch_local=False)
         for call in done:
             worker = self._hearing.pop(call)
@@ -129,7 +129,7 @@ class Actors(Crew):
         return self._actors[worker]
 
     def close(self) -> None:
-        """Stop all, and end those that do not."""
+        """Stop all, and kill those that do not stop."""
         stopping = [actor.stop.remote() for actor in self._actors.values()]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=2 * _HEAR_S)

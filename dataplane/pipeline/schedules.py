@@ -1,10 +1,9 @@
-"""Plans that are known: of models, GPipe, 1F1B and interleaved 1F1B; of stages, each with its workers, first in first
-out.
+"""Known plans: for models GPipe, 1F1B and interleaved 1F1B; for stages, each with its workers, first in first out.
 
-They are what plans that are found are held against, and where a search begins.
+They are the baselines of searched plans, and the beginning of a search.
 
 - GPipe: all forward passes, then all backward passes (arXiv 1811.06965).
-- 1F1B: worker w of P begins with P - 1 - w forward passes, then takes a forward and a backward pass by turns
+- 1F1B: worker w of P begins with P - 1 - w forward passes, then alternates a forward and a backward pass
   (PipeDream-Flush, arXiv 2006.09503).
 - Interleaved 1F1B: each of P workers has v chunks, w, w + P, ...; micro-batches go through a chunk in groups of P, and
   a worker begins with (P - 1 - w) * 2 + (v - 1) * P forward passes ("Efficient Large-Scale Language Model Training on
@@ -27,10 +26,10 @@ from dataplane.pipeline.stages import Lengths, Pipeline, Rows
 
 
 def uniform(model: Model, chunks: int, body: tuple[int, int] | None = None) -> Ints:
-    """The bounds of chunks of equally many layers, as near as can be.
+    """The bounds of chunks with equally many layers, as nearly as possible.
 
-    body: the layers that are counted, such as the decoder's; what is before them goes to the first chunk, and what is
-    after them to the last. None: all. Raises ValueError where there are fewer layers than chunks.
+    body: the layers that are counted, such as the decoder's; those before them go to the first chunk, and those
+    after them to the last. None: all. Raises ValueError with fewer layers than chunks.
     """
     first, end = body or (0, len(model.layers))
     if end - first < chunks:
@@ -43,9 +42,9 @@ def uniform(model: Model, chunks: int, body: tuple[int, int] | None = None) -> I
 def interleaved(
     model: Model, cluster: Cluster, micro_batches: int, chunks: int = 2, bounds: Sequence[int] | Ints | None = None
 ) -> Plan:
-    """Interleaved 1F1B with so many chunks a worker; 1: 1F1B. `bounds`: of all chunks; None: equally many layers.
+    """Interleaved 1F1B with this many chunks a worker; 1: 1F1B. `bounds`: of all chunks; None: equally many layers.
 
-    Raises ValueError where chunks are interleaved and the micro-batches are no multiple of the workers.
+    Raises ValueError if chunks are interleaved and the micro-batches are no multiple of the workers.
     """
     workers = cluster.workers
     if chunks > 1 and micro_batches % workers:
@@ -98,9 +97,9 @@ def fifo(
     members: Mapping[str, Sequence[int]],
     parts: Sequence[Sequence[int] | Lengths],
 ) -> Plan:
-    """Stages on these workers; micro-batches go to a stage's workers in turn, and a worker takes what is ready first.
+    """Stages on these workers; micro-batches go to a stage's workers in turn, and a worker takes the first ready one.
 
-    Raises ValueError where a stage has no worker, or a row is in no part.
+    Raises ValueError if a stage has no worker, or a row is in no part.
     """
     count = len(parts)
     arrays = [np.array(part, np.int64) for part in parts]
@@ -126,7 +125,7 @@ def fifo(
 
 
 def in_turn(rows: Rows, micro_batches: int) -> list[Lengths]:
-    """The rows as they come, in micro-batches of equally many groups, as near as can be."""
+    """The rows in order, in micro-batches of equally many groups, as nearly as possible."""
     groups = rows.groups
     cuts = np.round(np.linspace(0, len(groups), micro_batches + 1)).astype(int)
     return [np.concatenate(groups[a:b]) for a, b in pairwise(cuts) if b > a]

@@ -1,12 +1,12 @@
-"""Looks for a plan of stages: rows into micro-batches, stages and their replicas on workers, and their order, together.
+"""Searches a plan of stages: rows into micro-batches, stages and their replicas on workers, and their order, together.
 
-A candidate is a number of micro-batches and how rows come into them, the workers of each stage, and what a free worker
-takes first. It is played with the costs of the step's rows; the best is changed, one thing at a time, and kept where
-the step gets shorter. It begins with workers shared out by what each stage has to do, with stages on all workers, and
-with a plan that is given.
+A candidate is a number of micro-batches and a way to fill them, the workers of each stage, and a priority rule for free
+workers. It is simulated with the costs of the step's rows; the best is changed, one element at a time, and kept if the
+step becomes shorter. The search begins with workers divided by the work of each stage, with stages on all workers, and
+with a given plan.
 
-Invariants: groups stay together; no stage has more workers than its `replicas`, or one without its `resource`;
-what plane and workers hold keeps to the hosts' bounds; the plan is no worse, in the model, than the one that was given.
+Invariants: groups stay together; no stage has more workers than its `replicas`, or one without its `resource`; the
+memory of plane and workers stays within the hosts' limits; the plan is no worse, in the model, than the given one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 256  # micro-batches
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a plan is made of."""
+    """The elements of a plan."""
 
     micro_batches: int
     way: str
@@ -41,7 +41,7 @@ class Candidate:
 
 
 class Search:
-    """One search over plans of a step of these rows."""
+    """One search of plans of a step with these rows."""
 
     def __init__(self, pipeline: Pipeline, rows: Rows, cluster: Cluster, seconds: float, seed: int) -> None:
         self.pipeline, self.rows, self.cluster = pipeline, rows, cluster
@@ -59,7 +59,7 @@ class Search:
                 raise ValueError(f"{stage.name} needs {stage.resource}, and no host has that")
 
     def _weights(self) -> Floats:
-        """float64 `[groups]`: seconds of all stages."""
+        """float64 `[groups]`: the seconds of all stages."""
         rows = np.zeros(len(self.rows))
         for stage in self.pipeline.stages:
             cost = stage.cost
@@ -92,7 +92,7 @@ class Search:
         return [np.sort(np.concatenate([groups[g] for g in each])) for each in chosen if len(each)]
 
     def play(self, candidate: Candidate) -> tuple[float, Plan] | None:
-        """What a candidate takes, and its plan; None where it does not fit."""
+        """The outcome of a candidate, and its plan; None if it does not fit."""
         self.considered += 1
         parts = self.parts(candidate.micro_batches, candidate.way)
         overhead_s = self.cluster.overhead_s
@@ -112,7 +112,7 @@ class Search:
         return (predicted.step_s, plan) if self.fits(predicted) else None
 
     def fits(self, predicted: Prediction) -> bool:
-        """Whether it holds no more than hosts allow, and ends."""
+        """Whether it stays within the limits of hosts, and ends."""
         hosts = self.cluster.hosts
         store = all(
             not h.store_bytes or held <= h.store_bytes for h, held in zip(hosts, predicted.host_bytes, strict=True)
@@ -137,7 +137,7 @@ class Search:
     # What a search begins with, and what it changes
 
     def first(self) -> list[Candidate]:
-        """By what each stage has to do, and all on all."""
+        """The initial candidates: by the work of each stage, and all stages on all workers."""
         groups = len(self.rows.groups)
         workers = self.cluster.workers
         counts = sorted({min(groups, n, MOST) for n in (1, workers // 2 or 1, workers, 2 * workers, 4 * workers, 16)})
@@ -179,7 +179,7 @@ class Search:
         return min(len(self.eligible[s]), count, replicas if replicas is not None else count)
 
     def changed(self, candidate: Candidate) -> Candidate | None:
-        """One thing changed at random."""
+        """The candidate with one random change."""
         what = self.random.random()
         if what < 0.15:
             count = candidate.micro_batches
@@ -215,12 +215,11 @@ def plan(
     micro_batches: int | None = None,
     seed: int = 0,
 ) -> Plan:
-    """A plan of a step of these rows, looked for in at most about so many seconds.
+    """A plan of a step with these rows, searched for at most about this many seconds.
 
-    given: a plan of the same rows, that is kept where none is found that takes less by more than `gain`, a part of it.
-    What gains less than the model may err is not sure to gain. micro_batches: so many, and no
-    other number. Raises ValueError where a stage's resource is on no host, or no plan that was considered fits the
-    memory.
+    given: a plan of the same rows, kept unless a plan is found that takes less by more than the share `gain`. A
+    smaller gain is within the error of the model. micro_batches: a fixed number of them. Raises ValueError if a
+    stage's resource is on no host, or no considered plan fits the memory.
     """
     began = time.monotonic()
     search = Search(pipeline, rows, cluster, seconds, seed)
@@ -262,11 +261,10 @@ def plan(
 
 
 def lower_bound(pipeline: Pipeline, rows: Rows, cluster: Cluster) -> float:
-    """Seconds a step that no plan takes less than, whatever the micro-batches.
+    """Seconds a step that every plan takes at least, with any micro-batches.
 
-    The greatest of: all work over all workers; a stage's over as many as it may have; what computes over the hosts'
-    cores; and, where steps are not under way side by side, the slowest row through all the stages that follow one
-    another.
+    The maximum of: all work over all workers; that of a stage over its largest number of workers; computation over
+    the hosts' cores; and, without several steps in progress, the slowest row through all consecutive stages.
     """
     seconds: list[float] = []
     way: list[Floats] = []

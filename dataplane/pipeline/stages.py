@@ -1,7 +1,7 @@
-"""What a pipeline is: stages over the columns of a stream, what each costs, and the rows of a step.
+"""The definition of a pipeline: stages over the columns of a stream, the cost of each, and the rows of a step.
 
-A stage reads columns of a micro-batch and makes columns for the same rows. It follows the stages that make what it
-reads, and those in `after`. A pipeline's steps are one another's: those of step s begin once all of step s - 1 - lag
+A stage reads columns of a micro-batch and produces columns for the same rows. It follows the stages that produce its
+inputs, and those in `after`. Consecutive steps are ordered: the stages of step s begin after all of step s - 1 - lag
 has ended.
 """
 
@@ -20,7 +20,7 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a stage takes for a micro-batch: seconds by its rows and their tokens."""
+    """The time of a stage for a micro-batch: seconds by its rows and their tokens."""
 
     fixed_s: float = 0.0
     row_s: float = 0.0
@@ -33,7 +33,7 @@ class Cost:
     cores: float = 0.0
 
     def seconds(self, lengths: Lengths) -> float:
-        """Of a micro-batch, whose rows have so many tokens each."""
+        """The seconds of a micro-batch whose rows have this many tokens each."""
         longest = self.longest_s * float(lengths.max(initial=0)) if self.longest_s else 0.0
         return self.fixed_s + self.row_s * len(lengths) + self.token_s * float(lengths.sum()) + longest
 
@@ -77,8 +77,8 @@ class Stage:
 class Pipeline:
     """Stages, in an order in which each follows those that it needs.
 
-    lag: how many steps may be under way beside the oldest one.
-    Raises ValueError where two stages have one name or make one column, or a stage follows none that there is.
+    lag: the number of steps in progress beside the oldest one. Raises ValueError if two stages have one name or
+    produce one column, or a stage follows an unknown one.
     """
 
     stages: tuple[Stage, ...]
@@ -113,20 +113,20 @@ class Pipeline:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The columns that a step must come with."""
+        """The columns that the rows of a step must have."""
         made = {name for stage in self.stages for name in stage.outputs}
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.inputs if name not in made))
 
     @cached_property
     def last(self) -> tuple[int, ...]:
-        """The stages that none follows."""
+        """The stages that no stage follows."""
         followed = {i for needed in self.needs for i in needed}
         return tuple(i for i in range(len(self.stages)) if i not in followed)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a step, as far as costs go: their lengths, int64 `[rows]` under each name, and which belong together.
+    """The rows of a step, for costs: their lengths, int64 `[rows]` under each name, and their groups.
 
     group: rows of one group stay in one micro-batch; None: each by itself.
     """
@@ -136,7 +136,7 @@ class Rows:
 
     @classmethod
     def of(cls, tokens: Sequence[int] | Lengths, group: Sequence[int] | Lengths | None = None, **more: Any) -> Rows:
-        """Of rows with so many `tokens`; `more` are other lengths."""
+        """Rows with this many `tokens`; `more` are other lengths."""
         lengths = {name: np.asarray(values, np.int64) for name, values in {"tokens": tokens, **more}.items()}
         return cls(lengths, None if group is None else np.asarray(group, np.int64))
 
@@ -144,7 +144,7 @@ class Rows:
         return len(next(iter(self.lengths.values())))
 
     def tokens(self, name: str) -> Lengths:
-        """The lengths of that name. Raises ValueError for one that the rows do not have."""
+        """The lengths with that name. Raises ValueError for one that the rows do not have."""
         if name not in self.lengths:
             raise ValueError(f"the rows have {', '.join(self.lengths)}, and no {name}")
         return self.lengths[name]

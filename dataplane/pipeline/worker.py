@@ -1,10 +1,10 @@
-"""A worker: it does the instructions that it is told, in their order, each as soon as what it needs has come.
+"""A worker: executes its instructions in order, each as soon as its inputs exist.
 
-It stores what an instruction makes over its plane, and tells the executor a reference. What it made itself it needs not
-be told. It knows no plan: only its own instructions.
+It stores the output of an instruction over its plane, and sends the executor a reference. It knows its own outputs
+without being told. It has no plan, only its own instructions.
 
-Invariants: it ends when the executor has gone; nothing that it is told is unpickled; a function that raises ends
-the worker's step and not the worker.
+Invariants: it ends when the executor has gone; no message is unpickled; a function that raises ends the worker's
+step and not the worker.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ AHEAD = 2  # instructions whose inputs are asked for before their turn, from dis
 
 
 class Link(ABC):
-    """A worker's way to its executor."""
+    """The connection of a worker to its executor."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """Tell the executor. Raises EOFError where that has gone."""
+        """Send a message to the executor. Raises EOFError if that has gone."""
 
     @abstractmethod
     def receive(self, *, wait: bool) -> bytes | None:
-        """What the executor told, the oldest first; None for nothing, without `wait`. Raises EOFError where it has
-        gone, or wants the worker to end."""
+        """The oldest message of the executor; None if there is none, without `wait`. Raises EOFError if the executor
+        has gone, or ends the worker."""
 
 
 def work(link: Link, address: str, functions: Functions) -> None:
-    """Be a worker of the node at this address, until the executor has gone."""
+    """Run a worker on the node at this address, until the executor has gone."""
     with connect(address) as plane:
         link.send(m.encode(m.Ready(os.getpid())))
         Worker(link, plane, functions).run()
 
 
 class Worker:
-    """The state of one. `run` returns when the executor has gone."""
+    """The state of one worker."""
 
     def __init__(self, link: Link, plane: Plane, functions: Functions) -> None:
         self._link = link
@@ -117,7 +117,7 @@ class Worker:
         self._link.send(m.encode(m.Ended(begin.step)))
 
     def _ask(self, begin: m.Begin, made: dict[int, BatchRef | None], after: int, until: int) -> int:
-        """Ask for what the next instructions need, as far as it is there; the last one that was asked for."""
+        """Prefetch the inputs of the next instructions, as far as they exist. Returns the last one prefetched."""
         last = min(until, len(begin.order) - 1)
         for at in range(after + 1, last + 1):
             needs = self._instructions[begin.order[at]][3]
