@@ -70,7 +70,7 @@ class Arena:
     """The segments and their owners. Used from the node's event loop only, except `view`."""
 
     def __init__(self, capacity: int) -> None:
-        """Raises OSError if the system refuses a segment of that capacity, rather than when it is needed."""
+        """Raises OSError if the system refuses a segment of that capacity, now rather than when it is needed."""
         try:
             Segment(0, 2 * pages(capacity)).close()
         except OSError as error:
@@ -232,7 +232,7 @@ class Arena:
             self.resident += missing
 
     def release(self, extent: Extent, hollow: int = 0) -> None:
-        """Free the extent, of which so many bytes were hollowed. Its pages stay warm."""
+        """Free the extent, in which `hollow` bytes were punched. Its pages stay warm."""
         self._give(self._segments[extent.segment], extent)
         self.used -= extent.size - hollow
 
@@ -245,18 +245,18 @@ class Arena:
                 self._close(segment)
 
     def hollow(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
-        """Give the pages of a part of the extent back to the host, of which `nbytes` were not given back before. Its
+        """Return the pages of a part of the extent to the host, `nbytes` of which were not returned before. Its
         addresses stay allocated and read as zeros."""
         self.used -= nbytes
         self._punch(self._segments[extent.segment], extent.offset + start, extent.offset + end)
 
     def quarantine(self, extent: Extent) -> None:
-        """Take back the memory of the extent but not its addresses: a stopped client may still write there."""
+        """Take the memory of the extent but not its addresses: a stopped client may still write there."""
         self.used -= extent.size
         self._punch(self._segments[extent.segment], extent.offset, extent.end)
 
     def readmit(self, extent: Extent) -> None:
-        """End a quarantine: nobody writes there any more."""
+        """End a quarantine: no client can write there any more."""
         segment = self._segments[extent.segment]
         segment.punch(extent.offset, extent.end)  # pages that were written meanwhile and count nowhere
         self._give(segment, extent)

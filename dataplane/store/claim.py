@@ -1,18 +1,18 @@
-"""A directory that belongs to one living process, and is removed by the next one once that process is dead.
+"""A directory that belongs to one living process, and is removed by the next one after that process is dead.
 
-The claim is a lock on the directory itself (flock on its descriptor), which the kernel drops however the process
+The claim is a lock on the directory itself (flock on its descriptor), which the kernel releases however the process
 ends. Invariants:
 
-- a directory whose lock can be had belongs to nobody;
-- nothing is waited for: the only lock that is taken is on a directory of mode 0700 that this user owns, and without
-  waiting. The parent may be open to everybody, as /var/tmp is, so it is neither locked nor trusted: what is in it is
-  opened relative to a descriptor, without following links, and looked at before it is touched;
-- who meets a directory that was just made and is not locked yet removes it as a dead one's; its maker finds it locked
-  or gone, and makes another;
-- directories above it that had to be made go with it, if nothing else is in them.
+- a directory whose lock is free belongs to nobody;
+- nothing blocks: the only lock taken is on a directory of mode 0700 that this user owns, and without waiting. The
+  parent may be open to everybody, as /var/tmp is, so it is neither locked nor trusted: its entries are opened relative
+  to a descriptor, without following links, and checked before they are touched;
+- a directory that was just created and is not locked yet may be removed as a dead one's; its creator finds it locked or
+  gone, and creates another;
+- parent directories that had to be created are removed with it, if nothing else is in them.
 
-No lock files, so nothing is left that somebody would have to know about. Rejected: a lock on the parent while one is
-made, which every user of the host can hold for ever.
+There are no lock files, so nothing is left behind. Rejected: a lock on the parent during the creation, which every
+user of the host could hold for ever.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Claim:
-    """A claimed directory. `release` removes it with all that is in it."""
+    """A claimed directory. `release` removes it with its content."""
 
     def __init__(self, parent: Path, prefix: str, *, remedy: str = "choose another directory") -> None:
         """Claim a new directory `parent/prefix-...`, mode 0700, and remove those of dead processes beside it.
 
-        Raises OSError where the parent cannot be made or written, with `remedy`: what to do then.
+        Raises OSError, with the advice `remedy`, if the parent cannot be created or written.
         """
         self.reclaimed = 0
         """How many directories of dead processes were removed."""
@@ -64,12 +64,12 @@ class Claim:
 
     @property
     def descriptor(self) -> int:
-        """The directory, open: what is opened relative to it is in it, wherever its path leads by now."""
+        """The open directory: paths relative to it are in it, even if it was moved."""
         assert self._lock is not None, "it was released"
         return self._lock
 
     def _made(self, parent: Path) -> tuple[int, str, int]:
-        """The parent, which is made if need be, opened, and the name and lock of a new directory in it."""
+        """The opened parent, created if necessary, and the name and lock of a new directory in it."""
         for _ in range(_ATTEMPTS):
             self._above += [path for path in _missing(parent) if path not in self._above]
             try:
@@ -84,7 +84,7 @@ class Claim:
         raise FileNotFoundError(errno.ENOENT, f"it was removed {_ATTEMPTS} times as it was made")
 
     def _make(self, parent: int) -> tuple[str, int]:
-        """A new directory in the parent, locked. Raises FileNotFoundError where the parent is no more."""
+        """A new directory in the parent, locked. Raises FileNotFoundError if the parent is gone."""
         for _ in range(_ATTEMPTS):
             name = f"{self._prefix}-{secrets.token_hex(4)}"
             try:
@@ -107,7 +107,7 @@ class Claim:
         raise FileExistsError(errno.EEXIST, f"{_ATTEMPTS} of them were removed as they were made")
 
     def _sweep(self, parent: int) -> None:
-        """Remove what dead processes have left. What can not be removed stays for the next."""
+        """Remove the directories of dead processes. Failures are left to the next process."""
         try:
             listing = os.open(".", _OPEN, dir_fd=parent)
         except OSError:  # it may be written and not be read
@@ -129,7 +129,8 @@ class Claim:
                 os.close(lock)
 
     def release(self) -> None:
-        """Remove the directory and let go of it. Idempotent. Whatever can not be removed is for the next to sweep."""
+        """Remove the directory and release the lock. Idempotent. Files that cannot be removed are left to the next
+        process."""
         lock, parent = self._lock, self._parent
         self._lock = self._parent = None
         if lock is None or parent is None:
@@ -146,7 +147,7 @@ class Claim:
         self._remove_above()
 
     def _remove_above(self) -> None:
-        """Remove the directories that were made for this one, but for those that others use."""
+        """Remove the directories that were created for this one, except those that others use."""
         above, self._above = self._above, []
         with suppress(OSError):
             for path in above:
@@ -154,13 +155,13 @@ class Claim:
 
 
 def _missing(directory: Path) -> list[Path]:
-    """Of it and the directories that it is in, those that are not there, the innermost first."""
+    """The directory and its parents, as far as they do not exist, the innermost first."""
     return [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
 
 
 def _try_lock(parent: int, name: str) -> int | None:
-    """The directory, locked; None where another process has the lock. Raises OSError where it is no directory of this
-    user's, which is not touched then."""
+    """The directory, locked; None if another process has the lock. Raises OSError if it is no directory of this
+    user, which is not touched then."""
     descriptor = os.open(name, _OPEN, dir_fd=parent)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
@@ -176,7 +177,7 @@ def _try_lock(parent: int, name: str) -> int | None:
 
 
 def _is(descriptor: int, parent: int, name: str) -> bool:
-    """Whether the name is the directory's that is open."""
+    """Whether the name is that of the open directory."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=parent, follow_symlinks=False))
     except OSError:
@@ -194,7 +195,7 @@ def _empty(directory: int) -> None:
 
 
 def _owner(parent: Path) -> str:
-    """Whose the directory is, if that is likely to be why it can not be written."""
+    """The owner of the directory, if that is likely to be the reason why it cannot be written."""
     try:
         owner = os.stat(parent).st_uid
     except OSError:

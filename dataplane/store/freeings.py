@@ -1,7 +1,7 @@
-"""Who freed which shards lately, for the errors of those who come too late.
+"""The last freed shards and their causes, for the errors of later readers.
 
-Invariant: it remembers the last `_KEPT` shards that were freed whole and the last `_SAYINGS` reasons, in memory of
-its own. Names are copied: a kept one would keep the page that it is in.
+Invariant: it remembers the last `_KEPT` shards that were freed whole and the last `_SAYINGS` causes, in memory of
+its own. Names are copied: a kept one would keep its page alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOW = {
 
 
 class Cause(NamedTuple):
-    """Who frees: a client, by a reference or by a scope; or a stream."""
+    """The cause of a free: a client, by a reference or by a scope; or a stream."""
 
     how: Literal["", "free", "scope", "stream"]
     who: str
@@ -33,7 +33,7 @@ UNKNOWN = Cause("", "")
 
 
 class Freeings:
-    """The shards that a store freed last. `cause`: who frees now, set by the caller of the store."""
+    """The last freed shards of a store. `cause`: the current cause, set by the caller of the store."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
@@ -47,7 +47,7 @@ class Freeings:
         self._last: tuple[Cause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
-        """A shard that was put under this scope (empty: none) is freed now."""
+        """Record the free of a shard that was put under this scope (empty: none)."""
         if self._last is None or self._last[1] != scope or self._last[0] != self.cause:
             self._say(scope)
         at = self._next
@@ -76,7 +76,7 @@ class Freeings:
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
 
     def _heard(self, saying: int) -> tuple[str, str, str]:
-        """How it was freed, by whom, and the scope, as far as is still known."""
+        """How and by whom it was freed, and the scope, as far as is still known."""
         if saying <= self._saying - _SAYINGS:
             return "", "", ""
         start = saying % _SAYINGS * _SAYING

@@ -1,14 +1,14 @@
 """Shards whose bytes a client keeps in memory of its own: a device's, or its process's.
 
-The node has their layout and a handle, by which other processes of the host map that memory. Who does holds the
-handle's own number, as shards are held. Whoever can not map it, and whoever reads for another host or for a stream,
-has the client bring the bytes to the arena (`land`): then the shard is one like any other.
+The node has their layout and a handle, by which other processes of the host map that memory. A mapping process pins the
+number of the handle, like a shard. For a process that cannot map it, and for readers on another host or in a stream,
+the client copies the bytes to the arena (`land`): then the shard is an ordinary one.
 
-Invariants: the client is told to drop the memory once, when the shard has landed or nobody owns it any more, and
-nobody maps it; a shard that has not landed when its client goes is lost, and says so (OwnerDied).
+Invariants: the client is told once to drop the memory, when the shard has landed or has no owner any more, and nobody
+maps it; a shard that has not landed when its client goes is lost (OwnerDied).
 
-A reader on another host may be given an offer (`offer`), by which it reads from the client itself. It holds nothing:
-where the memory goes meanwhile, the read ends, and the reader asks as others do.
+A reader on another host may get an offer (`offer`), by which it reads from the client itself. An offer holds
+nothing: if the memory is dropped meanwhile, the read fails, and the reader uses the other path.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _OFFER_S = 4.0  # for a client to make an offer
 
 
 class Kept:
-    """In the place of the file that a shard may have (`store.backing`)."""
+    """Takes the place of the file of a shard (`store.backing`)."""
 
     def __init__(self, client: Hashable, handle: bytes, number: int, ask: Ask) -> None:
-        """`number`: under which the handle is held; `ask(land, offer)`: tell the client to bring the bytes to the
+        """`number`: under which the handle is pinned; `ask(land, offer)`: tell the client to copy the bytes to the
         arena, or to offer them, or to drop the memory."""
         self.client = client
         self.handle = handle
@@ -43,11 +43,11 @@ class Kept:
         self._offers: dict[int, asyncio.Future[tuple[str, bytes]]] = {}
 
     async def read(self, memory: memoryview) -> None:
-        """The node itself has no way to the bytes."""
+        """Not possible: the node itself has no access to the bytes."""
         raise self.lost()
 
     async def land(self) -> None:
-        """Have the client bring the bytes, and wait until it has. Raises OwnerDied, and what the client could not."""
+        """Have the client copy the bytes, and wait for that. Raises OwnerDied, and the error of the client."""
         if self._landing is None:
             self._landing = asyncio.get_running_loop().create_future()
             self._ask(True, None)
@@ -64,8 +64,9 @@ class Kept:
                 landing.exception()  # seen, also where nobody waits any more
 
     async def offer(self, kind: str, host: str, told: str, seconds: float) -> tuple[str, bytes] | None:
-        """Have the client, if its memory is of this kind, listen at this host, found at `told`, and let one reader read
-        the bytes within so many seconds: its address and ticket; None where it can not, or does not in time."""
+        """Have the client, if its memory is of this kind, listen on this host, with the public address `told`, and
+        let one reader read the bytes within this many seconds. Returns its address and ticket; None if it cannot, or
+        does not in time."""
         reader = next(_readers)
         found = self._offers[reader] = asyncio.get_running_loop().create_future()
         self._ask(False, (reader, kind, host, told, seconds))
@@ -79,7 +80,7 @@ class Kept:
             del self._offers[reader]
 
     def offered(self, reader: int, address: str, ticket: bytes) -> None:
-        """The client says where."""
+        """The answer of the client to an offer."""
         found = self._offers.get(reader)
         if found is not None and not found.done():
             found.set_result((address, ticket))
@@ -91,10 +92,10 @@ class Kept:
             self.offered(reader, "", b"")
 
     def drop(self) -> None:
-        """The client may use its memory for something else; one that has gone is told nothing."""
+        """Tell the client that it may reuse its memory."""
         if not self.gone:
             self._ask(False, None)
 
     def lost(self) -> OwnerDied:
-        """What is raised for it once the client has gone."""
+        """The error for it after the client has gone."""
         return OwnerDied(f"{self.client}, which kept the bytes in memory of its own, has gone: put them again")

@@ -146,7 +146,7 @@ class Persistence:
         return self.durable.statistics()
 
     async def aclose(self) -> None:
-        """Wait for writes under way, as far as the disk answers, and release the directory."""
+        """Wait for writes in progress, as far as the disk answers, and release the directory."""
         await self.durable.aclose()
         tasks = set(self._under_way.values())
         for task in tasks:
@@ -154,12 +154,12 @@ class Persistence:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Release the directory, whatever is under way. Idempotent."""
+        """Release the directory, whatever is in progress. Idempotent."""
         self.durable.close()
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """The caller may have gone; the outcome shows in what is durable."""
+    """Retrieve the outcome of a write whose caller may have gone; it shows in the durable state."""
     if not task.cancelled():
         task.exception()
 

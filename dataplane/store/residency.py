@@ -86,7 +86,7 @@ class Residency:
         disk.removed = self.wake_up
 
     def wake_up(self) -> None:
-        """Something changed: check whether room has to be made, and can be."""
+        """Check whether room has to be made, and can be."""
         self._wake.set()
 
     def used(self, shard: Shard) -> None:
@@ -97,8 +97,8 @@ class Residency:
             self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
-        """As `used`, in this order. Many that are put together are in order: one by one, each would go all the way
-        up the heap."""
+        """As `used`, in this order. Shards that are put together are in order: one by one, each would move all the
+        way up the heap."""
         heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
             shard.next_use = next(self._uses)
@@ -178,11 +178,10 @@ class Residency:
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
-        """Begin to read back those that are on disk, each as soon as there is room for it; `moving` says when it is
-        done. Raises Backpressure at the deadline.
+        """Begin to read back the shards that are on disk, each as soon as there is room for it; `moving` tells when it
+        is done. Raises Backpressure at the deadline.
 
-        One by one, since the place of the next in memory may have to go to the place that the first gives up on
-        disk.
+        One by one, because the next may need the disk space that the first gives up for a swap.
         """
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:

@@ -1,6 +1,6 @@
 """Shards by the scope that they were put under, which are freed together.
 
-Invariants: a scope that has no shards is not there.
+Invariants: a scope without shards does not exist.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from dataplane.store.shard import Shard
 
 
 class Scopes:
-    """The scopes of one store. A shard's own field says which it is under."""
+    """The scopes of one store. The field of a shard names its scope."""
 
     def __init__(self) -> None:
         self._shards: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
-        """A new shard, under its scope if it names one."""
+        """Add a new shard to its scope, if it names one."""
         if shard.scope:
             self._shards.setdefault(shard.scope, set()).add(shard.number)
 
     def remove(self, shard: Shard) -> None:
-        """The shard is under no scope from now on."""
+        """Take the shard out of its scope."""
         if shard.scope:
             shards = self._shards[shard.scope]
             shards.discard(shard.number)
@@ -29,5 +29,5 @@ class Scopes:
             shard.scope = ""
 
     def __getitem__(self, scope: str) -> list[int]:
-        """The shards that are under the scope."""
+        """The shards of the scope."""
         return list(self._shards.get(scope, ()))

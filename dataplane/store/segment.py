@@ -1,16 +1,17 @@
-"""One memfd of the node's shared memory, and what keeps processes out of it that may only read it.
+"""One memfd of the node's shared memory, protected against writes of processes that may only read it.
 
-A segment has one writer besides the node: the process it was made for, or none. The kernel holds the others off:
+A segment has one writer besides the node: the process it was created for, or none. The kernel keeps others from
+writing:
 
-- its size is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so nobody can cut pages away from under those who map it;
+- its size is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so nobody can remove pages that others map;
 - readers receive a descriptor of another open file, which is read-only;
-- a read lease (fcntl(2), `F_SETLEASE`) is broken by whoever opens the file for writing, through /proc for example.
-  That `open` waits until the node answers, up to /proc/sys/fs/lease-break-time. The answer is `F_SEAL_FUTURE_WRITE`:
-  from then on the file can be neither written nor mapped for writing by anybody; mappings that exist stay.
+- a read lease (fcntl(2), `F_SETLEASE`) is broken by a process that opens the file for writing, for example through
+  /proc. That `open` waits until the node answers, up to /proc/sys/fs/lease-break-time. The answer is
+  `F_SEAL_FUTURE_WRITE`: from then on nobody can write the file or map it for writing; existing mappings stay.
 
-`F_SEAL_FUTURE_WRITE` also forbids to punch holes, by which the arena gives memory back, so it is not set before it is
-needed. What is left between processes of one user: ptrace(2) and /proc/PID/mem where the system allows them, a node
-that is stopped for longer than the lease-break-time, and a writer that changes what it wrote itself.
+`F_SEAL_FUTURE_WRITE` also prevents punching holes, by which the arena returns memory, so it is only set when needed.
+Not covered between processes of one user: ptrace(2) and /proc/PID/mem if the system allows them, a node that is
+stopped for longer than the lease-break-time, and a writer that changes its own bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Segment:
     """A sparse memfd of `size` bytes, mapped here for writing. `fd` may write, `readonly_fd` may not."""
 
     def __init__(self, number: int, size: int) -> None:
-        """Raises OSError where the system refuses; nothing is left then."""
+        """Raises OSError if the system refuses; then nothing is left."""
         self.number = number
         self.size = size
         with ExitStack() as undo:
@@ -57,8 +58,9 @@ class Segment:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def guard(self) -> bool:
-        """Take the lease; whether the system gives one. The process hears of its breaking by SIGIO, and has to have a
-        handler for that. The lease has a descriptor of its own: who has another of the same open file may end it."""
+        """Take the lease. Returns whether the system grants one. Its breaking is signalled by SIGIO, for which the
+        process needs a handler. The lease has a descriptor of its own: another owner of the same open file could end
+        it."""
         if self._lease is None:
             with suppress(OSError):
                 lease = self._reopened()
@@ -75,7 +77,7 @@ class Segment:
         return self._lease is not None and fcntl.fcntl(self._lease, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def harden(self) -> None:
-        """Let nobody write to it any more who does not map it already, and then end the lease."""
+        """Prevent all writes except through existing mappings, and then end the lease."""
         with suppress(OSError):  # its writer has sealed its seals
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._end_lease()
@@ -88,8 +90,8 @@ class Segment:
             self._lease = None
 
     def punch(self, start: int, end: int) -> bool:
-        """Give the pages of a range back to the host; it reads as zeros then. Whether the system did that: not where
-        the segment was hardened, or its writer added seals."""
+        """Return the pages of a range to the host; it then reads as zeros. Returns whether the system did that: not
+        if the segment was hardened, or its writer added seals."""
         try:
             self.memory.madvise(mmap.MADV_REMOVE, start, end - start)
         except OSError:
@@ -97,7 +99,7 @@ class Segment:
         return True
 
     def close(self) -> None:
-        """Give the descriptors back. The mapping goes when the last view of it does."""
+        """Close the descriptors. The mapping ends with its last view."""
         self._end_lease()
         os.close(self.fd)
         os.close(self.readonly_fd)

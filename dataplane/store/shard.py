@@ -1,6 +1,6 @@
-"""One sealed, immutable object of the store, and what is left of it after some of its rows were freed.
+"""One sealed, immutable object of the store, and the rest of it after some of its rows were freed.
 
-Where its bytes are, by its two fields (`file` is on this host's disk, to stay where it is `Durable`, or stands for
+Its two fields say where its bytes are (`file` is on this host's disk, where it stays if it is `Durable`, or stands for
 another host's memory):
 
     extent      file        the shard is
@@ -34,8 +34,8 @@ _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
 
 
 def check_cost(layout: Laid, encoded: bytes, size: int) -> None:
-    """Raises Corrupt or LimitExceeded for a shard that would cost a node more, in work or memory, than its extent of
-    `size` bytes justifies: columns over the same bytes, a layout or a number of rows out of all proportion."""
+    """Raises Corrupt or LimitExceeded for a shard that would cost a node more work or memory than its extent of
+    `size` bytes justifies: columns over the same bytes, or an excessive layout or number of rows."""
     if layout.claimed > size:
         raise Corrupt(f"the columns of a shard claim more bytes than the {size} that it has")
     cells = layout.rows * len(layout.outline.columns)
@@ -46,8 +46,9 @@ def check_cost(layout: Laid, encoded: bytes, size: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """A shard's place and history. `size` is its bytes, of a small one rounded up to 64, of others to whole pages;
-    `next_use` is when it will be read again, as an order: of two shards the one with the greater goes to disk first."""
+    """A shard's location and history. `size`: its bytes, rounded up to 64 for a small one, to whole pages for
+    others; `next_use`: an order of the estimated next reads: of two shards the one with the greater value goes to
+    disk first."""
 
     number: int
     size: int
@@ -77,19 +78,19 @@ class Shard:
 
     @property
     def room(self) -> int:
-        """The bytes of whole pages that it takes by itself, on disk and once it was read back."""
+        """The bytes of whole pages that it takes by itself, on disk and after it was read back."""
         return pages(self.size)
 
     @property
     def held(self) -> int:
-        """The bytes of memory that its extent has."""
+        """The bytes of memory of its extent."""
         if self.shared:
             return self.size
         return self.room if self.hollow is None else self.room - self.hollow.covered(0, self.room)
 
     @property
     def ours(self) -> bool:
-        """Whether it was put here, and is no copy of another host's."""
+        """Whether it was put here, and is not a copy of another host's."""
         return self.file is None or isinstance(self.file, SpillFile | Durable)
 
     @property
@@ -98,9 +99,9 @@ class Shard:
         return self.extent is not None and self.file is not None
 
     def free_part(self, columns: Sequence[int], rows: Rows) -> bool:
-        """Count these columns of these rows as freed; whether nothing is left of the shard.
+        """Mark these columns of these rows as freed. Returns whether nothing is left of the shard.
 
-        Raises IndexError where the shard has no such column or row.
+        Raises IndexError if the shard has no such column or row.
         """
         self.check_part(columns, rows)
         if self.live is None:
@@ -111,10 +112,10 @@ class Shard:
         return not self.live
 
     def check_part(self, columns: Sequence[int], rows: Rows) -> None:
-        """Raises IndexError where the shard has no such column or row."""
+        """Raises IndexError if the shard has no such column or row."""
         if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
             raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")
 
     def live_bits(self) -> bytes:
-        """`live`, one bit a cell, row-major; empty while all count."""
+        """`live`, one bit a cell, row-major; empty if all are live."""
         return b"" if self.live is None else self.live.encode()

@@ -1,15 +1,16 @@
-"""Pages that many small shards share, one behind another, in the node's own segments.
+"""Pages shared by many small shards, one behind another, in the node's own segments.
 
-A page belongs to the shards that have bytes in it, and goes back to the arena, warm, with the last of them; until then
-what the others had in it is not used again. So a row that stays long keeps the pages that it lies in, 4 KiB each, and
-nothing more, whatever came and went beside it. The next shard begins where the last one ended, and pages are taken
-right behind as they are needed, so that no more than the rest of one page is ever unused at the end.
+A page belongs to the shards with bytes in it, and is returned to the arena, warm, with the last of them; until then the
+bytes of freed ones are not reused. So a long-lived row keeps only its own pages, 4 KiB each, whatever its neighbours
+were. The next shard begins where the last one ended, and the following pages are taken as needed, so at most the rest
+of one page is unused at the end.
 
-Invariants: each page here has bytes of a shard that was not given back; no byte of a page is written twice
-before the page has been given back.
+Invariants: each page here has bytes of a shard that was not returned; no byte of a page is written twice before the
+page has been returned.
 
-Rejected: blocks of several pages, of which a row would keep all; free lists within a page, which cost more than the
-bytes that they save where rows go in the order in which they came; a page a client, of which most would be empty.
+Rejected: blocks of several pages, all of which one row would keep; free lists within a page, which cost more than
+they save, because rows are freed in the order in which they came; a page for each client, most of which would be
+empty.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataplane.config import PAGE
 from dataplane.store.arena import Arena, Extent, pages
 
 MOST = 16 << 10
-"""Bytes of the largest shard that shares pages: of a larger one the rest of its last page is little."""
+"""The largest shard that shares pages, in bytes: a larger one wastes little of its last page."""
 
 
 class SharedPages:
@@ -38,7 +39,7 @@ class SharedPages:
         return PAGE * sum(map(len, self._shards.values()))
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a shard of so many bytes needs no page more."""
+        """Whether a shard of this size needs no further page."""
         return self._open and self._at + aligned(nbytes) <= self._end
 
     @property
@@ -46,7 +47,7 @@ class SharedPages:
         return self._segment in self._arena and not self._arena[self._segment].retired
 
     def take(self, nbytes: int) -> Extent:
-        """A place for a shard, of `nbytes` and at least one rounded up to 64, which takes up to `pages` of that.
+        """An extent for a shard of `nbytes`, at least one, rounded up to 64, which takes up to `pages` of that.
         Raises as `Arena.allocate`; nothing was taken then."""
         size = max(aligned(nbytes), aligned(1))
         if not (self._open and (self._at + size <= self._end or self._grow(size))):
@@ -61,7 +62,7 @@ class SharedPages:
         return taken
 
     def _grow(self, size: int) -> bool:
-        """Take the pages right behind, if they are free."""
+        """Take the following pages, if they are free."""
         more = pages(self._at + size - self._end)
         if not self._arena.extend(self._segment, self._end, more):
             return False
@@ -69,7 +70,7 @@ class SharedPages:
         return True
 
     def give(self, extent: Extent) -> int:
-        """A shard's place is needed no more; the bytes of the pages that went back with it."""
+        """Return the extent of a shard. Returns the bytes of the pages that were freed with it."""
         shards, gone = self._shards[extent.segment], 0
         for page in _pages(extent):
             left = shards[page] - 1
@@ -87,5 +88,5 @@ class SharedPages:
 
 
 def _pages(extent: Extent) -> range:
-    """The offsets of the pages that it lies in."""
+    """The offsets of its pages."""
     return range(extent.offset // PAGE * PAGE, extent.end, PAGE)

@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
-"""What reading a file fails with that the disk may have lost; every other error says nothing about the file."""
+"""Errors of reading a file that the disk may have lost; other errors say nothing about the file."""
 _TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it is taken to be lost
 _LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
 _WRITERS = 2  # of the workers, the first two, which write and read
@@ -98,11 +98,11 @@ class DiskStatistics:
 
 
 class Disk:
-    """A node's spill files. Methods belong to the loop in which the first file is written; the work is done by threads
-    of its own."""
+    """A node's spill files. Methods belong to the loop in which the first file is written; threads of its own do the
+    work."""
 
     def __init__(self, directory: Path, quota: int, *, compression: str = "auto") -> None:
-        """Raises OSError where no directory can be made there, or no thread started; the error says what to do."""
+        """Raises OSError with advice if no directory can be created there, or no thread started."""
         self.quota = quota
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
@@ -143,25 +143,25 @@ class Disk:
 
     @property
     def directory(self) -> Path | None:
-        """Where the files are, or None where spilling is off."""
+        """The directory of the files, or None if spilling is off."""
         return self._claim.path if self._claim else None
 
     @property
     def error(self) -> str:
-        """Why the system does not do what it was last asked for; empty where it does."""
+        """Why the last operation failed; empty if it did not."""
         return next(iter(self._errors.values()), "")
 
     def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
-        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed; or will have, once
-        what was removed is deleted."""
+        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed; with `later`,
+        once removed files are deleted."""
         used = self.used - self._doomed_bytes if later else self.used
         return used + sum(size + record_size(size) for size in sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
-        """Write an extent's bytes. The caller sees to it that nobody changes them meanwhile.
+        """Write the bytes of an extent, which must not change meanwhile.
 
-        Raises OSError, and sets `error`, where the disk refuses or does not answer; nothing is left of the file then.
-        Not to be cancelled but by closing the disk: a thread would go on writing.
+        Raises OSError, and sets `error`, if the disk refuses or does not answer; then nothing is left of the file.
+        Not to be cancelled except by closing the disk: a thread would go on writing.
         """
         if self._claim is None:
             raise OSError(errno.ENOSPC, "spilling is off")
@@ -192,8 +192,8 @@ class Disk:
         return file
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """Where the shard's next file goes. Its name is the shard's number, with more zeros before it while others of
-        its files wait to be deleted."""
+        """The path of the shard's next file. Its name is the shard's number, with more leading zeros while other
+        files of the shard wait to be deleted."""
         names = (directory / f"{shard:0{digits}x}.spill" for digits in itertools.count(16))
         return next(path for path in names if path not in self._doomed_paths)
 
@@ -222,7 +222,7 @@ class Disk:
             raise _Left(left, why) from None
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
-        """Run `work(start, size)` for each chunk; all that started has ended when this returns or raises."""
+        """Run `work(start, size)` for each chunk; all calls have ended when this returns or raises."""
         starts = range(0, extent, CHUNK)
         if len(starts) == 1:
             return [work(0, extent)]
@@ -250,7 +250,7 @@ class Disk:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """While this runs, what hangs is noticed."""
+        """A context in which hanging calls are noticed."""
         self._begin_watch()
         try:
             yield
@@ -300,14 +300,14 @@ class Disk:
         return length, digest
 
     def refused(self, what: str, error: OSError) -> None:
-        """Note why the system would not do it."""
+        """Record the error of the system."""
         self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
 
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
-        Raises Corrupt where a single bit differs, or the disk has not given it for a while; OSError where the system
-        does not let it be read now.
+        Raises Corrupt if a single bit differs, or the disk has failed for a while; OSError if the system does not
+        let it be read now.
         """
         assert self._claim is not None, "it was written"
         began = time.monotonic_ns()
@@ -324,7 +324,7 @@ class Disk:
         self.timed("restore", began, len(memory))
 
     def _fail(self, file: SpillFile, error: OSError) -> None:
-        """Raises Corrupt where the file could not be read often enough, for long enough."""
+        """Raises Corrupt if reading the file has failed often enough, for long enough."""
         if error.errno in _MEDIUM:
             tries, since = self._unread.get(file.shard, (0, time.monotonic()))
             self._unread[file.shard] = (tries + 1, since)
@@ -368,7 +368,7 @@ class Disk:
             work()
 
     def remove(self, file: SpillFile) -> None:
-        """Delete the file, soon. Its bytes count until it is gone."""
+        """Delete the file soon. Its bytes count until it is gone."""
         self._files -= 1
         self._unread.pop(file.shard, None)
         self._doom(file)
@@ -381,8 +381,8 @@ class Disk:
             self._remove_now()
 
     def _remove_now(self) -> None:
-        """Have all deleted that is to be; after a failure, one, to see whether it works again, and another each time:
-        what can not be deleted holds up nothing else."""
+        """Delete all files that are due; after a failure one at a time, each time another, so that a file that
+        cannot be deleted blocks no other."""
         if self._closed or self._claim is None or not self._doomed:
             return
         self._removing = True
@@ -403,7 +403,7 @@ class Disk:
             self._removed(*((0, error) if isinstance(error, OSError) else removing.result()))
 
     def _removed(self, gone: int, error: OSError | None) -> None:
-        """The first `gone` of the files that are to be deleted have been; the next has not, because of `error`."""
+        """The first `gone` of the due files were deleted; the next was not, because of `error`."""
         for _ in range(gone):
             file = self._doomed.popleft()
             self._doomed_paths.discard(file.path)
@@ -421,12 +421,12 @@ class Disk:
             self.removed()
 
     def statistics(self) -> DiskStatistics:
-        """The disk's figures now."""
+        """The statistics of the disk."""
         return DiskStatistics(self.quota, self.used, self._files, self._written, self._read, self.error)
 
     def close(self) -> None:
-        """Stop the threads and remove the directory with all files. What hangs is given up after a while: the next node
-        to start there removes what is left. Idempotent."""
+        """Stop the threads and remove the directory with all files. Hanging calls are given up after a while: the
+        next node that starts there removes the rest. Idempotent."""
         if self._claim is None or self._closed:
             return
         self._closed = True
@@ -448,7 +448,7 @@ class Disk:
 
 
 class _Left(Exception):
-    """A write failed, and so did the deletion of what it had written."""
+    """A write failed, and so did the deletion of its file."""
 
     def __init__(self, file: SpillFile, error: OSError) -> None:
         super().__init__(file, error)
@@ -457,7 +457,7 @@ class _Left(Exception):
 
 
 def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | None]:
-    """Delete files one after the other: how many are gone, and why the next one is not."""
+    """Delete files one after another. Returns how many are gone, and the error of the next one."""
     gone = 0
     for file in files:
         try:

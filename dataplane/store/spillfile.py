@@ -1,13 +1,13 @@
-"""A spill file: how it is written, and read back or sent as it is.
+"""A spill file: its format, and how it is written, read back, or sent unchanged.
 
 A file is the extent's chunks, each a whole number of pages, then a record: a header, and for each chunk its stored
-length and the xxh3-64 of its bytes as they are in memory. The record is written last, so a file without a sound one is
-unfinished. A chunk that is not compressed lies in the file as in the extent, at the same offset.
+length and the xxh3-64 of its bytes in memory. The record is written last, so a file without a valid one is unfinished.
+An uncompressed chunk lies in the file at the same offset as in the extent.
 
-Invariants: what is read was compared with what was written, by who has read it here, or by who has it sent: an
-`Opened` file comes with the sums of its chunks, and is of no use without. Files are named relative to the directory's
-descriptor, and opened without following a link and without waiting; nothing is read of what is not the regular file
-that was written there. A pipe, a device or a socket in its place would keep who opens it for as long as it likes.
+Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver: an `Opened`
+file comes with the sums of its chunks. Files are named relative to the directory's descriptor, and opened without
+following a link and without blocking; only the regular file that was written there is read. A pipe, a device or a
+socket in its place could block the reader for ever.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from dataplane.config import PAGE, format_size
 from dataplane.errors import Corrupt
 
 CHUNK = 4 << 20
-"""Bytes of an extent that are hashed, compressed, written and read as one."""
+"""The bytes of an extent that are hashed, compressed, written and read together."""
 
 _HEADER = struct.Struct("<8sIIQQQ")  # magic, version, codec, shard, extent bytes, chunks
 _ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
 _MAGIC = b"DPSPILL\0"
 _VERSION = 1
 _GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
-"""What opening a file fails with that was removed, or replaced by a link, a directory, a socket or a device."""
+"""Errors of opening a file that was removed, or replaced by a link, a directory, a socket or a device."""
 RAW, LZ4 = 0, 1
 
 Forget = Callable[[int, int], None]
-"""Told that the bytes (start, size) of the extent have been dealt with, from a thread of the pool."""
+"""Called from a thread of the pool when the bytes (start, size) of the extent have been processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record. `identity` is the file
-    system's number for it, as `identify` says."""
+    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record. `identity`: the file
+    system's number for it, from `identify`."""
 
     shard: int
     path: Path
@@ -112,13 +112,13 @@ def corrupt(file: SpillFile, what: str) -> Corrupt:
 
 
 def identify(fd: int) -> tuple[int, int] | None:
-    """Which file it is on this host while it exists; None where it is no regular file."""
+    """The identity of a file on this host while it exists; None if it is no regular file."""
     found = os.fstat(fd)
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def create(directory: int, path: Path) -> int:
-    """A new file of that name in the directory, open for writing. Raises OSError; then there is none."""
+    """A new file with that name in the directory, open for writing. Raises OSError; then there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path.name, flags | os.O_DIRECT, 0o600, dir_fd=directory)
@@ -131,8 +131,7 @@ def create(directory: int, path: Path) -> int:
 
 
 def open_written(directory: int, file: SpillFile, *, direct: bool = True) -> int:
-    """The file, open for reading. Raises Corrupt where it is not there any more, OSError where the system does not
-    open it."""
+    """The file, open for reading. Raises Corrupt if it is missing, OSError if the system does not open it."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         try:
@@ -159,7 +158,7 @@ def whole_pages(nbytes: int) -> int:
 
 
 def aligned(data: bytes) -> mmap.mmap:
-    """The bytes in memory that O_DIRECT takes, padded with zeros to whole pages."""
+    """The bytes in memory that O_DIRECT accepts, padded with zeros to whole pages."""
     buffer = mmap.mmap(-1, whole_pages(len(data)))
     buffer[: len(data)] = data
     return buffer
@@ -189,16 +188,16 @@ def _now(work: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that is open for reading, to be closed by who has it: the extent's bytes are its first. `sums` has the
-    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. What is deleted meanwhile can still be read. `by` does
-    what the disk may hold up."""
+    """A file that is open for reading, to be closed by its owner: the extent's bytes are its first. `sums`: the
+    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. It can still be read after it was deleted. `by`
+    runs calls that may wait for the disk."""
 
     fd: int
     sums: bytes
     by: Callable[[Callable[[], None]], None] = _now
 
     def close(self) -> None:
-        """And let its pages go from the page cache: nobody here has asked for them."""
+        """Close it, and drop its pages from the page cache, because nothing here reads them."""
         self.by(self._close)
 
     def _close(self) -> None:
@@ -209,8 +208,8 @@ class Opened:
 
 
 def open_raw(directory: int, file: SpillFile, extent: int) -> Opened | None:
-    """The file of an extent of so many bytes, opened; None where its bytes are not in it as they are in memory, or it
-    can not be read: reading it back says why."""
+    """The opened file of an extent of this size; None if its bytes differ from those in memory (compressed), or it
+    cannot be read: reading it back reports why."""
     try:
         fd = open_written(directory, file, direct=False)
     except (Corrupt, OSError):

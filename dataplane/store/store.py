@@ -61,7 +61,7 @@ _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
 
 class Pinned(NamedTuple):
-    """Where a pinned shard's bytes are, and which of its cells still count (None: all)."""
+    """The location of a pinned shard's bytes, and its live cells (None: all)."""
 
     shard: int
     extent: Extent
@@ -76,7 +76,7 @@ class Pinned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What the store holds and has done. Bytes, but for the counts `shards` and `spilled_shards`."""
+    """Statistics of the store. Bytes, except the counts `shards` and `spilled_shards`."""
 
     budget: BudgetStatistics
     arena: ArenaStatistics
@@ -95,7 +95,7 @@ class Store:
     """The shards of one node."""
 
     def __init__(self, config: NodeConfig, *, directory: DataDirectory | None = None, clock: Clock = monotonic) -> None:
-        """`directory`: where durable shards are; it is the store's from now on. Without one there are none."""
+        """`directory`: of durable shards, owned by the store from now on. Without one, shards cannot be durable."""
         self._config = config
         self._clock = clock
         self.budget = Budget(
@@ -142,7 +142,7 @@ class Store:
         """Called with a new link and the rows of columns that it is to."""
 
     def following(self) -> int:
-        """A number that no shard has, higher than those of all shards now, and lower than those of all to come."""
+        """A number that no shard has, higher than those of all shards now, and lower than those of all later ones."""
         return next(self._numbers)
 
     # Writing
@@ -150,12 +150,12 @@ class Store:
     def seal(
         self, client: Hashable, sealed: Sequence[tuple[int, bytes]], *, scope: str, holder: str, hold: bool = False
     ) -> None:
-        """Make the client's reservations (shard, encoded layout) visible, all or none, and read-only from now on.
+        """Make the client's reservations (shard, encoded layout) visible, all or none, and read-only.
 
-        With `hold` the client pins them in the same moment, so that they stay where it wrote them.
+        With `hold` the client pins them at the same time, so that they stay where it wrote them.
 
-        Raises LeaseExpired where one was taken back meanwhile, ProtocolMismatch or Corrupt where a layout is false;
-        nothing is visible then, and the reservations are gone.
+        Raises LeaseExpired if one was taken back meanwhile, ProtocolMismatch or Corrupt for an invalid layout; then
+        nothing is visible, and the reservations are gone.
         """
         try:
             made = [self._reservations.sealed(client, number, layout, scope, holder) for number, layout in sealed]
@@ -178,7 +178,7 @@ class Store:
         self._residency.used(shard)
 
     def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
-        """A shard whose bytes came in a message, or None where it would have to wait for room. Raises as `put`."""
+        """A shard whose bytes came in a message, or None if it would have to wait for room. Raises as `put`."""
         shard = self._carried.put_now(payload, layout, scope=scope, holder=holder)
         return None if shard is None else self._came(client, shard)
 
@@ -205,9 +205,9 @@ class Store:
         *,
         holder: str,
     ) -> int:
-        """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
-        have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
-        ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
+        """A shard whose bytes are elsewhere, and are read when it is pinned. Returns its number here. `payload`: its
+        bytes, if they have come already; they are kept if there is room. Its memory is taken before that of any
+        other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
         shard.since_s = self._clock()
@@ -236,8 +236,8 @@ class Store:
         holder: str,
         tell: Callable[[int, bool, OfferTo | None], None],
     ) -> int:
-        """A shard whose bytes the client keeps, with the handle by which others map them; its number. `tell(number,
-        land, offer)`: see `Kept`. Raises Corrupt or LimitExceeded where the layout is false."""
+        """A shard whose bytes the client keeps, with the handle by which others map them. Returns its number.
+        `tell(number, land, offer)`: see `Kept`. Raises Corrupt or LimitExceeded for an invalid layout."""
         laid = laid_out(layout, size)
         number, held = self.following(), self.following()
         kept = Kept(client, handle, held, lambda land, offer: tell(number, land, offer))
@@ -249,22 +249,22 @@ class Store:
         return number
 
     def keeps(self, numbers: Iterable[int]) -> bool:
-        """Whether clients keep the bytes of some of these shards."""
+        """Whether clients keep the bytes of any of these shards."""
         return bool(self._handles) and any(
             shard is not None and shard.extent is None and isinstance(shard.file, Kept)
             for shard in map(self._shards.get, numbers)
         )
 
     def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
-        """Of these shards those whose bytes a client keeps; their handles are held for who asks."""
+        """The shards among these whose bytes a client keeps; their handles are pinned for the caller."""
         found = self.kept(numbers)
         for _, kept in found:
             self.pins.add(client, kept.number)
         return found
 
     def land(self, client: Hashable, number: int, reserved: int) -> None:
-        """The client has written the bytes of a shard that it kept into this reservation, which is now their place. One
-        that was freed meanwhile is passed over. Raises as `seal`; the shard is then as it was."""
+        """The client has written the bytes of a kept shard into this reservation, which is now their location. A
+        shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
         shard = self._shards.get(number)
         kept = shard.file if shard is not None else None
         if shard is None or not isinstance(kept, Kept) or kept.client is not client:
@@ -284,30 +284,30 @@ class Store:
         self._end_kept(kept)
 
     def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
-        """The client could not bring a shard that it keeps: who waits for it is told."""
+        """The client could not copy a kept shard: report the error to those who wait for it."""
         shard = self._shards.get(number)
         if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
             shard.file.landed(error)
 
     def kept(self, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
-        """Of these shards those whose bytes a client keeps. Raises as `pin`."""
+        """The shards among these whose bytes a client keeps. Raises as `pin`."""
         shards = [self._find(number) for number in numbers]
         return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, Kept)]
 
     def offered(self, client: Hashable, number: int, reader: int, address: str, ticket: bytes) -> None:
-        """The client offers a shard that it keeps, or says that it does not."""
+        """The answer of the client to an offer of a kept shard: its address, or a refusal."""
         shard = self._shards.get(number)
         if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
             shard.file.offered(reader, address, ticket)
 
     def _end_kept(self, kept: Kept) -> None:
-        """Nobody comes to map it any more."""
+        """Release the handle of a kept shard: it cannot be mapped any more."""
         kept.over = True
         if not self.pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
             kept.drop()
 
     def _lose_kept(self, client: Hashable) -> None:
-        """The client has gone with what it kept."""
+        """The client has gone with its kept shards."""
         if all(kept.client is not client for kept in self._handles.values()):
             return
         for shard in self._shards.values():
@@ -320,26 +320,26 @@ class Store:
                 del self._handles[kept.number]
 
     def mend(self, number: int) -> bool:
-        """Whether the shard is there; one that could not be read is tried again when it is next asked for."""
+        """Whether the shard exists. One that could not be read is tried again at its next use."""
         shard = self._shards.get(number)
         if shard is not None:
             shard.damage = None
         return shard is not None
 
     def coming(self, number: int) -> bool:
-        """Whether the shard is in memory, or on its way there."""
+        """Whether the shard is in memory, or being read."""
         shard = self._find(number)
         return shard.extent is not None or shard.moving is not None
 
     def ready(self, number: int) -> bool:
-        """Whether the shard is in memory, to be pinned at once."""
+        """Whether the shard is in memory, and can be pinned at once."""
         shard = self._shards.get(number)
         return shard is not None and shard.extent is not None and shard.damage is None
 
     # Reading
 
     def pin_now(self, client: Hashable, numbers: Sequence[int]) -> list[Pinned] | None:
-        """As `pin`, or None where a shard has to be read from disk first."""
+        """As `pin`, or None if a shard has to be read from disk first."""
         shards = self._find_all(numbers)
         if not all(map(_extent_of, shards)):
             return None
@@ -347,10 +347,10 @@ class Store:
         return self._pinned(shards)
 
     async def pin(self, client: Hashable, numbers: Sequence[int], deadline: Deadline) -> list[Pinned]:
-        """Hold the shards in memory for the client, reading back those that are on disk; all or none.
+        """Hold the shards in memory for the client, all or none. Those on disk are read back.
 
-        Raises Freed or Corrupt for a shard that is gone, LimitExceeded where they can not all be in memory at
-        once, Backpressure at the deadline. Then, and when cancelled, none is held.
+        Raises Freed or Corrupt for a shard that is gone, LimitExceeded if they cannot all be in memory at once,
+        Backpressure at the deadline. Then, and when cancelled, none is held.
         """
         total = sum(shard.room for shard in {number: self._find(number) for number in numbers}.values())
         if total > self.budget.capacity:
@@ -391,24 +391,23 @@ class Store:
         return self._find(number).room
 
     async def opened(self, number: int) -> Opened | None:
-        """The file of a shard that is on disk alone, to be sent from there and closed by who asked; None where it is in
-        memory, where its bytes are not in the file as they are, or where that can not be read. Raises Freed or Corrupt
-        as `pin`."""
+        """The file of a shard that is on disk only, to be sent from there and closed by the caller; None if it is in
+        memory, its file is compressed, or cannot be read. Raises Freed or Corrupt as `pin`."""
         shard = self._find(number)
         if shard.extent is not None or not isinstance(shard.file, SpillFile):
             return None
         return await self.disk.open(shard.file, shard.room)
 
     def peek(self, number: int, most: int) -> bytes:
-        """The bytes of a shard that is in memory and has no more than `most`; else none."""
+        """The bytes of a shard in memory of at most `most` bytes; else none."""
         shard = self._find(number)
         if shard.extent is None or shard.size > most:
             return b""
         return self.arena.read(shard.extent)[: shard.size]
 
     def describe(self, numbers: Iterable[int], *, apart: bool = False) -> list[tuple[int, int, int, bytes, bytes]]:
-        """Of each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without those that
-        are said apart. Raises Freed or Corrupt as `pin`."""
+        """For each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without large live bits,
+        which are sent separately. Raises Freed or Corrupt as `pin`."""
         shards = map(self._find, numbers)
         return [
             (s.size, s.rows, s.columns, s.layout, b"" if apart and self.apart(s.number) else s.live_bits())
@@ -416,13 +415,13 @@ class Store:
         ]
 
     def apart(self, number: int) -> bool:
-        """Whether the live bits of a shard that is there are so many that they are said apart."""
+        """Whether the live bits of an existing shard are so large that they are sent separately."""
         live = self._shards[number].live
         return live is not None and live.large
 
     def description(self, numbers: Sequence[int], *, apart: bool) -> int:
-        """About how many bytes it takes to say where these shards are; `apart`: without live bits that are said apart.
-        Raises Freed or Corrupt as `pin`."""
+        """The approximate bytes of the description of these shards; `apart`: without live bits that are sent
+        separately. Raises Freed or Corrupt as `pin`."""
         shards = self._find_all(numbers)
         layouts = set(map(_layout_of, shards))
         lives = [s.live for s in shards if s.live is not None]
@@ -430,8 +429,8 @@ class Store:
         return _PLACE * len(shards) + sum(map(len, layouts)) + told
 
     def live(self, number: int, column: int, first: int, count: int) -> bytes:
-        """Which of these rows of a column still count, one bit a row; empty where all do. Raises Freed or Corrupt as
-        `pin`, ProtocolMismatch for rows that it has not."""
+        """Which of these rows of a column are live, one bit a row; empty if all are. Raises Freed or Corrupt as
+        `pin`, ProtocolMismatch for rows that it does not have."""
         shard = self._find(number)
         if not (0 <= column < shard.columns and first >= 0 and 0 < count <= shard.rows - first):
             raise ProtocolMismatch(
@@ -440,24 +439,24 @@ class Store:
         return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
-        """Return once these shards, or those of links, are on disk to stay: the next node on the directory has them
-        under the same numbers, unless they were freed. Several calls at once share a sync. `with_next`: only their
-        bytes are by then, and all of it will be before anything that the directory's journal writes later: a command
-        that names the shards costs no sync more.
+        """Return once these shards, or those of links, are durable: the next node on the directory has them under the
+        same numbers, unless they were freed. Concurrent calls share a sync. `with_next`: only their bytes are on disk
+        then, and the rest will be before any later write of the directory's journal: a command that names the shards
+        costs no further sync.
 
-        Raises Freed or Corrupt as `pin`, Backpressure at the deadline where the disk is full or slow, DirectoryUnusable
-        where it refuses, Misuse for what is not put here or where there is no directory. Cancelled, or late, they may
-        be durable later.
+        Raises Freed or Corrupt as `pin`, Backpressure at the deadline if the disk is full or slow, DirectoryUnusable
+        if it refuses, Misuse for shards that were not put here or without a directory. Cancelled, or late, they may
+        become durable later.
         """
         await self._persisting.persist(numbers, deadline, with_next=with_next)
 
     async def recover(self) -> list[int]:
-        """Adopt the shards in the data directory that earlier nodes stored and nobody has freed. The caller frees those
-        that it does not need. To be called once, before anything is put. Raises Corrupt."""
+        """Adopt the shards in the data directory that earlier nodes stored and nobody has freed. The caller frees
+        those that it does not need. To be called once, before the first put. Raises Corrupt."""
         return await self._persisting.recover()
 
     def tend(self) -> None:
-        """What is to be done now and then: numbers for the shards to come."""
+        """Do regular work: reserve shard numbers."""
         if self.persistence is not None:
             self.persistence.durable.tend(self.following())
 
@@ -469,7 +468,7 @@ class Store:
 
     def carry(self, client: Hashable, pinned: Sequence[Pinned], most: int) -> bytes:
         """The bytes of shards that the client holds, one after another, and one hold less on each; none, and nothing
-        done, where they are more than `most`."""
+        done, if they are more than `most`."""
         if len(pinned) > most >> 6 or sum([each.extent.size for each in pinned]) > most:
             return b""
         found = [self.arena.read(each.extent) for each in pinned]
@@ -494,14 +493,14 @@ class Store:
         return shard
 
     def _find_all(self, numbers: Sequence[int]) -> list[Shard]:
-        """As `_find`, each of these: in a few passes that make no object a shard."""
+        """As `_find`, for all of these: in a few passes that create no object for each shard."""
         found = list(map(self._shards.get, numbers))
         if not all(found) or any(map(_damage_of, found)):
             return [self._find(number) for number in numbers]
         return cast("list[Shard]", found)
 
     def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:
-        """Drop one hold of the client on each shard. Holds that are not there are passed over."""
+        """Drop one hold of the client on each shard. Missing holds are ignored."""
         self._unheld(self.pins.drop_all(client, numbers))
 
     def _unheld(self, numbers: Iterable[int]) -> None:
@@ -526,8 +525,7 @@ class Store:
     # Freeing
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free whole shards, or all that a link to one has. What is gone already is passed over, so a retry does no
-        harm."""
+        """Free whole shards, or all cells of a link. Freed ones are ignored, so a retry is harmless."""
         for number in numbers:
             shard = self._shards.get(shard_of(number))
             if shard is None:
@@ -543,7 +541,7 @@ class Store:
             self.freed(number, (), None)
 
     def _discard(self, shard: Shard) -> None:
-        """Nobody owns anything of the shard any more."""
+        """Remove a shard without owners."""
         self.freeings.note(shard.number, shard.scope)
         self.unscope([shard.number])
         del self._shards[shard.number]
@@ -561,11 +559,11 @@ class Store:
             self._residency.discard(shard)
 
     def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, hollow: bool = False) -> None:
-        """Free these columns of these rows of a shard, or of what a link to one has; the shard goes with the last of
-        them. Raises as `Shard.free_part`.
+        """Free these columns of these rows of a shard, or of a link; the shard is removed with its last cell. Raises as
+        `Shard.free_part`.
 
-        hollow: give the memory of their values back now, or as soon as nobody holds the shard. Of rows whose shard soon
-        goes as a whole, as those of streams, that would only take warm pages from whoever puts next.
+        hollow: return the memory of their values now, or as soon as the shard is not held. For rows of a shard that
+        is soon freed as a whole, as those of streams, that would only take warm pages from the next put.
         """
         shard = self._shards.get(shard_of(number))
         if shard is None:
@@ -590,7 +588,7 @@ class Store:
             shard.check_part(columns, rows)
 
     def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, hollow: bool) -> None:
-        """One owner frees something; what nobody owns any more goes."""
+        """One owner frees cells; those without another owner are removed."""
         before = links.nbytes
         died = links.free(link_of(number), selected)
         self._links_bytes += links.nbytes - before
@@ -608,11 +606,11 @@ class Store:
             self._hollow(shard, columns, rows)
 
     def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
-        """Have what is meant of each shard stay until it is freed under its new link too; the numbers of those, all or
-        none.
+        """Create a link to these cells of each shard, which then stay until they are freed under the link too. Returns
+        the numbers of the links, all or none.
 
-        Of a shard that several own it is enough that one owner has it. Raises Freed or Corrupt as `require`,
-        LimitExceeded where too much is known of owners already.
+        For a shard with several owners it suffices that one has the cells. Raises Freed or Corrupt as `require`,
+        LimitExceeded if the owners take too much memory.
         """
         cost = 0
         for number, selected in wanted:
@@ -637,7 +635,7 @@ class Store:
         return made
 
     def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
-        """As `retain`, of one shard of which all that is there; `link`: the number that it has where that was put."""
+        """As `retain`, for all existing cells of one shard; `link`: its number where the shard was put."""
         shard = self._find(shard_of(number))
         if shard.links is None:
             shard.links = self._links(shard)
@@ -649,7 +647,7 @@ class Store:
         return made
 
     def relink(self, number: int) -> None:
-        """Have a link again that a shard of an earlier life had, to all of it. Raises Freed, Corrupt."""
+        """Restore a link that a shard had in an earlier life, to all of it. Raises Freed, Corrupt."""
         shard = self._find(shard_of(number))
         everything = [(range(shard.columns), Rows.range(0, shard.rows))]
         self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
@@ -658,8 +656,8 @@ class Store:
         return Links(shard.columns, shard.rows, shard.live, shard.holder)
 
     def _hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """Give the memory of freed rows back. That of a shard which is on disk too can be taken whole; nobody needs to
-        have it cut."""
+        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so it
+        is left."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
             return
         if shard.shared:  # its pages go when all that lie there have gone
@@ -679,7 +677,7 @@ class Store:
         self._residency.hollow(shard, parts)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt where this part of a shard is not there, or of a link not its owner's."""
+        """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
         shard = self._find(shard_of(number))
         self._check(shard, columns, rows)
         owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
@@ -687,11 +685,11 @@ class Store:
             raise self.freeings.error(number)
 
     def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt where nobody has this part of a shard."""
+        """Raises Freed, Corrupt if no owner has this part of a shard."""
         self._check(self._find(number), columns, rows)
 
     def _check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt where nobody has this part of the shard."""
+        """Raises Freed, Corrupt if no owner has this part of the shard."""
         if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
             raise Corrupt(
                 f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, not what is meant",
@@ -701,13 +699,13 @@ class Store:
             raise self.freeings.error(shard.number)
 
     def owned(self, number: int) -> bool:
-        """Whether a shard that several own is there."""
+        """Whether a shard with several owners exists."""
         shard = self._shards.get(number)
         return shard is not None and shard.links is not None
 
     def put_by(self, number: int) -> tuple[str, str] | None:
-        """Who put the shard, and under which scope, or who made the link, which is under none; None for one that is
-        gone."""
+        """The client that put the shard, and its scope, or the client that created the link, which has none; None if
+        it is gone."""
         shard = self._shards.get(shard_of(number))
         if shard is None:
             return None
@@ -717,13 +715,13 @@ class Store:
         return None if holder is None else (holder, "")
 
     def attribute(self, number: int, owner: str) -> None:
-        """Rows of this stream or table need the shard, or no rows do (empty), as `holders` says it."""
+        """Set the stream or table whose rows need the shard (empty: none), for `holders`."""
         shard = self._shards.get(shard_of(number))
         if shard is not None:
             shard.owner = owner
 
     def unscope(self, numbers: Iterable[int]) -> None:
-        """These shards are under no scope from now on. Those that are gone are passed over."""
+        """Take these shards out of their scopes. Freed ones are ignored."""
         for number in numbers:
             shard = self._shards.get(number)
             if shard is not None:
@@ -734,16 +732,16 @@ class Store:
         return self._scopes[scope]
 
     def free_scope(self, scope: str) -> None:
-        """Free every shard that was put under the scope. A scope that is not there has none."""
+        """Free every shard that was put under the scope. An unknown scope has none."""
         self.free(self.scope(scope))
 
     # Clients
 
     def prewarm(self, client: Hashable) -> tuple[int | None, int]:
-        """A segment for the first client that comes, and how many bytes at its start it should make ready. When that
-        client has gone, for the next that comes.
+        """A segment for the first client, and the number of bytes at its start to prefault. After that client has gone,
+        for the next.
 
-        (None, 0) for all others: pages that nobody may ever write are not taken from the host.
+        (None, 0) for all others: pages that may never be written are not taken from the host.
         """
         if not self._config.prewarm_bytes or self._prewarmed is not None:
             return None, 0
@@ -755,7 +753,7 @@ class Store:
         return segment.number, nbytes
 
     def cool(self) -> None:
-        """Give the pages that the node itself has ready for small shards back to the host."""
+        """Return the pages that the node has warm for small shards to the host."""
         self.arena.cool(OWN)
 
     def leave(self, client: Hashable) -> None:
@@ -779,9 +777,9 @@ class Store:
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
-        """Who holds memory, and how, the most first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the oldest
-        shard of these; 0 for what is reserved."""
+        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
+        oldest shard of these; 0 for reservations."""
         now = self._clock()
         held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         since: dict[tuple[str, str, str], float] = {}
@@ -810,11 +808,11 @@ class Store:
         return self._shards.get(number) or self._held_freed[number]
 
     async def run(self) -> None:
-        """Spill whenever there is need, until cancelled."""
+        """Spill when necessary, until cancelled."""
         await self._residency.run()
 
     def statistics(self) -> StoreStatistics:
-        """The store's figures now."""
+        """The statistics of the store."""
         return StoreStatistics(
             budget=self.budget.statistics(),
             arena=self.arena.statistics(),
@@ -830,14 +828,14 @@ class Store:
         )
 
     async def aclose(self) -> None:
-        """Wait for the disk, then give everything back to the host. The store is of no use afterwards."""
+        """Wait for the disk, then return everything to the host. The store cannot be used afterwards."""
         await self._residency.aclose()
         if self.persistence is not None:
             await self.persistence.aclose()
         self.abandon()
 
     def abandon(self) -> None:
-        """Give everything back to the host, whatever is under way; a disk that hangs is not waited for. Idempotent."""
+        """Return everything to the host, whatever is in progress; a hanging disk is not waited for. Idempotent."""
         self.disk.close()
         if self.persistence is not None:
             self.persistence.close()
@@ -845,8 +843,8 @@ class Store:
 
 
 def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
-    """The layout of a shard that is elsewhere. Raises ProtocolMismatch, Corrupt or LimitExceeded where it, or what is
-    said with it, is false."""
+    """The layout of a shard that is elsewhere. Raises ProtocolMismatch, Corrupt or LimitExceeded if its description
+    is invalid."""
     described = one(layout, size)
     check_cost(described, layout, size)
     if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
@@ -855,7 +853,7 @@ def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
 
 
 def _scope(scope: str) -> str:
-    """How `holders` says a scope; empty for none, and for those of the node itself, which nobody can write."""
+    """A scope in the form of `holders`; empty for none, and for scopes of the node itself."""
     return f"scope {scope}" if scope and scope.isprintable() else ""
 
 

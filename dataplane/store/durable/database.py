@@ -31,12 +31,12 @@ from dataplane.store.durable.errors import DirectoryUnusable
 T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], None]
-"""What is done in a transaction; again, where that was rolled back."""
+"""A function to run in a transaction; again, if that was rolled back."""
 
 APPLICATION = 0x64706C6E
 """SQLite's `application_id`: dpln."""
 FORMAT = 2
-"""SQLite's `user_version`: what the tables are and mean."""
+"""SQLite's `user_version`: the version of the tables."""
 
 _SCHEMA = """
 CREATE TABLE identity (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -57,8 +57,8 @@ class Database:
     """See the module."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Raises DirectoryUnusable where it is no such file or of another version, or the
-        system refuses; Corrupt where bytes of it have changed."""
+        """Open the file, or create it. Raises DirectoryUnusable if it is another file or of another version, or the
+        system refuses; Corrupt if bytes of it have changed."""
         self.path = path
         self._lock = threading.Lock()
         self._failure: DataplaneError | None = None
@@ -95,9 +95,9 @@ class Database:
             sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its header says from now on whose it is
 
     def write(self, work: Callable[[sqlite3.Connection], T], after: int = 0) -> tuple[T, int]:
-        """Run `work` in the open transaction; what it gives, and the number to `sync`. `after`: the transaction with
-        what the caller wrote before. Raises Backpressure where there was no room for that, or is none now,
-        DirectoryUnusable or Corrupt where it can not be done; the transaction is gone then."""
+        """Run `work` in the open transaction. Returns its result, and the number to `sync`. `after`: the transaction
+        of the caller's previous writes. Raises Backpressure if there was no room for that, or is none now,
+        DirectoryUnusable or Corrupt if it cannot be done; then the transaction is rolled back."""
         with self._lock:
             self._check(after)
             with self._rolling_back(self._writes):
@@ -108,7 +108,7 @@ class Database:
             return result, self._batch
 
     def sync(self, batch: int) -> None:
-        """Return once that transaction is on disk. Raises as `write`; nothing of it is there then."""
+        """Return once that transaction is on disk. Raises as `write`; then nothing of it exists."""
         with self._lock:
             if batch < self._batch and batch not in self._refused:
                 return
@@ -119,7 +119,7 @@ class Database:
             self._next()
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` finds, of what was written and not only of what was synced. Raises Corrupt, DirectoryUnusable."""
+        """The result of `work`, which sees all writes, not only synced ones. Raises Corrupt, DirectoryUnusable."""
         with self._lock, translated(self.path):
             return work(self._sql)
 
@@ -130,7 +130,7 @@ class Database:
 
     @contextmanager
     def _rolling_back(self, others: int) -> Iterator[None]:
-        """Roll the transaction back after an error, which is kept for those who wrote in it besides who is told."""
+        """Roll the transaction back after an error, which is kept for the other callers that wrote in it."""
         try:
             with translated(self.path):
                 yield
@@ -152,7 +152,7 @@ class Database:
         self._writes = 0
 
     def close(self) -> None:
-        """Let go of the file. What was not synced is not there. Idempotent."""
+        """Close the file. Writes that were not synced are lost. Idempotent."""
         with self._lock:
             self._failure = DirectoryUnusable(f"{self.path} was closed", path=str(self.path), reason="closed")
             if self._sql.in_transaction:
@@ -165,7 +165,7 @@ _MAGIC = b"SQLite format 3\0"
 
 
 def check_header(path: Path) -> None:
-    """Raises DirectoryUnusable for a file that is not to be opened: closing it would already write to it."""
+    """Raises DirectoryUnusable for a file that must not be opened: closing it would already write to it."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEADER.size)
@@ -208,7 +208,7 @@ _REFUSED = {
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the system, as those of this package."""
+    """A context that turns errors of SQLite and of the system into those of this package."""
     try:
         yield
     except sqlite3.Error as error:
@@ -226,7 +226,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _read_only(path: Path) -> bool:
-    """Whether the file system is mounted to be read alone, which SQLite does not always say."""
+    """Whether the file system is mounted read-only, which SQLite does not always report."""
     try:
         return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
     except OSError:

@@ -1,13 +1,14 @@
-"""A node's data directory: who the node is, kept by the one process that has the directory.
+"""A node's data directory: its identity, locked by the one process that uses it.
 
     DIR/node.sqlite     identity, logs of partitions, index of durable shards (`database`)
     DIR/shards/         the files of durable shards (`shards`)
 
-A node is who its directory says: started again on it, it is the same member with the same logs. The lock is a flock on
-the directory itself, as spill directories have it (`store.claim`), which the kernel drops however the process ends.
+The directory determines the identity of a node: started again on it, it is the same member with the same logs. The lock
+is a flock on the directory itself, as for spill directories (`store.claim`), which the kernel releases however the
+process ends.
 
-Invariants: nothing is written to a directory that is another process's, program's, version's or cluster's, nor
-to one that has other files in it and is no data directory.
+Invariants: nothing is written to a directory of another process, program, version or cluster, nor to one with other
+files that is no data directory.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from dataplane.store.durable.log import checksum
 
 DATABASE, SHARDS = "node.sqlite", "shards"
 NUMBERS = 1 << 24
-"""Numbers of shards that one start of a node takes for itself, and takes again when it has used most of them."""
+"""The shard numbers that one start of a node reserves, and reserves again when it has used most of them."""
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ODD = ("lost+found",)  # what a file system puts into its root
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """Who a node is. `incarnation` is of its logs: a directory made anew has another. `starts`: how often it was
+    """The identity of a node. `incarnation`: of its logs; a new directory has another. `starts`: how often it was
     opened. No shard has had a number from `numbers` on."""
 
     node: bytes
@@ -52,10 +53,10 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 class DataDirectory:
     """See the module. `database` and `shards`, the open folder of files, are closed with it; `first` is the first
-    number of a shard of this start."""
+    shard number of this start."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
-        """Open it, or make it, for this process alone. Raises DirectoryUnusable, Corrupt, Backpressure."""
+        """Open it, or create it, for this process only. Raises DirectoryUnusable, Corrupt, Backpressure."""
         self.path = path
         with ExitStack() as undo:
             self._lock = self._locked(path)
@@ -105,7 +106,7 @@ class DataDirectory:
         return descriptor
 
     def _check_content(self, path: Path) -> None:
-        """Raises DirectoryUnusable where the directory has something in it and is no data directory."""
+        """Raises DirectoryUnusable if the directory is not empty and is no data directory."""
         with _system(path):
             names = set(os.listdir(path)) - set(_ODD)
             if names - {SHARDS} and DATABASE not in names:
@@ -145,14 +146,14 @@ class DataDirectory:
         return identity
 
     def more_numbers(self, sql: sqlite3.Connection, last: int) -> None:
-        """Numbers up to `last` are this start's too: to be committed well before they are used."""
+        """Reserve numbers up to `last` for this start: to be committed well before they are used."""
         kept = replace(self.identity, numbers=last)
         sql.execute("UPDATE identity SET value = ? WHERE name = 'node'", (msgspec.msgpack.encode(kept),))
         sql.execute("UPDATE identity SET value = ? WHERE name = 'sum'", (checksum(kept),))
         self.identity = kept
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         self._undo.close()
 
 
@@ -179,7 +180,7 @@ def _read(sql: sqlite3.Connection) -> Identity | None:
 
 
 class _system:
-    """Errors of the system about `path`, as those of this package."""
+    """A context that turns errors of the system about `path` into those of this package."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,7 +204,7 @@ _REASONS = {
 
 
 def refused(path: Path, error: OSError) -> DirectoryUnusable | Backpressure:
-    """Why the system does not do what was asked of it there."""
+    """Why the system refuses the operation there."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Backpressure(f"{path}: {error.strerror}", spill_error=f"writing {path} failed: {error.strerror}")
     reason, remedy = _REASONS.get(error.errno or 0, ("failed", "see what the system says of the disk"))

@@ -1,4 +1,4 @@
-"""Why a data directory is of no use to this node."""
+"""The error of a data directory that this node cannot use."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Files of durable shards: written and synced before anybody is told of them, and never changed but for holes.
+"""Files of durable shards: written and synced before they are used, and never changed except by punching holes.
 
-A file has shards one behind another, of batches that each begin at a page of it: large ones on whole pages, so that
-they go from and to the arena past the page cache, small ones (`shared.MOST`) packed behind each other. The file says
-nothing about itself: where its shards are and their checksums is in the index, in the database. So what the index does
-not know was not finished, or is not needed, and goes; a file that is not there, or whose bytes are others, is Corrupt.
+A file has shards one behind another, in batches that each begin at a page: large ones on whole pages, so that they
+bypass the page cache between disk and arena, small ones (`shared.MOST`) packed. The index in the database has the
+positions and checksums of shards, and the file has no header. So contents that the index does not name were not
+finished, or are not needed, and are deleted; a missing file, or one with other bytes, is Corrupt.
 
-Freed shards give back the pages that no other shard lies in, by punching holes; a file goes with its last shard.
+Freed shards return the pages that no other shard uses, by punching holes; a file is deleted with its last shard.
 
-The functions here are for threads: each may wait for the disk. They raise OSError where the system refuses.
+The functions here are for threads: each may wait for the disk. They raise OSError if the system refuses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SUM = 8  # bytes of one
 
 
 class Place(NamedTuple):
-    """Where a shard's bytes are: `size` of them at `start` of a file. `sums`: the xxh3-64 of each `CHUNK`."""
+    """The location of a shard's bytes: `size` of them at `start` of a file. `sums`: the xxh3-64 of each `CHUNK`."""
 
     file: int
     start: int
@@ -46,7 +46,7 @@ def name(file: int) -> str:
 
 
 def number(name: str) -> int | None:
-    """The number of a file, or None for what is none of ours."""
+    """The number of a file, or None for other files."""
     stem, _, kind = name.partition(".")
     if kind != "shards" or len(stem) != 16 or set(stem) - set("0123456789abcdef"):
         return None
@@ -54,8 +54,8 @@ def number(name: str) -> int | None:
 
 
 def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[Place]:
-    """Where shards of these bytes go in a file, from a page of it on; their checksums. Those of more than `MOST` bytes
-    are of whole pages."""
+    """The locations of shards with these bytes in a file, from a page of it on, with their checksums. Those of more
+    than `MOST` bytes have whole pages."""
     places, at = [], begin
     for content in contents:
         size = len(content)
@@ -72,8 +72,9 @@ def sums(content: memoryview) -> bytes:
 
 
 def write(directory: int, places: Sequence[Place], contents: Sequence[memoryview], fresh: bool) -> None:
-    """Put these shards into their file, made for them if it is `fresh`, and return once they are on disk. Where that
-    fails it is as it was. Large shards begin at a page of memory, as O_DIRECT asks. `places` are those of `placed`."""
+    """Write these shards into their file, created for them if it is `fresh`, and return once they are on disk. After
+    a failure the file is unchanged. Large shards begin at a page of memory, as O_DIRECT requires. `places` are those
+    of `placed`."""
     path, begin = name(places[0].file), places[0].start
     fd = create(directory, Path(path)) if fresh else _opened(directory, path, os.O_WRONLY)
     try:
@@ -118,8 +119,8 @@ def _write(fd: int, places: Sequence[Place], contents: Sequence[memoryview]) -> 
 
 
 def read(directory: int, place: Place, memory: memoryview) -> None:
-    """Fill memory, which begins at a page, with a shard's bytes, and zeros after them. Raises Corrupt where they are
-    not what was written."""
+    """Fill memory, which begins at a page, with a shard's bytes, followed by zeros. Raises Corrupt if they differ
+    from those written."""
     path = name(place.file)
     try:
         fd = _opened(directory, path, os.O_RDONLY)
@@ -165,7 +166,7 @@ def _corrupt(place: Place, what: str) -> Corrupt:
 
 
 def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool) -> None:
-    """Give ranges of whole pages of a file back to the disk, or the file. One that is not there is passed over."""
+    """Punch ranges of whole pages of a file, or delete the file. A missing one is ignored."""
     path = name(file)
     with suppress(FileNotFoundError):
         if gone:
@@ -183,7 +184,7 @@ def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool
 
 
 def tidy(directory: int, holes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-    """Remove the files of which nothing is known, and give back what lies in the holes of the others."""
+    """Delete unknown files, and punch the holes of the others."""
     with os.scandir(directory) as found:
         there = [(entry.name, number(entry.name)) for entry in found]
     for path, file in there:
@@ -201,7 +202,7 @@ def _live(holes: Sequence[tuple[int, int]]) -> int:
 
 
 class Pages:
-    """Which bytes of one file shards lie in."""
+    """The used bytes of one file."""
 
     def __init__(self) -> None:
         self._live = RangeSet()
@@ -214,8 +215,7 @@ class Pages:
         self.nbytes += place.size
 
     def free(self, place: Place) -> tuple[int, int] | None:
-        """Remove a shard. Returns the range of whole pages around its place that no other shard uses: these can be
-        punched."""
+        """Remove a shard. Returns the range of whole pages around it that no other shard uses, which can be punched."""
         start, end = place.start, place.start + place.size
         self._live.remove(start, end)
         self.shards -= 1
@@ -228,7 +228,7 @@ class Pages:
         return (first, last) if first < last else None
 
     def holes(self) -> list[tuple[int, int]]:
-        """The ranges of whole pages in which nothing lies, the last one up to any end."""
+        """The unused ranges of whole pages, the last one without an end."""
         found, at = [], 0
         for start, end in self._live:
             first = start // PAGE * PAGE

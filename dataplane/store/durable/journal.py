@@ -1,10 +1,10 @@
-"""The commits of a data directory: what comes while one is under way goes into the next.
+"""The commits of a data directory: writes that arrive during one go into the next.
 
-A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, of all of
-its partitions and of its index of shards. Writes are committed in the order in which they were given.
+A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, for all of
+its partitions and its index of shards. Writes are committed in the order in which they were given.
 
-Invariants: who is answered has its write on disk, and all that was given before. While the disk is full nobody
-is answered; it is tried again and again, and `refusal` says so. After any other failure everybody is told of it.
+Invariants: an answered write is on disk, with all writes before it. While the disk is full, nothing is answered; the
+commit is repeated, and `refusal` says so. After any other failure all writes fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Journal:
     """Used from one event loop, that of the first write; one thread of its own commits."""
 
     def __init__(self, database: Database) -> None:
-        """Raises OSError where the system starts no thread."""
+        """Raises OSError if the system starts no thread."""
         self._database = database
         self._workers = Workers(1, 0, "dataplane-commit")
         self._waiting: list[tuple[Work, asyncio.Future[None]]] = []
@@ -37,10 +37,11 @@ class Journal:
         self.commits = 0
 
     def write(self, work: Work, *, lazily: bool = False) -> asyncio.Future[None]:
-        """Have `work` done in the next transaction, by another thread; the future is done once that is on disk. It may
-        be done again, where a transaction was rolled back. `lazily`: by the way, with what is written next.
+        """Run `work` in the next transaction, in another thread; the future is done once that is on disk. It may run
+        again if a transaction was rolled back. `lazily`: with the next other write.
 
-        Raises, by the future, DirectoryUnusable or Corrupt. Cancelling the future takes nothing back."""
+        Raises, by the future, DirectoryUnusable or Corrupt. Cancelling the future undoes nothing.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append((work, future))
@@ -90,7 +91,8 @@ class Journal:
         self._begin()
 
     def close(self, patience_s: float = 1.5) -> None:
-        """Stop. What has not begun is cancelled, and what has is waited for so long. Idempotent."""
+        """Stop. Writes that have not begun are cancelled, and those in progress are waited for at most this long.
+        Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,10 +1,10 @@
 """The log of one partition in a data directory: `replication.storage` on SQLite.
 
-An entry is a row with a checksum over all that it says; the log's own row says where it begins and ends, so an entry
-that is not there any more is noticed too. A write goes into the transaction that all logs of the directory share, and
-the first `sync` commits it for everybody (`database`).
+An entry is a row with a checksum over all its values. The log's own row has the indices of its beginning and end, so a
+missing entry is noticed too. A write goes into the transaction that all logs of the directory share, and the first
+`sync` commits it for all (`database`).
 
-Invariants: a log is found as some first part of its operations made it, not less than was synced, or it is
+Invariants: a log is found in the state after some prefix of its operations, at least the synced ones, or it is
 Corrupt; a log of another replica is not touched.
 """
 
@@ -31,15 +31,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def checksum(*values: object) -> int:
-    """Of values of a row, as SQLite keeps it: signed."""
+    """The checksum of the values of a row, in SQLite's form: signed."""
     return xxhash.xxh3_64_intdigest(_encode(values)) - (1 << 63)
 
 
 class SQLiteStorage(Storage):
-    """The log `name` of `replica` in a database. Any thread may call it."""
+    """The log `name` of `replica` in a database. Thread-safe."""
 
     def __init__(self, database: Database, name: str, replica: ReplicaId) -> None:
-        """Find the log, or make it. Raises DirectoryUnusable where it is another replica's, Corrupt, Backpressure."""
+        """Find the log, or create it. Raises DirectoryUnusable if it is another replica's, Corrupt, Backpressure."""
         self._database = database
         self._name = name
         self._replica = replica
@@ -48,7 +48,7 @@ class SQLiteStorage(Storage):
         self._id = self._made() if found is None else found[0]
 
     def _found(self, sql: sqlite3.Connection) -> tuple[int, int, int] | None:
-        """Its number, and the indices at which it begins and ends."""
+        """Its number, and the indices of its beginning and end."""
         query = "SELECT id, node, incarnation, base, last, sum FROM logs WHERE name = ?"
         row = sql.execute(query, (self._name,)).fetchone()
         if row is None:
@@ -119,12 +119,13 @@ class SQLiteStorage(Storage):
                 _, self._written = self._database.write(lambda sql: self._write(sql, batch), self._written)
 
     def writing(self, operations: Sequence[Operation]) -> Work:
-        """What writes operations after those before in a transaction of a journal's, instead of `write` and `sync`."""
+        """A function that writes operations after the previous ones in a transaction of a journal, instead of
+        `write` and `sync`."""
         return lambda sql: self._write(sql, operations)
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
-        """After an error, what was written since the last sync is not there, and is written again."""
+        """A context: after an error, writes since the last sync are gone, and are written again."""
         try:
             yield
         except DataplaneError:
@@ -173,10 +174,10 @@ class SQLiteStorage(Storage):
 
 
 class JournaledLog(SQLiteStorage):
-    """A log that is written through the directory's journal, with all else that is."""
+    """A log that is written through the directory's journal, with everything else."""
 
     def __init__(self, database: Database, journal: Journal, name: str, new: ReplicaId) -> None:
-        """Find the log of this node, of whatever incarnation, or make it for the replica `new`. Raises as the base."""
+        """Find the log of this node, of any incarnation, or create it for the replica `new`. Raises as the base."""
         found = dict(names(database)).get(name, new)
         super().__init__(database, name, found if found[0] == new[0] else new)
         self._journal = journal
@@ -188,7 +189,7 @@ class JournaledLog(SQLiteStorage):
         return self._journal.refusal
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
-        """Write operations after those before; done, and failing, as what `Journal.write` returns."""
+        """Write operations after the previous ones. The future is that of `Journal.write`."""
         return self._journal.write(self.writing(operations))
 
     def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
@@ -196,7 +197,7 @@ class JournaledLog(SQLiteStorage):
             super()._write(sql, operations)
 
     def remove(self) -> None:
-        """Have no log of this name any more: another of it begins anew. If it fails, the next process finds the log."""
+        """Delete the log: another one with its name begins empty. If that fails, the next process finds the log."""
         self._removed = True
         with suppress(DataplaneError):
             self._database.write(self._remove)
@@ -216,6 +217,6 @@ def _heard(written: asyncio.Future[None]) -> None:
 
 
 def names(database: Database) -> list[tuple[str, ReplicaId]]:
-    """The logs in a database, and whose each is."""
+    """The logs in a database, with their replicas."""
     rows = database.read(lambda sql: sql.execute("SELECT name, node, incarnation FROM logs ORDER BY id").fetchall())
     return [(name, (node, incarnation)) for name, node, incarnation in rows]

@@ -1,6 +1,6 @@
-"""Small values by name in a data directory: what a node has to know when it is started again.
+"""Small values by name in a data directory, for a node that is started again.
 
-Invariants: they are committed in the order in which they were given, with all else that the journal writes; a
+Invariants: they are committed in the order in which they were given, with everything else that the journal writes; a
 value with a wrong byte is Corrupt.
 """
 
@@ -17,7 +17,7 @@ from dataplane.store.durable.log import checksum
 
 
 class Notes:
-    """Those of one kind. Used from the journal's loop."""
+    """The notes of one kind. Used from the journal's loop."""
 
     def __init__(self, database: Database, journal: Journal, kind: str) -> None:
         self._database = database
@@ -25,7 +25,7 @@ class Notes:
         self.kind = kind
 
     def load(self) -> dict[str, bytes]:
-        """All that there are. Raises Corrupt."""
+        """All notes. Raises Corrupt."""
         return self._database.read(self._load)
 
     def _load(self, sql: sqlite3.Connection) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ class Notes:
         return found
 
     def write(self, changes: Mapping[str, bytes | None], *, lazily: bool = False) -> asyncio.Future[None]:
-        """Give names these values, or none; done, and failing, as what `Journal.write` returns."""
+        """Set or delete the values of these names. The future is that of `Journal.write`."""
         kept = [
             (self.kind, name, value, checksum(self.kind, name, value))
             for name, value in changes.items()

@@ -48,7 +48,7 @@ _FILE_BYTES = 64 << 20  # of a file, but for its last batch: what is freed of a 
 
 
 class Described(msgspec.Struct, frozen=True, gc=False):
-    """What the index says of a shard besides where it is."""
+    """The index entry of a shard without its location."""
 
     number: int
     rows: int
@@ -59,7 +59,7 @@ class Described(msgspec.Struct, frozen=True, gc=False):
 
 
 class Durable(Backing):
-    """A durable shard's place. `free` it when nobody needs the shard."""
+    """The location of a durable shard. `free` it when nobody needs the shard."""
 
     __slots__ = ("_shards", "number", "place")
 
@@ -72,7 +72,7 @@ class Durable(Backing):
         await self._shards.read(self, memory)
 
     def free(self) -> None:
-        """Have its row removed by the way, and then its bytes."""
+        """Remove its row with the next commit, and then its bytes."""
         self._shards.free(self)
 
 
@@ -97,7 +97,7 @@ class DurableShards:
     """See the module. Used from one event loop."""
 
     def __init__(self, directory: DataDirectory) -> None:
-        """Takes the directory over. Raises OSError where the system starts no thread."""
+        """Takes the directory over. Raises OSError if the system starts no thread."""
         self.directory = directory
         self.journal = Journal(directory.database)
         try:
@@ -124,11 +124,11 @@ class DurableShards:
     # Writing
 
     async def write(self, shards: Sequence[tuple[Described, memoryview]], *, with_next: bool) -> list[Durable]:
-        """Write these shards' bytes, of large ones whole pages of the arena; nobody changes them meanwhile.
-        `with_next`: their rows are given to the journal, and committed with what is written there next.
+        """Write the bytes of these shards, for large ones whole pages of the arena, which must not change meanwhile.
+        `with_next`: their rows are given to the journal, and committed with its next write.
 
-        Raises Backpressure where the disk is full, DirectoryUnusable where it refuses: then none is there. While the
-        index can not be written it waits. Not to be cancelled: a thread would go on reading.
+        Raises Backpressure if the disk is full, DirectoryUnusable if it refuses: then no shard is stored. While the
+        index cannot be written it waits. Not to be cancelled: a thread would go on reading.
         """
         wanted = _Wanted(shards, with_next, asyncio.get_running_loop().create_future())
         self._wanted.append(wanted)
@@ -137,7 +137,7 @@ class DurableShards:
         return await wanted.done
 
     def _begin(self) -> None:
-        """Write a batch of what is wanted, if anything is."""
+        """Write a batch of the requested shards, if there are any."""
         batch: list[_Wanted] = []
         nbytes = 0
         for each in self._wanted if self._closed else ():
@@ -195,7 +195,7 @@ class DurableShards:
     # Reading
 
     async def read(self, durable: Durable, memory: memoryview) -> None:
-        """Fill the memory with a shard's bytes. Raises Corrupt, or OSError where the system does not let it be read."""
+        """Fill the memory with a shard's bytes. Raises Corrupt, or OSError if the system does not let it be read."""
         try:
             await self._by_thread(files.read, self.directory.shards, durable.place, memory)
         except Corrupt as error:
@@ -205,7 +205,7 @@ class DurableShards:
     # Freeing
 
     def free(self, durable: Durable) -> None:
-        """Have a shard's row removed by the way, and then its bytes."""
+        """Remove a shard's row with the next commit, and then its bytes."""
         if self._closed:
             return
         self._freed.append(durable)
@@ -213,7 +213,7 @@ class DurableShards:
             self._start(self._free())
 
     async def _free(self) -> None:
-        """If that fails, rows or bytes are left of shards that nobody has, and the next process frees them."""
+        """Free rows and bytes. If that fails, the next process frees the rest."""
         freed, self._freed = self._freed, []
         numbers = [durable.number for durable in freed]
         with suppress(DataplaneError):
@@ -238,8 +238,8 @@ class DurableShards:
     # Recovery
 
     async def recover(self) -> list[tuple[Described, Durable]]:
-        """The shards that the index has; to be called before the first is written. Files that it does not know, and
-        pages in which nothing lies, go. Raises Corrupt where a row is not as it was written."""
+        """The shards of the index; to be called before the first write. Unknown files, and unused pages, are
+        removed. Raises Corrupt if a row was changed."""
         found = await self._by_thread(self.directory.database.read, _select)
         for _, place in found:
             self._files.setdefault(place.file, Pages()).add(place)
@@ -250,7 +250,7 @@ class DurableShards:
         return [(described, Durable(self, described.number, place)) for described, place in found]
 
     def tend(self, last: int) -> None:
-        """See to it that there are numbers for more shards than `last`. To be called now and then."""
+        """Reserve numbers for more shards than `last`. To be called regularly."""
         if last > self.directory.identity.numbers - NUMBERS // 2:
             self._start(self._extend(last + NUMBERS))
 
@@ -264,14 +264,14 @@ class DurableShards:
         return DurableStatistics(shards, nbytes, len(pages), self.journal.commits)
 
     async def aclose(self) -> None:
-        """Do what was begun, as far as the disk answers, and stop."""
+        """Finish what was begun, as far as the disk answers, and stop."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         self.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Stop, whatever is under way. Idempotent."""
+        """Stop, whatever is in progress. Idempotent."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -284,7 +284,7 @@ Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
 
 
 def _heard(written: asyncio.Future[None]) -> None:
-    """A row that could not be written: nor can what comes with it, and who wrote that hears of it."""
+    """Retrieve the error of a row that could not be written: the write that comes with it reports it."""
     if not written.cancelled():
         written.exception()
 

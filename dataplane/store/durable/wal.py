@@ -1,15 +1,14 @@
-"""A look at SQLite's write-ahead log before SQLite opens it: was it cut by a crash, or changed?
+"""Checks SQLite's write-ahead log before SQLite opens it: was it cut by a crash, or changed?
 
-SQLite takes the log up to the first frame whose checksum is wrong and drops the rest without a word. After a crash that
-is right: the end of the last transaction had not been synced, so nobody was told of it. A byte that changed further
-ahead would take committed transactions with it. The two can be told apart: a transaction begins to be written only
-once the one before it was synced. So a transaction that another one follows was synced, and a wrong frame of it is
-Corrupt.
+SQLite reads the log up to the first frame with a wrong checksum and drops the rest silently. After a crash that is
+right: the end of the last transaction had not been synced, so no caller had an answer. A changed byte further ahead
+would drop committed transactions. The two cases can be distinguished: a transaction is written only after the previous
+one was synced. So a transaction that is followed by another one was synced, and a wrong frame of it is Corrupt.
 
-What can not be told: a wrong byte in the last transaction of the log looks like its torn end. SQLite drops that one.
+A wrong byte in the last transaction of the log cannot be distinguished from its torn end. SQLite drops that one.
 
-The format: https://www.sqlite.org/fileformat2.html#walformat. Its checksum is a linear recurrence over pairs of 32-bit
-words, (a, b) -> (a + b + x, a + 2 b + x + y) modulo 2**32, so that of a frame is a product with fixed powers.
+The format: https://www.sqlite.org/fileformat2.html#walformat. Its checksum is a linear recurrence over pairs of
+32-bit words, (a, b) -> (a + b + x, a + 2 b + x + y) modulo 2**32, so that of a frame is a product with fixed powers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def check(path: Path) -> None:
-    """Raises Corrupt where committed transactions would be dropped, OSError where the file can not be read."""
+    """Raises Corrupt if committed transactions would be dropped, OSError if the file cannot be read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -72,7 +71,8 @@ def _corrupt(path: Path, what: str) -> Corrupt:
 
 @cache
 def _powers(pairs: int) -> tuple[Words, Words]:
-    """[pairs, 2] each: what a pair's words add to the two sums, `x` and `y`; and the matrix for the sums before."""
+    """[pairs, 2] each: the contributions of a pair's words to the two sums, `x` and `y`; and the matrix for the sums
+    before."""
     step = np.array([[1, 1], [1, 2]], np.uint64)
     power, mask = np.eye(2, dtype=np.uint64), np.uint64(0xFFFFFFFF)
     of_x, of_y = np.zeros((pairs, 2), np.uint32), np.zeros((pairs, 2), np.uint32)
@@ -84,7 +84,7 @@ def _powers(pairs: int) -> tuple[Words, Words]:
 
 
 def _sums(words: npt.NDArray[np.generic], before: Words) -> Words:
-    """The checksums [frame, 2] of words [frame, word], each after the one before it."""
+    """The checksums [frame, 2] of words [frame, word], each after the previous one."""
     powers, power = _powers(words.shape[1] // 2)
     native = words.astype(np.uint32)
     sums = np.empty_like(before)
