@@ -245,6 +245,8 @@ class AsyncPlane:
 
         Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
         freed rows, and the rest with the last column of the last row. Freeing what is gone does nothing.
+
+        Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
         """
         self.check()
         if (ref is None) == (scope is None):

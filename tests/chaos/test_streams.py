@@ -226,7 +226,7 @@ def int64s(*numbers: int) -> bytes:
 def lied_to(node: StandingNode) -> Iterator[tuple[StandingNode, dp.Plane, dp.Stream]]:
     """A node and a stream of somebody who is honest, with rows; it works afterwards as it should."""
     with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a", "b"])
+        stream = plane.stream("s", ["a", "b"], max_rows=1000)  # so that permits count
         stream.append({"x": range(4)}, keys=list("pqrs"))
         held = stream.consume("a", rows=2, columns=["x"])
         yield node, plane, stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EAGAIN, EIO, EMFILE
+from errno import EAGAIN, EIO
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,6 @@ def pair(tmp_path: Path, shim: Path) -> Iterator[Pair]:
 CELLS = [
     ("pthread_create", EAGAIN, 1, ""),
     ("pthread_create", EAGAIN, EVERY, ""),
-    ("accept", EMFILE, EVERY, "socket:"),
     ("sendfile", EIO, EVERY, ".spill"),
     ("sendfile", HANG, 1, ".spill"),
 ]
