@@ -1,7 +1,7 @@
-"""Settings: frozen, checked once when they are made, and the one place that reads the environment.
+"""Settings: frozen, validated at their creation, and the only place that reads the environment.
 
-Sizes are bytes, as `int` or as text such as `"2GiB"`. What is left `None` is derived from the machine when
-the settings are made, so that every field of a `NodeConfig` that exists is the value in force.
+Sizes are bytes, as `int` or as text such as `"2GiB"`. A field that is left `None` is derived from the machine at the
+creation, so every field of an existing `NodeConfig` is the value in force.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {"": 1, "B": 1} | {
 _MIB = 1 << 20
 
 TRANSPORTS = ("tcp", "ucx", "nixl", "nccl")
-"""What may carry bytes between hosts."""
+"""The data transports between hosts."""
 
 
 def parse_size(size: int | str) -> int:
@@ -61,18 +61,19 @@ def format_size(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """What one node may use, and when it spills.
+    """The resources of one node, and when it spills.
 
     memory: bytes of shared memory. None: 30 % of the host's memory, or of the container's limit if that is less.
-    spill: bytes on disk. 0 turns spilling off. None: four times `memory`, at most half of what is free there.
-    spill_dir: where spill files go, each node in a directory of its own. None: $DATAPLANE_SPILL_DIR, else /var/tmp.
-    prewarm: bytes made ready in the background for the first client. None: 512 MiB, at most half of `memory`.
-    high_watermark, low_watermark: parts of `memory`. Above the high one, shards are written to disk ahead of
-        need until those without a copy there are below the low one.
-    reservation_lease_s: seconds without a sign of life after which a client's unsealed bytes are taken back.
+    spill: bytes on disk. 0 turns spilling off. None: four times `memory`, at most half of the free space there.
+    spill_dir: the directory of spill files, in which each node has one of its own. None: $DATAPLANE_SPILL_DIR, else
+        /var/tmp.
+    prewarm: bytes prefaulted in the background for the first client. None: 512 MiB, at most half of `memory`.
+    high_watermark, low_watermark: shares of `memory`. Above the high one, shards are written to disk ahead of need
+        until those without a copy there are below the low one.
+    reservation_lease_s: seconds of silence after which a client's unsealed bytes are taken back.
     compression: "auto" compresses spill files with LZ4 when the disk is slower than LZ4; "never"; "always".
-    data_dir: where the node keeps who it is and what is durable, for itself alone; on a disk that stays. A node started
-        again on it is the same member. None: nothing is durable, and each node is a new one.
+    data_dir: the directory of the node's identity and durable data, for this node only, on a persistent disk. A node
+        started again on it is the same member. None: nothing is durable, and each start is a new node.
     metrics: HOST:PORT where the node serves `/metrics` to Prometheus; port 0 is any. None: nowhere.
     """
 
@@ -148,21 +149,23 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """How a node is one of several.
+    """The membership of a node in a cluster.
 
-    listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any. Its transports listen on the same HOST.
-    join: an etcd that is there, and the cluster's name: `etcd://HOST:PORT,.../NAME`.
-    key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
-    advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
-        then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
-    transports: what carries bytes, of `TRANSPORTS`, the best first. Empty: tcp, and before it what uses RDMA here.
-    etcd_ca: the file of the authority that has signed the etcd's certificate; etcd is spoken to over TLS then.
-    etcd_cert, etcd_cert_key: the files of this node's own certificate and its key, for an etcd that asks for one.
-    etcd_login: a file with one line, USER:PASSWORD, for an etcd that asks for them.
+    listen: the address of its control channel, `tcp://HOST:PORT`; port 0 is any. Its transports listen on the same
+        HOST.
+    join: an existing etcd, and the cluster's name: `etcd://HOST:PORT,.../NAME`.
+    key: the cluster's key file. None is for a single host: without a key, nothing listens beyond loopback.
+    advertise: the host, a name or an address, by which others reach it. Empty: the one that it listens on, which must
+        not be a wildcard address then.
+    transports: the data transports, of `TRANSPORTS`, the preferred one first. Empty: tcp, preceded by those with RDMA
+        here.
+    etcd_ca: the certificate file of the authority that signed the etcd's certificate; enables TLS.
+    etcd_cert, etcd_cert_key: the files of this node's own certificate and its key, for an etcd that requires one.
+    etcd_login: a file with one line, USER:PASSWORD, for an etcd that requires it.
     seeds: instead of `join`: the 1, 3 or 5 hosts whose nodes run an etcd for the cluster, `HOST[:PORT],...[/NAME]`, the
-        same on every host. PORT is for clients of etcd, 2379 if not given; its servers meet at the next.
-    seed_dir: where a seed keeps its etcd, in a directory of that one's own. None: the node's data directory if it has
-        one, else $DATAPLANE_SPILL_DIR, else /var/tmp.
+        same on every host. PORT is for clients of etcd, 2379 by default; its servers use the next one.
+    seed_dir: the parent directory of a seed's etcd. None: the node's data directory if it has one, else
+        $DATAPLANE_SPILL_DIR, else /var/tmp.
     """
 
     listen: str
@@ -217,7 +220,7 @@ class ClusterConfig:
 
     @property
     def told(self) -> str:
-        """The host that others are told, in brackets where it needs them; empty: the one that it listens on."""
+        """The host in the addresses for others, in brackets if it is IPv6; empty: the one that it listens on."""
         host = self.advertise.removeprefix("[").removesuffix("]")
         return f"[{host}]" if ":" in host else host
 
@@ -268,7 +271,7 @@ def _seeds(text: str) -> Join:
 
 
 def _ports(host: str) -> bool:
-    """Whether it ends in a port: of an IPv6 address only one in brackets can."""
+    """Whether the host ends in a port: for an IPv6 address only if it is in brackets."""
     return ":" in host.rpartition("]")[2] and not _is_v6(host)
 
 
@@ -321,8 +324,8 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment says: the address to attach to (or None), the directories to use (of spilled rows, of
-    sockets, and of what this user's nodes keep), and whether events are recorded for traces and histograms."""
+    """The environment variables: the address to attach to (or None), the directories (of spill files, of sockets,
+    and of this user's nodes' state), and whether events are recorded for traces and histograms."""
 
     address: str | None
     spill_dir: str
@@ -332,7 +335,7 @@ class Environment:
 
 
 def program() -> str:
-    """What people know this process by: its program's name, and which child of that `multiprocessing` made it."""
+    """The display name of this process: its program's name, and its name as a child of `multiprocessing`."""
     name = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
     processes = sys.modules.get("multiprocessing.process")  # not imported: it made none
     child = "MainProcess" if processes is None else processes.current_process().name
@@ -373,23 +376,23 @@ def default_memory() -> int:
 
 
 def host_memory() -> int:
-    """The host's memory, or the control group's limit where that is less, in bytes."""
+    """The host's memory, or the control group's limit if that is less, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
 def check_host(config: NodeConfig) -> None:
-    """Raises Rejected where this host has less memory than a node with these settings may use.
+    """Raises Rejected if this host has less memory than a node with these settings may use.
 
-    For jobs that start nodes on the hosts that they get. Who starts a node by hand may give it a budget beyond the
-    host's memory, and is warned: segments are as large as writers need.
+    For jobs that start nodes on the hosts that they get. A node started by hand may have a budget beyond the host's
+    memory, with a warning: segments are as large as writers need.
     """
     if beyond := beyond_host(config):
         raise Rejected(beyond)
 
 
 def beyond_host(config: NodeConfig) -> str:
-    """What is to be done where a node with these settings may use more memory than the host has; empty elsewhere."""
+    """Advice if a node with these settings may use more memory than the host has; else empty."""
     there = host_memory()
     if config.memory_bytes <= there:
         return ""

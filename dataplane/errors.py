@@ -88,8 +88,8 @@ class LeaseExpired(DataplaneError):
 
 
 class OutcomeUnknown(DataplaneError):
-    """What was asked may have been done, or may yet be. The same request again, under the same sequence, settles it
-    and is done once. `epoch`: of the partition whose leader did not answer, where it was one."""
+    """The request may have been executed, or may yet be. The same request again, under the same sequence, settles it
+    and is executed once. `epoch`: of the partition whose leader did not answer, if it was one."""
 
     FIELDS = {"epoch": 0}
 
@@ -111,9 +111,9 @@ class Corrupt(Lost):
 
 
 class Freed(Lost):
-    """The rows were freed. `shard` is the number of the first shard concerned, and `columns` are those of the rows in
-    it. Of a shard that went lately, as a whole: the `scope` that it was put under, `age_s` seconds since, and
-    `freed_by`, the client whose call it was or the stream that needed it no more. Empty, and -1, where not known."""
+    """The rows were freed. `shard`: the number of the first shard concerned; `columns`: those of the rows in it. For
+    a shard that was freed recently, as a whole: the `scope` that it was put under, `age_s` seconds since, and
+    `freed_by`, the client that freed it or the stream that no longer needed it. Empty, and -1, if unknown."""
 
     FIELDS = {"shard": -1, "columns": (), "scope": "", "freed_by": "", "age_s": -1.0}
 
@@ -145,8 +145,8 @@ class Misuse(DataplaneError):
 
 
 class Closed(Misuse):
-    """What was used had been closed before. `drained`: it was a stream, and nothing more comes for its task, which has
-    done all rows but those that are `dead` letters and those that were dropped or have `expired`."""
+    """The object was closed before. `drained`: it was a stream, and nothing more comes for its task, which has done
+    all rows except `dead` letters and those that were dropped or have `expired`."""
 
     FIELDS = {"drained": False, "dead": 0, "expired": 0}
 

@@ -1,4 +1,4 @@
-"""The synchronous face: each call runs the asynchronous one's coroutine and waits for it (`client.turns`).
+"""The synchronous interface: each call runs the coroutine of the asynchronous one and waits for it (`client.turns`).
 
 It adds no logic.
 """
@@ -36,14 +36,15 @@ T = TypeVar("T")
 
 
 class Draft:
-    """See `dataplane.client.draft.Draft`; here `seal` waits. As a context manager it drops what was not sealed."""
+    """See `dataplane.client.draft.Draft`; here `seal` waits. As a context manager it drops what was not sealed at
+    its end."""
 
     def __init__(self, draft: AsyncDraft, turns: Turns) -> None:
         self._draft = draft
         self._turns = turns
 
     def __getitem__(self, name: str) -> Any:
-        """The column's memory, to be written: an array, or for a ragged column a list of one a row."""
+        """The memory of the column: an array, or for a ragged column a list with one array a row."""
         return self._draft[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -54,12 +55,12 @@ class Draft:
         return self._draft.torch(name)
 
     def seal(self) -> BatchRef:
-        """Make what was written visible, and unchangeable from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make the columns visible, and immutable. Raises LeaseExpired, Closed, PeerUnavailable."""
         self._draft.check()  # before the loop is touched, which a forked child or a closed plane lacks
         return self._turns.wait(self._draft.seal())
 
     def drop(self) -> None:
-        """Give the memory back unsealed. Idempotent. In a forked child it is not the child's to give."""
+        """Release the memory unsealed. Idempotent. In a forked child it does nothing: the memory is the parent's."""
         if not self._draft.in_child:
             self._turns.soon(self._draft.drop)
 
@@ -71,9 +72,9 @@ class Draft:
 
 
 class Plane:
-    """This process's handle to the system. Made by `dataplane.connect`; any thread may use it.
+    """This process's handle to the system, from `dataplane.connect`; any thread may use it.
 
-    Each method is that of `AsyncPlane`, waited for.
+    Each method waits for that of `AsyncPlane`.
     """
 
     def __init__(self, plane: AsyncPlane, turns: Turns) -> None:
@@ -93,12 +94,12 @@ class Plane:
             return self._turns.wait(coroutine)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is another, of the same node."""
+        """Unpickled, it is another plane on the same node."""
         return connect, (self.address,)
 
     @property
     def address(self) -> str:
-        """What other processes of this host connect to."""
+        """The address for other processes of this host."""
         return self._plane.address
 
     def put(
@@ -113,7 +114,7 @@ class Plane:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> BatchRef:
-        """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
+        """Store columns of equal row count. Returns a reference to them. See `AsyncPlane.put`."""
         if device is not None:
             close_at_end(self)
         one = self._turns.free and not narrow and objects == "store"
@@ -124,7 +125,7 @@ class Plane:
         return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow, objects=objects))
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
-        """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
+        """Memory for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
         return Draft(self._wait(self._plane.draft(columns, scope=scope, timeout=timeout)), self._turns)
 
     def get(
@@ -136,7 +137,7 @@ class Plane:
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """The rows and columns that the reference means, in place. See `AsyncPlane.get`."""
+        """The rows and columns of the reference, in place. See `AsyncPlane.get`."""
         device = None if device is None else device_of(device)  # by this thread's current device
         alone = group is None and device is None and self._turns.free
         asked = self._plane.getting(ref, timeout) if alone else None
@@ -155,11 +156,11 @@ class Plane:
         return self._plane.placed(batch, device, out)
 
     def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
-        """Begin to read what the reference means, and return at once. See `AsyncPlane.prefetch`."""
+        """Begin to read the rows of the reference, and return at once. See `AsyncPlane.prefetch`."""
         self._wait(self._plane.prefetch(ref, timeout=timeout))
 
     def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
-        """Free what a reference means, or everything put under a scope. See `AsyncPlane.free`."""
+        """Free the rows of a reference, or everything put under a scope. See `AsyncPlane.free`."""
         self._wait(self._plane.free(ref, scope=scope))
 
     def retain(self, ref: BatchRef) -> BatchRef:
@@ -183,7 +184,7 @@ class Plane:
         return self._wait(self._plane.retain_each(refs))
 
     def stats(self, node: str | None = None) -> Stats:
-        """The figures now of this host's node, or of another member's. See `AsyncPlane.stats`."""
+        """The statistics of this host's node, or of another member. See `AsyncPlane.stats`."""
         return self._wait(self._plane.stats(node))
 
     def stream(
@@ -200,7 +201,7 @@ class Plane:
         durable: bool | None = None,
         history: Any = None,
     ) -> Stream:
-        """The stream of this name, made if it is not there. See `AsyncPlane.stream`."""
+        """The stream of this name, created if it does not exist. See `AsyncPlane.stream`."""
         opened = self._plane.stream(
             name,
             tasks,
@@ -230,11 +231,11 @@ class Plane:
         return Stream(self._wait(self._plane.replay(directory, name, tasks, **how)), self._wait, self._turns)
 
     def streams(self, node: str | None = None) -> dict[str, Any]:
-        """The figures of all streams of the node, or of another member, by name. See `AsyncPlane.streams`."""
+        """The statistics of all streams of the node, or of another member, by name. See `AsyncPlane.streams`."""
         return self._wait(self._plane.streams(node))
 
     def table(self, name: str, *, durable: bool | None = None) -> Table:
-        """The table of this name, made by the first write to it. See `AsyncPlane.table`."""
+        """The table of this name, created by the first write to it. See `AsyncPlane.table`."""
         return Table(self._plane.table(name, durable=durable), self._wait)
 
     def history(
@@ -256,15 +257,15 @@ class Plane:
         return Weights(self._plane.weights(name, keep, replicas=replicas), self._wait)
 
     def tables(self) -> dict[str, Any]:
-        """The figures of all tables, by name. See `AsyncPlane.tables`."""
+        """The statistics of all tables, by name. See `AsyncPlane.tables`."""
         return self._wait(self._plane.tables())
 
     def members(self) -> dict[str, Any]:
-        """Who is in the node's cluster. See `AsyncPlane.members`."""
+        """The members of the node's cluster. See `AsyncPlane.members`."""
         return self._wait(self._plane.members())
 
     def graphs(self) -> dict[str, Any]:
-        """What processes have reported of their performance. See `AsyncPlane.graphs`."""
+        """The performance reports of processes. See `AsyncPlane.graphs`."""
         return self._wait(self._plane.graphs())
 
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
@@ -300,11 +301,11 @@ def connect(
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
-    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
-        which child of that it is.
+    name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
+        name, and its name as a child of that.
 
-    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
-    for what is no address.
+    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
+    ValueError for an invalid address.
     """
     turns = Turns()
 

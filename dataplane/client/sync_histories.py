@@ -26,7 +26,7 @@ class History:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the history."""
         return self._inner.name
 
     def add(
@@ -63,11 +63,11 @@ class History:
         return self._wait(self._inner.follow(inner, task=task, tokens=tokens, key=key, reward=reward, rows=rows))
 
     def following(self, **how: Any) -> histories.Following:
-        """What `plane.stream(history=...)` takes, for a stream of other columns. See `AsyncHistory.following`."""
+        """The `history` argument of `plane.stream`, for a stream with other columns. See `AsyncHistory.following`."""
         return self._inner.following(**how)
 
     def known(self, keys: Sequence[str]) -> list[list[histories.Held]]:
-        """What is known of the responses to each of these prompts. See `AsyncHistory.known`."""
+        """The metadata of the responses to each of these prompts. See `AsyncHistory.known`."""
         return self._wait(self._inner.known(keys))
 
     def responses(self, key: str) -> list[Response]:
@@ -75,7 +75,7 @@ class History:
         return self._wait(self._inner.responses(key))
 
     def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
-        """What proposes the tokens of a new response to this prompt. See `AsyncHistory.drafter`."""
+        """A drafter for a new response to this prompt. See `AsyncHistory.drafter`."""
         return self._wait(self._inner.drafter(key, max_tokens=max_tokens))
 
     def lengths(self, keys: Sequence[str]) -> Lengths:

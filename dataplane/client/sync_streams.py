@@ -1,4 +1,4 @@
-"""The synchronous face of streams: each call waits for the asynchronous one's coroutine. It adds no logic."""
+"""The synchronous interface of streams: each call waits for the coroutine of the asynchronous one. It adds no logic."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Delivery:
         self._wait(self._inner.nack(reason))
 
     def renew(self) -> None:
-        """The lease begins again. Raises LeaseExpired."""
+        """Restart the lease. Raises LeaseExpired."""
         self._wait(self._inner.renew())
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
@@ -80,7 +80,7 @@ class Delivery:
         return self._inner.split(shards, equal=equal)
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[Any]:
-        """Which rows of the delivery `split` gives each rank."""
+        """The rows of the delivery that `split` gives each rank."""
         return self._inner.rows_of(shards, equal=equal)
 
     def __enter__(self) -> Delivery:
@@ -141,31 +141,31 @@ class Row:
 
     @property
     def ended(self) -> bool:
-        """Whether it was finished or given up here."""
+        """Whether it was finished or abandoned here."""
         return self._inner.ended
 
     def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """The next piece. Raises as `AsyncRow.append`."""
+        """Append the next piece. Raises as `AsyncRow.append`."""
         self._wait(self._inner.append(columns, version=version, timeout=timeout))
 
     def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """The row is done: tasks are given it."""
+        """End the row: tasks get it."""
         self._wait(self._inner.finish(stale_share=stale_share, timeout=timeout))
 
     def abandon(self) -> None:
-        """The row is dropped, with all that was appended to it."""
+        """Drop the row, with all that was appended to it."""
         self._wait(self._inner.abandon())
 
     def renew(self) -> None:
-        """The lease begins again."""
+        """Restart the lease."""
         self._wait(self._inner.renew())
 
     def release(self) -> None:
-        """The row is free: who resumes it next goes on with it."""
+        """Release the row for another process to resume."""
         self._wait(self._inner.release())
 
     def ref(self) -> BatchRef:
-        """The row as it is now."""
+        """A reference to the row as it is now."""
         return self._wait(self._inner.ref())
 
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
@@ -180,7 +180,7 @@ class Row:
 
 
 def opened(address: str, kind: str, name: str) -> Any:
-    """A stream or table that was pickled, on a plane of its own, which it keeps open."""
+    """An unpickled stream or table, on a plane of its own, which it keeps open."""
     from dataplane.client.sync import connect
 
     plane = connect(address)
@@ -200,7 +200,7 @@ class Stream:
         self._turns = turns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is another of this name, on a plane of its own to the same node."""
+        """Unpickled, it is the stream of this name, on a plane of its own to the same node."""
         return opened, (self._inner._connection.address, "stream", self.name)
 
     def __repr__(self) -> str:
@@ -208,12 +208,12 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """What it was opened as."""
+        """The name of the stream."""
         return self._inner.name
 
     @property
     def settings(self) -> Settings:
-        """The tasks and limits that the stream was made with."""
+        """The tasks and limits of the stream."""
         return self._inner.settings
 
     def append(
@@ -228,7 +228,7 @@ class Stream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> list[str]:
-        """New rows of the stream; their keys. See `AsyncStream.append`."""
+        """Append rows to the stream. Returns their keys. See `AsyncStream.append`."""
         if self._turns.free and not narrow and objects == "store":
             asked = self._inner.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
@@ -258,7 +258,7 @@ class Stream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        """More columns for rows of the stream. See `AsyncStream.extend`."""
+        """Add columns to rows of the stream. See `AsyncStream.extend`."""
         one = self._turns.free and not narrow and objects == "store"
         asked = self._inner.extending(rows, columns, replace, timeout) if one else None
         if asked is None:
@@ -322,19 +322,19 @@ class Stream:
         return Taken(self._wait(self._inner.take(task, **how)), self._wait)
 
     def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """No task is to see these rows, and those of these groups, any more. See `AsyncStream.drop_rows`."""
+        """Remove these rows, and those of these groups, from all tasks. See `AsyncStream.drop_rows`."""
         self._wait(self._inner.drop_rows(rows, groups=groups))
 
     def dead_letters(self, task: str, *, most: int = 1024) -> delivery.DeadLetters:
-        """The rows that were given up on. See `AsyncStream.dead_letters`."""
+        """The rows that were not delivered again. See `AsyncStream.dead_letters`."""
         return self._wait(self._inner.dead_letters(task, most=most))
 
     def lost(self, task: str | None = None) -> streams.LostRows:
-        """Rows that are gone with the host that held them, each told once. See `AsyncStream.lost`."""
+        """Rows whose columns died with their hosts, each reported once. See `AsyncStream.lost`."""
         return self._wait(self._inner.lost(task))
 
     def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
-        """Write the stream as it is now to a file. See `AsyncStream.checkpoint`."""
+        """Write the current state of the stream to a file. See `AsyncStream.checkpoint`."""
         self._wait(self._inner.checkpoint(path, timeout=timeout))
 
     def begin(
@@ -349,17 +349,17 @@ class Stream:
         lease: float = LEASE_S,
         timeout: float | None = None,
     ) -> Row:
-        """A row in progress, which is brought piece by piece: see `dataplane.client.unfinished.begin`."""
+        """Begin an unfinished row, which is appended piece by piece: see `dataplane.client.unfinished.begin`."""
         said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
         begun = self._inner.begin(key, **said, tokens=tokens, lease=lease, timeout=timeout)
         return Row(self._wait(begun), self._wait)
 
     def unfinished(self) -> list[Unfinished]:
-        """The rows in progress."""
+        """The unfinished rows."""
         return self._wait(self._inner.unfinished())
 
     def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> Row | None:
-        """Take up a row in progress that nobody holds. Raises LeaseExpired, Misuse."""
+        """Continue an unfinished row without a holder. Raises LeaseExpired, Misuse."""
         row = self._wait(self._inner.resume(key, lease=lease))
         return None if row is None else Row(row, self._wait)
 
@@ -371,22 +371,22 @@ class Stream:
 
     @property
     def follower(self) -> Follower | None:
-        """What records the stream's rows in a history, if `plane.stream` was given one."""
+        """The recorder of the stream's rows in a history, if `plane.stream` was given one."""
         return self._inner.follower
 
     @property
     def replay(self) -> Replay | None:
-        """What fills the stream from a recording, if `plane.replay` made it."""
+        """The replay that fills the stream, if `plane.replay` created it."""
         return self._inner.replay
 
     def stats(self) -> Mapping[str, Any]:
-        """The stream's figures now."""
+        """The statistics of the stream."""
         return self._wait(self._inner.stats())
 
     def close(self) -> None:
-        """Nothing is appended any more; consumers go on until all is done. Idempotent."""
+        """End the appends; consumers continue until all is done. Idempotent."""
         self._wait(self._inner.close())
 
     def drop(self) -> None:
-        """Free everything, delivered or not. Whoever waits is told `Closed`."""
+        """Free everything, delivered or not. Waiting calls raise Closed."""
         self._wait(self._inner.drop())

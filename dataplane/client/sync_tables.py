@@ -1,4 +1,4 @@
-"""The synchronous face of tables: each call waits for the asynchronous one's coroutine. It adds no logic."""
+"""The synchronous interface of tables: each call waits for the coroutine of the asynchronous one. It adds no logic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the table."""
         return self._inner.name
 
     def upsert(
@@ -83,13 +83,13 @@ class Table:
         return self._wait(self._inner.read(rows, columns))
 
     def schema(self) -> dict[str, Field]:
-        """What each column is, by name."""
+        """The field of each column, by name."""
         return self._wait(self._inner.schema())
 
     def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """What is known of these rows, or of all. See `AsyncTable.look`."""
+        """Keys, tags and columns of these rows, or of all. See `AsyncTable.look`."""
         return self._wait(self._inner.look(rows, columns=columns, tags=tags, since=since))
 
     def ready(
@@ -116,7 +116,7 @@ class Table:
         return self._wait(self._inner.claim(task, numbers, give=give, claim_id=claim_id))
 
     def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """What was given under this id. See `AsyncTable.find_claim`."""
+        """The rows given under this id. See `AsyncTable.find_claim`."""
         return self._wait(self._inner.find_claim(task, claim_id))
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:

@@ -26,7 +26,7 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """What they are called."""
+        """The name of the weights."""
         return self._inner.name
 
     @property

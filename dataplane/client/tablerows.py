@@ -1,4 +1,4 @@
-"""What a table answers about its rows.
+"""The answers of a table about its rows.
 
 Invariant: arrays are those of the message, read-only.
 """
@@ -19,8 +19,8 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of rows of a table. `have`: for each row and requested column whether the row has it. `changes`:
-    the `since` of a later `look`."""
+    """Rows of a table: keys, numbers, tags. `have`: for each row and requested column whether the row has it.
+    `changes`: the `since` of a later `look`."""
 
     numbers: Index
     keys: list[str]
@@ -47,7 +47,7 @@ def widened(reply: r.Looked, columns: int) -> bytes:
 
 
 def rows_of(replies: list[r.Looked], columns: int) -> Rows:
-    """What these answers say together. `columns`: how many were requested."""
+    """The combination of these answers. `columns`: how many were requested."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:

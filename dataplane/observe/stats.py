@@ -1,4 +1,4 @@
-"""What `plane.stats()` returns: a node's figures at one moment, as a frozen value."""
+"""The result of `plane.stats()`: a node's statistics at one moment, as a frozen value."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A node's figures. Sizes in bytes, times in seconds; totals count from the node's start.
+    """A node's statistics. Sizes in bytes, times in seconds; totals count from the node's start.
 
-    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident are
-    the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
-    fetched_bytes came from other nodes and sent_bytes went to them, as those said that have read them; copies are
-    shards of theirs that are known here, and count as shards too. asked are requests to other nodes, and answered
-    those of theirs; payloads are not among them. leads and follows are the partitions of streams and tables that this
-    node leads, and follows the log of, each with the epoch of its replica set.
+    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident is the
+    pages of the node's shared memory, including warm free ones; it does not exceed the budget either. fetched_bytes
+    came from other nodes and sent_bytes went to them, as confirmed by the readers; copies are shards of theirs that are
+    known here, and count as shards too. asked are requests to other nodes, and answered those of theirs; bulk data is
+    not among them. leads and follows are the partitions of streams and tables that this node leads, and whose log it
+    follows, each with the epoch of its replica set.
+
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved", "stored"); `owner` ("stream NAME",
-    "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these; the most first.
-    streams has the figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many
-    there are, and `plane.streams()` has them all; tables and tables_in_all are the same of the tables whose home is
-    this node.
-    metrics is HOST:PORT where the node serves `/metrics`; empty where it does not.
+    "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these; the largest first.
+
+    streams has the statistics of each stream by its name, of the first 50 if there are more; streams_in_all is their
+    number, and `plane.streams()` has all of them; tables and tables_in_all are the same for the tables led by this
+    node.
+
+    metrics is HOST:PORT if the node serves `/metrics`; empty otherwise.
     """
 
     memory_used: int = 0
@@ -66,7 +69,7 @@ class Stats:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Stats:
-        """The figures that a node sent. Those that this version does not know are left out."""
+        """The statistics that a node sent. Values unknown to this version are left out."""
         known = {each.name for each in fields(cls)}
         given = {name: value for name, value in values.items() if name in known}
         return cls(**given | {"holders": tuple(given.get("holders", ()))})

@@ -87,15 +87,15 @@ class _Step:
 
 
 class Executor:
-    """A pipeline, or a model's chunks, on the workers of a plan. A context manager; belongs to one thread.
+    """A pipeline, or a model's chunks, on the workers of a plan. A context manager, used by one thread.
 
-    build: of a model, what makes the chunk of the layers from the first up to the second number, in a worker. It and
-    the
+    build: for a model, creates the chunk from the first up to the second layer number, in a worker. It and the
         functions of stages are pickled to reach the workers.
-    keep: the columns of a result; None: those of the stages that none follows.
+    keep: the columns of a result; None: those of the stages that no stage follows.
     on: "processes", or "ray". method: how processes are started, "spawn" or "forkserver".
-    restarts: how many workers may be replaced before it gives up.
-    Raises PeerUnavailable where workers do not start.
+    restarts: the number of workers that may be replaced before it gives up.
+
+    Raises PeerUnavailable if workers do not start.
     """
 
     def __init__(

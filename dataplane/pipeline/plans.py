@@ -53,11 +53,11 @@ class Prediction:
 class Plan:
     """A plan of a pipeline, or of a model.
 
-    orders: the instructions of each worker, by number, in their order.
-    parts: of a pipeline, the rows of each micro-batch.
-    bounds: of a model, the layer at which each chunk begins, and the number of all.
-    schedule: how the order is called.
-    considered, planning_s: how many plans were played to find it, in how many seconds.
+    orders: the instructions of each worker, by number, in order.
+    parts: for a pipeline, the rows of each micro-batch.
+    bounds: for a model, the layer at which each chunk begins, and the number of layers.
+    schedule: the name of the order.
+    considered, planning_s: the number of plans simulated to find it, and the seconds.
     """
 
     cluster: Cluster

@@ -42,18 +42,17 @@ class Cost:
 class Stage:
     """One stage.
 
-    function: called with a `Batch` of the columns `inputs`, in a process that has imported its module; gives the
-    columns
-        `outputs`, a row for each row that it was given.
-    factory: whether `function` is called once in each worker, with nothing, and gives the function.
-    stateful: whether what it does depends on what it did before. What the factory gave then has `state()`, which gives
-        columns, called after each step, and `load(batch)`: how a worker that replaces one that died begins.
-    replicas: how many workers may run it at the same time; None: any number.
-    whole: whether it begins only when all micro-batches of the step are there.
-    ordered: whether micro-batches go through it in their order.
-    after: stages that it follows though it reads nothing of theirs.
-    resource: what its workers' hosts must have.
-    output_bytes: of a row, beside so many of a token.
+    function: called with a `Batch` of the columns `inputs`, in a process that has imported its module; returns the
+        columns `outputs`, one row for each input row.
+    factory: whether `function` is called once in each worker, without arguments, and returns the function.
+    stateful: whether it depends on its earlier calls. The object that the factory returned then has `state()`, which
+        returns columns, called after each step, and `load(batch)`, by which the replacement of a dead worker continues.
+    replicas: the largest number of workers that run it at the same time; None: any number.
+    whole: whether it begins only when all micro-batches of the step exist.
+    ordered: whether micro-batches pass it in order.
+    after: stages that it follows without reading their outputs.
+    resource: the required resource of its workers' hosts.
+    output_bytes: of a row, in addition to those of a token.
     """
 
     name: str

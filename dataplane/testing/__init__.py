@@ -1,5 +1,5 @@
-"""What users test their own code with: a node in this process, a clock, faults, and the suites that this package's own
-transports, coordinators and samplers pass.
+"""Tools for users' tests: a node in this process, a clock, faults, and the conformance suites of this package's own
+transports, coordinators and samplers.
 
     from dataplane import testing
 
@@ -8,13 +8,14 @@ transports, coordinators and samplers pass.
             rollouts = plane.stream("rollouts", tasks=["reward", "actor"])
             ...
 
-A user's transport, coordinator or sampler is held to the same suite as this package's:
+A user's transport, coordinator or sampler can run the same suite as this package's:
 
     class TestMine(testing.SamplerSuite):
         def made(self):
             return MySampler()
 
-Importing this package imports no pytest; the suites do. Names that are not listed here may change.
+The import of this package does not import pytest; that of the suites does. Names that are not listed here may
+change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that a test moves."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataplane.clock import Clock
 
 
 class ManualClock:
-    """Seconds, as `dataplane.clock.Clock`: those of `base`, plus what it was advanced by.
+    """Seconds, as `dataplane.clock.Clock`: those of `base`, plus the sum of its advances.
 
-    Without `base` it stands still between two calls of `advance`; with `base=dataplane.clock.monotonic` time passes by
-    itself too. Any thread may read it. It never goes back.
+    Without `base` it stands still between two calls of `advance`; with `base=dataplane.clock.monotonic` time passes
+    as usual too. Thread-safe. It never goes back.
     """
 
     def __init__(self, start: float = 0.0, *, base: Clock | None = None) -> None:
@@ -23,7 +23,7 @@ class ManualClock:
         return self._ahead + (self._base() if self._base is not None else 0.0)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock `seconds` forward, then call what `on_advance` was given. Raises ValueError below 0."""
+        """Move the clock `seconds` forward, then run the callbacks of `on_advance`. Raises ValueError below 0."""
         if not seconds >= 0:
             raise ValueError(f"a clock never goes back: {seconds!r} seconds")
         self._ahead += seconds

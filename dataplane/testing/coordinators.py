@@ -1,4 +1,5 @@
-"""What every coordinator does. A backend's test subclasses `CoordinatorSuite` and gives `coordinator`."""
+"""The conformance suite of coordinators. The test of a backend subclasses `CoordinatorSuite` and provides
+`coordinator`."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from dataplane.coordinator.base import Coordinator, Unavailable
 T = TypeVar("T")
 
 LEASE_S = 2.0
-"""The shortest that every backend can keep: etcd's least."""
+"""The shortest lease that every backend supports: etcd's minimum."""
 
 
 async def until(watch: AsyncGenerator[T, None], holds: Callable[[T], bool]) -> list[T]:
-    """What a watch gives, up to the first that holds."""
+    """The values of a watch, up to the first that satisfies `holds`."""
     seen = []
     async for value in watch:
         seen.append(value)
@@ -28,7 +29,7 @@ async def until(watch: AsyncGenerator[T, None], holds: Callable[[T], bool]) -> l
 
 
 class CoordinatorSuite:
-    """Each test has a coordinator with nothing in it."""
+    """Each test has an empty coordinator."""
 
     @pytest.fixture
     def coordinator(self) -> AsyncIterator[Coordinator]:
@@ -47,7 +48,7 @@ class CoordinatorSuite:
         assert await coordinator.read("k") == b"2"
 
     async def test_the_same_swap_again_says_that_it_happened(self, coordinator: Coordinator) -> None:
-        """So who has lost an answer may ask again."""
+        """So a caller that lost an answer can repeat the swap."""
         await coordinator.swap("k", None, b"1")
         assert await coordinator.swap("k", b"1", b"2") == b"2"
         assert await coordinator.swap("k", b"1", b"2") == b"2"
@@ -140,7 +141,7 @@ class CoordinatorSuite:
         assert await again.renew()
 
     async def test_a_lease_that_is_not_renewed_runs_out(self, coordinator: Coordinator) -> None:
-        """And the members' watch says so by itself."""
+        """And the watch of members reports that by itself."""
         kept = await coordinator.register("kept", b"", LEASE_S)
         left = await coordinator.register("left", b"", LEASE_S)
 

@@ -1,4 +1,4 @@
-"""Calls that fail where a test says so."""
+"""Calls that fail on request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Failing:
-    """One call of a class or an object, some of whose next calls fail. Made by `failing`; a context manager.
+    """A call of a class or an object, some of whose next uses fail. Created by `failing`; a context manager.
 
-    `calls` counts the calls that were made, `failures` those that failed. Outside of the `with` block the call is as it
-    was before. Any thread may call.
+    `calls`: the number of uses; `failures`: of those that failed. After the `with` block the call is restored.
+    Thread-safe.
     """
 
     def __init__(self, owner: Any, name: str, error: BaseException, times: int, after: int, done: bool) -> None:

@@ -1,7 +1,7 @@
 """Nodes for tests: one in this process, with a small memory and no disk; and one in a process that can be killed.
 
-Invariants: a node has ended, and left nothing behind, when its `with` block is left. Spill files of one that was
-killed stay, as after any crash, until the next node starts in that directory.
+Invariants: a node has ended, and left nothing behind, at the end of its `with` block. Spill files of a killed node
+stay, as after any crash, until the next node starts in that directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataplane.testing.clock import ManualClock
 from dataplane.wire.local import parse_address
 
 MEMORY = "16MiB"
-"""The budget of a node for tests, where none is given."""
+"""The default memory budget of a node for tests."""
 
 _SETTINGS: dict[str, Any] = {"memory": MEMORY, "spill": 0, "prewarm": 0}
 _WAIT_S = 60.0
@@ -36,7 +36,7 @@ _STEPS = 16  # of the node's loop, after which what a moved clock made due has b
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop by a clock that a test moves: what it makes due is done at once."""
+    """An event loop with a clock that a test advances: timers that become due run at once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -47,15 +47,15 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LocalNode:
-    """A node in a thread of this process. Made by `node`, and as a context manager.
+    """A node in a thread of this process. Created by `node`, or as a context manager.
 
-    It has no spill and a small memory, and takes some milliseconds to start and to end. `address` is what to connect
-    to. Time passes as it does elsewhere; `advance` moves it forward, for leases and whatever else is due by then.
-    `settings` are those of `NodeConfig`.
+    It has no spill and a small memory, and takes some milliseconds to start and to end. `address`: for `connect`.
+    Time passes as usual; `advance` moves it forward, for leases and all other timers. `settings` are those of
+    `NodeConfig`.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Raises as `NodeConfig`, and what the node raises that does not start."""
+        """Raises as `NodeConfig`, and the error of a node that does not start."""
         self._starter = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="dataplane-test-", dir=environment().runtime_dir))
         self._clock = ManualClock(base=monotonic)
@@ -92,8 +92,8 @@ class LocalNode:
             self._started.set()
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass at once, for the node alone. What is due by then has been done when this returns: leases
-        have run out, and their rows can be consumed again. Deadlines of a client's calls are by its own clock."""
+        """Let `seconds` pass at once, for the node only. Timers that are due by then have run when this returns:
+        leases have run out, and their rows can be consumed again. Deadlines of a client's calls use its own clock."""
         self._clock.advance(seconds)
         asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(_WAIT_S)
 
@@ -102,7 +102,7 @@ class LocalNode:
             await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """End the node; its clients are told, as by a node that is stopped. Idempotent; nothing in a forked child."""
+        """End the node as a stopped one does, which its clients notice. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._starter:
             return
         with suppress(RuntimeError):  # it has ended
@@ -121,7 +121,7 @@ class LocalNode:
 
 @contextmanager
 def node(**settings: Any) -> Iterator[LocalNode]:
-    """A node in this process, for the `with` block. `DATAPLANE_ADDRESS` names it meanwhile: code under test that calls
+    """A context with a node in this process. `DATAPLANE_ADDRESS` names it meanwhile: code under test that calls
     `dp.connect()`, in this process or in a child, attaches to it."""
     before = environment().address
     with LocalNode(**settings) as local:
@@ -134,15 +134,15 @@ def node(**settings: Any) -> Iterator[LocalNode]:
 
 @contextmanager
 def plane(**settings: Any) -> Iterator[Plane]:
-    """A plane on a node in this process, for the `with` block: `node`, and a connection to it."""
+    """A context with a plane on a node in this process."""
     with node(**settings) as local, connect(local.address) as connected:
         yield connected
 
 
 class NodeProcess:
-    """A node in a process of its own, which a test may kill or stop. A context manager; ends with this process.
+    """A node in a process of its own, which a test can kill or stop. A context manager; it ends with this process.
 
-    `address` is what to connect to, `pid` the process. `settings` are those of `NodeConfig`.
+    `address`: for `connect`; `pid`: the process. `settings` are those of `NodeConfig`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -152,16 +152,16 @@ class NodeProcess:
         self.pid = self._launched.pid
 
     def kill(self) -> None:
-        """End it as a crash does (SIGKILL); it has ended when this returns. Idempotent."""
+        """End it as by a crash (SIGKILL), and wait for its end. Idempotent."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop it (SIGSTOP): it answers nobody until `thaw`, and its connections stay."""
+        """Stop it (SIGSTOP): it answers nobody until `thaw`, and its connections stay open."""
         self._launched.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue it."""
         self._launched.signal(signal.SIGCONT)
 
     def _end(self, how: signal.Signals) -> None:

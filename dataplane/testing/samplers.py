@@ -1,4 +1,4 @@
-"""What every sampler is held to: a suite that the tests of each inherit."""
+"""The conformance suite of samplers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WANTS = (1, 3, 8, 64)
 
 
 class SamplerSuite:
-    """A subclass says how one is `made`, and names itself Test...
+    """A subclass provides `made`, which creates a sampler, and has a name of the form Test...
 
-    `prepared` gives candidates the tags and lengths that the sampler reads. Rows come in groups of `group_size`, so
-    that a sampler of whole groups has something to choose.
+    `prepared` adds the tags and lengths that the sampler reads to candidates. Rows come in groups of `group_size`,
+    so that a sampler of whole groups has something to choose.
     """
 
     group_size = 4
@@ -30,11 +30,11 @@ class SamplerSuite:
         raise NotImplementedError
 
     def prepared(self, shown: Candidates) -> Candidates:
-        """The candidates with what this sampler needs; as they are, unless a subclass says otherwise."""
+        """The candidates with the tags that this sampler needs; unchanged by default."""
         return shown
 
     def shown(self, rows: int, seed: int, *, closed: bool = False, whole: bool = True) -> Candidates:
-        """Candidates in an order drawn from `seed`, some of whose groups lack rows."""
+        """Candidates in a random order of `seed`, some of whose groups lack rows."""
         rng = np.random.default_rng(seed)
         groups = [number for number in range(-(-rows // self.group_size)) for _ in range(self.group_size)]
         order = rng.permutation(len(groups))[:rows]
@@ -50,7 +50,7 @@ class SamplerSuite:
         )
 
     def samples(self) -> Iterator[tuple[Candidates, int]]:
-        """What the tests show the sampler, and how many rows they want of it."""
+        """The inputs of the tests: candidates, and the number of rows wanted."""
         for rows in (1, 7, 16, 200):
             for want in WANTS:
                 yield self.shown(rows, rows), want
@@ -58,7 +58,7 @@ class SamplerSuite:
         yield self.shown(200, 3, whole=False), 64
 
     def chosen(self, sampler: Sampler, shown: Candidates, want: int) -> Choice | None:
-        """A choice that was checked as a stream does, or None where the sampler refused `want` and may."""
+        """A choice, validated as by a stream, or None if the sampler refused `want` and may."""
         try:
             return checked(sampler.choose(shown, want), shown, want)
         except Misuse:
@@ -73,7 +73,7 @@ class SamplerSuite:
             self.chosen(sampler, shown, want)
 
     def test_the_same_candidates_give_the_same_choice(self) -> None:
-        """Also by another sampler made alike, and after other choices: nothing is kept between calls."""
+        """Also by another equal sampler, and after other choices: samplers keep no state between calls."""
         sampler = self.made()
         shown = self.shown(200, 1)
         first = self.chosen(sampler, shown, 64)
@@ -100,7 +100,7 @@ class SamplerSuite:
             assert choice is None or (len(choice.rows) == 0 and len(choice.expired) == 0)
 
     def test_something_is_chosen_or_expires(self) -> None:
-        """Of a closed stream whose groups are complete, so that its consumers come to an end."""
+        """For a closed stream with complete groups, so that its consumers reach the end."""
         rows = 4 * self.group_size
         choice = self.chosen(self.made(), self.shown(rows, 5, closed=True), rows)
         assert choice is not None

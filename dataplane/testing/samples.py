@@ -23,11 +23,11 @@ def candidates(
     closed: bool = False,
     whole: bool = True,
 ) -> Candidates:
-    """Rows that are ready, with the group of each, as a sampler is shown them.
+    """Ready rows with these groups, as a sampler gets them.
 
-    `group_rows` and `group_dropped` are by group: rows that the group has in the stream (those that are ready, where it
-    is not given), and that were dropped (none). Versions and ages are 0 where they are not given; `latest` is the
-    newest version among the rows. The arrays are read-only: a sampler changes nothing of what it is shown.
+    `group_rows` and `group_dropped` are by group: the number of rows of the group in the stream (by default the
+    ready ones), and of dropped ones (by default none). Versions and ages are 0 by default; `latest` is the newest
+    version among the rows. The arrays are read-only: a sampler must not change its input.
     """
     ready = {number: list(group).count(number) for number in set(group)} | dict(group_rows or {})
     dropped = dict(group_dropped or {})

@@ -1,4 +1,4 @@
-"""What every transport is held to: a suite that the tests of each inherit."""
+"""The conformance suite of transports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Memory that is offered: a file in memory that begins and ends with bytes that are not."""
+    """Memory to be offered: a file in memory between guard bytes."""
 
     fd: int
     content: Bytes
@@ -36,7 +36,7 @@ class Shelf:
         return Memory(self.fd, PAGE, len(self.content))
 
     def overwrite(self) -> None:
-        """Use the memory for something else, as a node does once nobody may read it."""
+        """Reuse the memory, as a node does once nobody may read it."""
         self.mapped[:] = b"\xff" * len(self.mapped)
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Shelf:
 
 
 class Target:
-    """Memory to read into, between guards."""
+    """Memory to read into, between guard bytes."""
 
     def __init__(self, size: int) -> None:
         self._whole = np.full(GUARD + size + GUARD, BLANK, np.uint8)
@@ -56,7 +56,7 @@ class Target:
         return self.bytes.data
 
     def begun(self) -> bool:
-        """Whether something has been written, anywhere: each page of what is offered has bytes that are not blank."""
+        """Whether something has been written, anywhere: each page of an offer has bytes that are not blank."""
         return bool((self.bytes[:: max(1, len(self.bytes) // 4096)] != BLANK).any())
 
     def blank(self) -> bool:
@@ -67,13 +67,13 @@ class Target:
 
 
 def noise(size: int, seed: int = 1) -> Bytes:
-    """Bytes that repeat nowhere, and are neither blank nor what memory is overwritten with."""
+    """Bytes that never repeat, and differ from blank memory and from `overwrite`."""
     return np.random.default_rng(seed).integers(0, 0xE0, size, np.uint8)
 
 
 @contextmanager
 def shelves() -> Iterator[Callable[..., Shelf]]:
-    """Makes memory of a size (and a seed, for its bytes) to be offered."""
+    """A factory of memory of a size (and a seed, for its bytes) to be offered."""
     made: list[Shelf] = []
 
     def one(size: int, seed: int = 1) -> Shelf:
@@ -98,7 +98,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class TransportSuite:
-    """A subclass says how one is `made`, and names itself Test...; it may add what is its own transport's alone."""
+    """A subclass provides `made`, which creates a transport, and has a name of the form Test...; it may add tests of
+    its own."""
 
     def made(self) -> Transport:
         raise NotImplementedError
@@ -225,7 +226,7 @@ class TransportSuite:
     async def test_two_with_one_ticket_do_not_both_get_it(
         self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
     ) -> None:
-        """Whoever gets it has all of it, and nobody hangs."""
+        """The one that gets it has all of it, and no read hangs."""
         one = shelf(9 * MIB)
         ticket = server.offer(one.memory)
         targets = [Target(9 * MIB), Target(9 * MIB)]
@@ -241,7 +242,7 @@ class TransportSuite:
     async def test_more_than_was_offered(
         self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
     ) -> None:
-        """Bytes beside an offer are others': nobody gets them, whatever he asks for."""
+        """Bytes next to an offer belong to others: no request can read them."""
         ticket = server.offer(shelf(64 * KIB).memory)
         target = Target(64 * KIB + 100)
         with pytest.raises(TransportError):
@@ -270,7 +271,7 @@ class TransportSuite:
     async def test_withdrawn_while_it_is_read(
         self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
     ) -> None:
-        """From then on the memory is others': nobody gets what they write there as what was offered."""
+        """After that the memory belongs to others: no reader gets their bytes as the offered ones."""
         one = shelf(size)
         ticket = server.offer(one.memory)
         target = Target(size)
@@ -323,7 +324,7 @@ class TransportSuite:
     async def test_cancelled_again_and_again(
         self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
     ) -> None:
-        """At every moment of a read; and what is read afterwards is right."""
+        """At every moment of a read; later reads are right."""
         one = shelf(9 * MIB)
         for turns in range(20):
             ticket = server.offer(one.memory)
@@ -350,7 +351,7 @@ class TransportSuite:
 
     @pytest.mark.parametrize("address", ["", "nonsense", ":", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "a" * 99])
     async def test_an_address_that_is_none(self, reader: Transport, address: str) -> None:
-        """Another node said that it is there."""
+        """Another node sent an invalid address."""
         target = Target(KIB)
         with pytest.raises(TransportError):
             await reader.read(address, bytes(16), target.memory, 10.0)
