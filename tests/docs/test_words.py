@@ -76,7 +76,7 @@ def test_a_retired_word_is_found(sentence: str) -> None:
     [
         "It is in your home directory.",
         "Run `dataplane.node.streams.local`.",
-        "See [the record](decisions/0046-partitions-are-replicated-as-in-pacifica.md).",
+        "See [the record](decisions/0046-replication-as-in-pacifica.md).",
         "```py\nfrom dataplane.integrations import openrlhf as door\n```",
     ],
 )
