@@ -28,6 +28,7 @@ from dataplane.stream import requests as r
 from dataplane.table import requests as t
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, connect, parse_address
 from dataplane.wire.places import numbers
 
@@ -108,6 +109,7 @@ class Connection:
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
         self._gone: DataplaneError | None = None
         self._closing = False
+        self._settling: asyncio.Future[None] | None = None
         self._detached = False
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[Segment, int]] = weakref.WeakKeyDictionary()
         """The mappings of drafts, each with its segment and offset there: what they show goes to others in the end."""
@@ -355,6 +357,7 @@ class Connection:
         if reply.id not in self._pending:
             raise ProtocolMismatch(f"the node answered request {reply.id}, which nobody made")
         future = self._pending.pop(reply.id)
+        self._settle()
         if future is None or future.done():
             self._undo(reply)
         elif isinstance(reply, m.Failure):
@@ -391,6 +394,7 @@ class Connection:
             )
         self._gone = gone = self._gone or error
         pending, self._pending = self._pending, {}
+        self._settle()
         for future in pending.values():
             if future is not None and not future.done():
                 future.set_exception(type(gone)(str(gone), **gone.fields))
@@ -460,8 +464,28 @@ class Connection:
         """From now on every use raises Closed, and populating pages stops."""
         self._closing = True
 
+    async def settle(self) -> None:
+        """Before `close`: end the requests that wait with Closed, and wait until the node has answered them and has
+        received everything, so that what it grants them is released. If it is silent for `_ANSWER_S`, wait no more."""
+        self.refuse()
+        for future in self._pending.values():
+            if future is not None and not future.done():
+                future.set_exception(Closed("the plane is closed"))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                while self._pending:
+                    self._settling = self._loop.create_future()
+                    await self._settling
+                await self._channel.drain()
+
+    def _settle(self) -> None:
+        """A request has ended: wake `settle` if it was the last."""
+        if self._settling is not None and not self._pending and not self._settling.done():
+            self._settling.set_result(None)
+
     def close(self) -> None:
-        """Close, but leave the pins of existing views to those. Idempotent; never blocks."""
+        """Close, but leave the pins of existing views to those. Idempotent; never blocks. What waits to be sent is
+        dropped: see `settle`."""
         if self._detached:
             return
         self._closing = self._detached = True
@@ -470,16 +494,15 @@ class Connection:
             self._heartbeat.cancel()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
-        for request in self.handing:  # this process lives on, with what it put
-            self._channel.send(m.Cancel(request))
+        kept = [m.Cancel(request) for request in self.handing]  # this process lives on, with what it put
         if self._channel.open and self.pins.live:
-            self._flush()
-            self._channel.send(m.Leave())
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
-            self.pins.inherit(connected, rest)
+            self.pins.inherit(connected, rest + b"".join(map(frame, [*kept, m.Leave()])))
         else:
             self._gone = self._gone or Closed("the plane is closed")
+            for message in kept:
+                self._channel.send(message)
             self._channel.close()
         self._prewarm.clear()
         self.events = None  # unmapped with whoever records last

@@ -522,7 +522,10 @@ class AsyncPlane:
     async def _end(self) -> None:
         self._connection.refuse()
         self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
-        self._connection.close()
+        try:
+            await self._connection.settle()
+        finally:
+            self._connection.close()
         if self._node is not None:
             await self._node.retire(wait=not self._connection.pins.live)
 

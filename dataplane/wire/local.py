@@ -178,6 +178,7 @@ class Channel:
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
         self._half_sent = False
+        self._all_sent: asyncio.Future[None] | None = None
         self._gathering = False  # what is sent waits for more that goes with it
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
@@ -223,8 +224,18 @@ class Channel:
             raise
         return True
 
+    async def drain(self) -> None:
+        """Wait until everything is sent, or the channel is closed."""
+        if self._unsent and self._open:
+            if self._all_sent is None:
+                self._all_sent = self._loop.create_future()
+            await asyncio.shield(self._all_sent)
+
     def _let_in(self) -> None:
         """Wake the first that waits for room, if there is some; what it sends wakes the next."""
+        if self._all_sent is not None and not (self._unsent and self._open):
+            self._all_sent.set_result(None)
+            self._all_sent = None
         while self._rooms and not (self.full and self._open):
             future = self._rooms.popleft()
             if not future.done():
@@ -455,7 +466,8 @@ class Channel:
     def detach(self) -> tuple[socket.socket, bytes]:
         """Remove the socket from the event loop, still connected: it is the caller's now, and the channel is closed.
 
-        Returned with it is the rest of a message that is partially sent, which must be sent before anything else.
+        Returned with it is the rest of a message that is partially sent, which must be sent before anything else. Whole
+        messages that wait are dropped: among them are requests whose callers are told Closed. `drain` sends them.
         """
         self._gathered()
         rest = bytes(self._unsent[0][0]) if self._half_sent else b""

@@ -173,6 +173,64 @@ async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, con
     assert len(scripted.asked) <= count + 1
 
 
+# The end
+
+
+async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
+    scripted: Scripted, connection: Connection
+) -> None:
+    await scripted.until(lambda: scripted.channel is not None)
+    assert scripted.channel is not None
+    pin = connection.pins.hold(7)
+    scripted.channel.hold_on()
+    shards = list(range(1 << 20, (1 << 20) + 20_000))
+    for _ in range(40):  # 4 MB, of which the socket takes a part
+        connection.tell(m.Unpin(shards))
+    settling = asyncio.create_task(connection.settle())
+    await asyncio.sleep(0)
+    assert not settling.done()
+    scripted.channel.go_on()
+    await settling
+    connection.close()
+    await scripted.until(lambda: "Leave" in scripted.kinds())
+    assert scripted.kinds() == ["Unpin"] * 40 + ["Leave"]
+    del pin
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
+    scripted: Scripted, connection: Connection, pinned: bool
+) -> None:
+    pin = connection.pins.hold(7) if pinned else None
+    put = m.Put(connection.next_id(), b"", b"", "", 5.0)
+    waiting = asyncio.create_task(connection.request(put, m.Stored, 5.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    scripted.answer = lambda request: {
+        m.Cancel: lambda: [m.Stored(put.id, 4)],
+        m.Free: lambda: [m.Done(request.id)],
+    }.get(type(request), list)()
+    await connection.settle()
+    connection.close()
+    with pytest.raises(dp.Closed):
+        await waiting
+    assert [type(request).__name__ for request in scripted.asked][:3] == ["Put", "Cancel", "Free"]
+    assert scripted.asked[2].shards == [4]
+    del pin
+
+
+async def test_a_node_that_does_not_answer_holds_up_the_close_for_a_bounded_time(
+    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
+    waiting = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    async with asyncio.timeout(30):
+        await connection.settle()
+    connection.close()
+    with pytest.raises(dp.Closed):
+        await waiting
+
+
 # Errors and what they hold
 
 
