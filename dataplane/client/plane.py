@@ -12,7 +12,6 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
@@ -47,10 +46,12 @@ from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig, format_size, parse_size
+from dataplane.device import ordering
 from dataplane.device.naming import device_of
 from dataplane.diagnosis.causes import Diagnosis
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
+from dataplane.threads import Pool
 from dataplane.wire import messages as m
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class AsyncPlane:
     ) -> None:
         self._connection = connection
         self._node = node
-        self._pool = ThreadPoolExecutor(1 + min(4, os.cpu_count() or 1), thread_name_prefix="dataplane-copy")
+        self._pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
         self._writer = Writer(connection, self._pool)
         self._direct = Direct()
         self._keeper = Keeper(connection, self._writer, self._direct, gpu_budget)
@@ -216,7 +217,10 @@ class AsyncPlane:
             batch = await self.read(ref, timeout, device)
         else:
             batch = await placing.together(self, _reference(ref), group, arguments.seconds(timeout))
-        return self.placed(batch, device, out)
+        if device is None and out is None:
+            return batch
+        nbytes = placing.nbytes(batch, device, out)
+        return await self._writer.in_thread(nbytes, placing.placed, batch, device, out, self._pool, ordering.noted())
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
         """The request of a `get` without a group; None if none is needed. Raises as that."""
@@ -521,10 +525,11 @@ class AsyncPlane:
 
     async def _end(self) -> None:
         self._connection.refuse()
-        self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
         try:
+            await self._pool.aclose()
             await self._connection.settle()
         finally:
+            self._pool.shutdown()  # it writes into memory that goes to others when the connection ends
             self._connection.close()
         if self._node is not None:
             await self._node.retire(wait=not self._connection.pins.live)

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -68,11 +68,19 @@ class Writer:
         returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             return work(*arguments)
-        running = self._pool.submit(work, *arguments)
+        running = self._submit(work, *arguments)
         try:
             return await asyncio.wrap_future(running)
         except BaseException:
             await stopped([running])
+            raise
+
+    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have the work done by a thread. Raises Closed."""
+        try:
+            return self._pool.submit(work, *arguments)
+        except OSError:
+            self._connection.check()
             raise
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
@@ -262,8 +270,9 @@ class Writer:
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""
-        running = [self._pool.submit(job) for job in jobs]
+        running: list[Future[Any]] = []
         try:
+            running.extend(map(self._submit, jobs))
             await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException:
             await stopped(running)  # they write into memory that is about to be given back

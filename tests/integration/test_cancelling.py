@@ -152,3 +152,54 @@ async def test_a_cancelled_put_writes_nothing_into_what_comes_after(
         ref = await following
         assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
         await plane.free(ref)
+
+
+# Copies while the event loop goes on
+
+
+async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
+    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await plane.put({"x": pattern(1, 8 * MIB)})
+    out = np.zeros_like(pattern(1, 8 * MIB))
+    copying = Copying(monkeypatch)
+    task = asyncio.create_task(plane.get(ref, out={"x": out}))
+    assert await asyncio.to_thread(copying.begun.wait, 60)
+    assert not task.done()
+    assert (await plane.stats()).shards == 1, "the loop goes on"
+    copying.let_go()
+    await task
+    assert np.array_equal(out, pattern(1, 8 * MIB))
+
+
+async def test_a_cancelled_get_writes_nothing_into_memory_that_is_the_callers_again(
+    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await plane.put({"x": pattern(1, 8 * MIB)})
+    out = np.zeros_like(pattern(1, 8 * MIB))
+    copying = Copying(monkeypatch)
+    task = asyncio.create_task(plane.get(ref, out={"x": out}))
+    assert await asyncio.to_thread(copying.begun.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    copying.let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_plane_that_waits_for_its_threads_as_it_closes_leaves_the_event_loop_to_others(
+    node: StandingNode, plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = await dp.aio.connect(node.address)
+    copying = Copying(monkeypatch)
+    putting = asyncio.create_task(closed.put({"x": pattern(1, 32 * MIB)}))
+    assert await asyncio.to_thread(copying.begun.wait, 60)
+    closing = asyncio.create_task(closed.aclose())
+    assert (await plane.stats()).reserved_bytes >= 32 * MIB, "the loop goes on"
+    assert not closing.done()
+    copying.let_go()
+    await closing
+    with pytest.raises(dp.Closed):
+        await putting
+    await nothing_is_left(plane)
