@@ -4,10 +4,11 @@ Rows that come one by one cost what one costs: a write to the store, and a messa
 one thread everybody shares. verl's agent loops put each trajectory by itself, and many at once. So small puts that
 wait while another is on its way go together, as one shard and one message; nobody waits for company.
 
-Invariants: of puts of one row, each begins once those that were submitted before it are done; each put is known
-to the controller, or has left nothing and says why; what fails together is tried again one by one, so that no put fails
-for another's fault; a put that waits for room keeps none of other rows waiting; one that is given up before the
-controller was told of it leaves nothing.
+Invariants: of puts of one row, each begins once those that were submitted before it are done; each put is known to
+the controller, or has left nothing and says why; cells that the controller may have recorded are not freed: it is
+told of the same ones again, `_TELLS` times in all, and if it never answers they are left to the clear of their key;
+what fails together is tried again one by one, so that no put fails for another's fault; a put that waits for room
+keeps none of other rows waiting; one that is given up before the controller was told of it leaves nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
-from dataplane.errors import Closed, DataplaneError
+from dataplane.errors import Closed, DataplaneError, OutcomeUnknown
 from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller
 from dataplane.integrations.verl.entries import Objects
@@ -30,6 +32,7 @@ _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
 _LARGE = 64 << 20  # bytes, up to which a put of a row goes with others that are not small
 _ROWS = 16  # such puts: what a prompt's responses share is seen once, and others wait for no more
+_TELLS = 3  # of the same cells, each of which waits for an answer for `controller._ANSWER_S`
 _THREADS = 3  # for what is larger, or waits for room; what is small has one of its own, and rows that are not
 _CLOSED = "the storage manager was closed"
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
@@ -212,6 +215,10 @@ class Committer:
         """At once where there is room, and together; else each by itself."""
         try:
             self._store(puts, timeout=0.0)
+        except OutcomeUnknown as error:  # stored again, the controller would know of other cells
+            for put in puts:
+                put.done.set_exception(OutcomeUnknown(str(error), **error.fields))
+            return
         except Exception:  # each says why of its own
             for put in puts:
                 self._begin_alone(put)
@@ -228,10 +235,12 @@ class Committer:
             put.done.set_result(None)
 
     def _store(self, puts: Sequence[Put], timeout: float) -> None:
-        """Raises what the store or the controller does, and has stored nothing then."""
+        """Raises what the store or the controller does, and has stored nothing then, but for OutcomeUnknown."""
         made = _made(puts, timeout)
         try:
             self._tell(puts, made)
+        except OutcomeUnknown:
+            raise
         except BaseException:
             _free(made, slice(None))
             raise
@@ -253,7 +262,24 @@ class Committer:
             schema = merged_schema([(put.schema, len(put.rows)) for put in told])
             rows = [row for put in told for row in put.rows]
             tags = {row: tag for put in told for row, tag in zip(put.rows, put.tags or (), strict=put.tags is not None)}
-            self._controller.tell(told[0].partition, rows, _by_row(schema, rows), index, tags)
+            self._settled(partial(self._controller.tell, told[0].partition, rows, _by_row(schema, rows), index, tags))
+
+    def _settled(self, tell: Callable[[], None]) -> None:
+        """Tell the controller, again where it is not known whether it took the rows. Raises OutcomeUnknown if it never
+        says."""
+        unknown: OutcomeUnknown | None = None
+        for _ in range(_TELLS):
+            try:
+                tell()
+                return
+            except OutcomeUnknown as error:
+                unknown = error
+            except Exception as error:
+                if unknown is None:
+                    raise
+                raise unknown from error
+        if unknown is not None:
+            raise unknown
 
 
 def _made(puts: Sequence[Put], timeout: float) -> sharing.Cells:

@@ -1,12 +1,13 @@
-"""Requests to TransferQueue's controller, from any thread.
+"""The way to TransferQueue's controller: a request and its answer, from whatever thread.
 
-The sockets of TransferQueue's client belong to an event loop, and the way to borrow them differs from version to
-version. Here a caller owns a socket until it has its answer, and waits in a thread of this package, so no event loop is
-involved.
+Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
+belong to whoever asks, until he is answered, and he waits in a thread of ours anyway, so no loop is crossed on the way.
 
-Invariants: there are never more sockets than concurrent callers; a socket whose answer did not come in time, or
-whose connection was lost, is closed, so a late answer is ignored. Requests that are sent together are executed in
-order. A process can end while it waits, and a forked child does not use its parent's sockets.
+Invariants: a request that changes something, was sent and was not answered raises OutcomeUnknown, since the controller
+may do it yet; made again, it is done once. There are no more sockets than have been asked by at once; a socket whose
+answer did not come in time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are
+sent together are done in their order. A process ends while it is asked, and a forked child uses none of its parent's
+sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import zmq
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from dataplane.clock import Deadline
-from dataplane.errors import Closed, PeerUnavailable, Rejected
+from dataplane.errors import Closed, DataplaneError, OutcomeUnknown, PeerUnavailable, Rejected
 from dataplane.threads import Pool
 
 _ANSWER_S = 30.0  # that the controller may take, as TransferQueue itself waits
@@ -49,10 +50,10 @@ class Controller:
         self._lock = threading.Lock()
         self._closed = False
 
-    async def asked(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
+    async def asked(self, request: str, body: Mapping[str, Any], answer: str, *, changes: bool = False) -> Any:
         """As `ask`, for event loops. A cancelled request that has begun is executed anyway."""
         try:
-            waiting = self._pool.submit(partial(self._ask, [(request, body, answer)], _METADATA_S))
+            waiting = self._pool.submit(partial(self._ask, [(request, body, answer)], _METADATA_S, changes=changes))
         except OSError:
             if self._closed:
                 raise Closed(_CLOSED) from None
@@ -60,13 +61,17 @@ class Controller:
         (said,) = await asyncio.wrap_future(waiting)
         return said
 
-    def ask(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
-        """The body of the answer. Raises PeerUnavailable, Rejected (with the controller's reason), Closed."""
-        (said,) = self._ask([(request, body, answer)])
+    def ask(self, request: str, body: Mapping[str, Any], answer: str, *, changes: bool = False) -> Any:
+        """The body of the answer. Raises Rejected (it refuses, and says why), Closed, and PeerUnavailable where there
+        is no answer, or OutcomeUnknown where the request `changes` something."""
+        (said,) = self._ask([(request, body, answer)], changes=changes)
         return said
 
-    def _ask(self, requests: Sequence[tuple[str, Mapping[str, Any], str]], answer_s: float = _ANSWER_S) -> list[Any]:
-        """The bodies of the answers to requests that are sent together. Raises as `ask`."""
+    def _ask(
+        self, requests: Sequence[tuple[str, Mapping[str, Any], str]], answer_s: float = _ANSWER_S, *, changes: bool
+    ) -> list[Any]:
+        """The bodies of the answers to requests that are sent together. Raises as `ask`; if the first is answered and
+        another refused, OutcomeUnknown."""
         line = self._line()
         answers = None
         try:
@@ -74,8 +79,16 @@ class Controller:
         finally:
             self._rest(line, fit=answers is not None)
         if answers is None:
-            raise Closed(_CLOSED) if self._closed else self._silent(answer_s)
-        return [self._said(frames, answer) for frames, (_, _, answer) in zip(answers, requests, strict=True)]
+            raise self._silent(answer_s, changes=changes)
+        said: list[Any] = []
+        for frames, (_, _, answer) in zip(answers, requests, strict=True):
+            try:
+                said.append(self._said(frames, answer))
+            except Rejected as error:
+                if not said:
+                    raise
+                raise OutcomeUnknown(f"a part was done: {error}") from error
+        return said
 
     def _said(self, frames: Sequence[bytes], answer: str) -> Any:
         said = ZMQMessage.deserialize(list(frames))
@@ -92,12 +105,17 @@ class Controller:
         ).serialize()
         return list(made)
 
-    def _silent(self, answer_s: float) -> PeerUnavailable:
-        return PeerUnavailable(
-            f"TransferQueue's controller did not answer in {answer_s:.0f} s, or has ended: if its actor has, or Ray"
-            " was started again, call transfer_queue.close() and transfer_queue.init()",
-            address=f"tcp://{self._info.ip}",
-        )
+    def _silent(self, answer_s: float, *, changes: bool) -> DataplaneError:
+        """The error of a request that was not answered."""
+        said = _CLOSED
+        if not self._closed:
+            said = (
+                f"TransferQueue's controller did not answer in {answer_s:.0f} s, or has ended: if its actor has, or Ray"
+                " was started again, call transfer_queue.close() and transfer_queue.init()"
+            )
+        if changes:
+            return OutcomeUnknown(f"{said}; what it was asked it may have done, or do yet")
+        return Closed(said) if self._closed else PeerUnavailable(said, address=f"tcp://{self._info.ip}")
 
     def _line(self) -> _Line:
         """A connection for one caller, until it is returned. Raises Closed."""
@@ -124,7 +142,7 @@ class Controller:
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> Any:
         """The metadata of the rows with these keys, as TransferQueue's client gets it. Raises as `ask`."""
         body = {"keys": list(keys), "partition_id": partition, "create": create}
-        return (await self.asked("KV_RETRIEVE_META", body, "KV_RETRIEVE_META_RESPONSE")).get("metadata")
+        return (await self.asked("KV_RETRIEVE_META", body, "KV_RETRIEVE_META_RESPONSE", changes=create)).get("metadata")
 
     def partitions(self) -> list[str]:
         """The names of all partitions."""
@@ -150,8 +168,8 @@ class Controller:
         cells: Index,
         tags: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Record these cells, the fields of `schema`, and the tags of the rows. Raises as `ask`, and Rejected if the
-        controller refuses them."""
+        """Have it know these cells, and that the fields of `schema` are there; and the tags of rows. Raises as `ask`,
+        and Rejected where it does not take them. Told twice, it knows them as if told once."""
         body = {
             "partition_id": partition,
             "global_indexes": list(rows),
@@ -162,7 +180,7 @@ class Controller:
         if tags:
             tagged = {"partition_custom_meta": {partition: {row: dict(own) for row, own in tags.items()}}}
             requests.append(("SET_CUSTOM_META", tagged, "SET_CUSTOM_META_RESPONSE"))
-        if not self._ask(requests)[0].get("success", True):
+        if not self._ask(requests, changes=True)[0].get("success", True):
             raise Rejected(
                 "TransferQueue's controller did not take the rows, its log says why: all rows of a field are of one"
                 " dtype, and tensors or none"
@@ -170,12 +188,12 @@ class Controller:
 
     def save(self, path: str) -> None:
         """Write the controller's state to a file."""
-        self.ask("SAVE_CONTROLLER_CHECKPOINT", {"path": path}, "SAVE_CONTROLLER_CHECKPOINT_RESPONSE")
+        self.ask("SAVE_CONTROLLER_CHECKPOINT", {"path": path}, "SAVE_CONTROLLER_CHECKPOINT_RESPONSE", changes=True)
 
     def clear(self, partition: str, rows: Sequence[int]) -> None:
         """Delete these rows at the controller."""
         body = {"global_indexes": list(rows), "partition_ids": [partition] * len(rows)}
-        self.ask("CLEAR_META", body, "CLEAR_META_RESPONSE")
+        self.ask("CLEAR_META", body, "CLEAR_META_RESPONSE", changes=True)
 
     def close(self) -> None:
         """Close all connections. Callers that wait for an answer get Closed. Idempotent."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue.metadata import extract_field_schema
 
-from dataplane.errors import Backpressure, Closed
+from dataplane.errors import Backpressure, Closed, OutcomeUnknown, PeerUnavailable, Rejected
 from dataplane.integrations.verl import commits, entries
 from tests.integrations.nursery import Nursery
 
@@ -129,6 +129,88 @@ def test_every_put_of_a_committer_that_was_closed_fails(size: int) -> None:
         committer.submit(each)
         with pytest.raises(Closed, match="was closed"):
             each.done.result(20)
+
+
+class Telling:
+    """A controller that answers as it is told to: `answers` are errors, or None."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> None:
+        self.answers = list(answers)
+        self.told: list[Any] = []
+        self.made = 0
+        self.freed: list[Any] = []
+        monkeypatch.setattr(commits, "_made", self._make)
+        monkeypatch.setattr(commits.sharing, "free", self.freed.extend)
+
+    def _make(self, puts: Any, timeout: float) -> Any:
+        self.made += 1
+        return {"x": [b"cell %d of %d" % (row, self.made) for row in range(len(puts))]}
+
+    def tell(self, partition: str, rows: Any, schema: Any, index: Any, tags: Any) -> None:
+        self.told.append(index)
+        answer = self.answers.pop(0)
+        if answer is not None:
+            raise answer
+
+
+def committed(telling: Telling, puts: list[commits.Put]) -> list[BaseException | None]:
+    committer = commits.Committer(cast(Any, telling), timeout=30)
+    try:
+        committer._commit_small(puts)
+        return [each.done.exception(20) for each in puts]
+    finally:
+        committer.close()
+        for pool in (committer._pool, committer._small._pool, committer._rows._pool):
+            pool.shutdown()
+
+
+def test_the_controller_is_told_the_same_again_where_its_answer_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have recorded the cells: freed or replaced, its rows would have no values."""
+    telling = Telling(monkeypatch, OutcomeUnknown("silent"), None)
+    assert committed(telling, [put(row, x=torch.ones(2)) for row in range(2)]) == [None, None]
+    assert telling.told == [{0: {"x": b"cell 0 of 1"}, 1: {"x": b"cell 1 of 1"}}] * 2
+    assert not telling.freed
+
+
+@pytest.mark.parametrize("last", [OutcomeUnknown("silent"), Closed("closed"), PeerUnavailable("away")])
+def test_cells_that_the_controller_may_have_recorded_are_not_freed(
+    monkeypatch: pytest.MonkeyPatch, last: Exception
+) -> None:
+    telling = Telling(monkeypatch, OutcomeUnknown("silent"), OutcomeUnknown("silent"), last)
+    errors = committed(telling, [put(row, x=torch.ones(2)) for row in range(2)])
+    assert [type(error) for error in errors] == [OutcomeUnknown] * 2
+    assert (telling.made, len(telling.told), telling.freed) == (1, 3, [])
+
+
+def test_cells_that_the_controller_refused_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    telling = Telling(monkeypatch, Rejected("another dtype"), Rejected("another dtype"))
+    (error,) = committed(telling, [put(0, x=torch.ones(2))])
+    assert isinstance(error, Rejected)
+    assert [each["x"] for each in telling.freed] == [b"cell 0 of 1", b"cell 0 of 2"]
+
+
+def test_what_was_asked_and_not_answered_may_have_been_done(nursery: Nursery) -> None:
+    code = """
+        from types import SimpleNamespace
+        import zmq
+        from dataplane import OutcomeUnknown, PeerUnavailable
+        from dataplane.integrations.verl import controller
+
+        controller._ANSWER_S = 0.1
+        silent = zmq.Context.instance().socket(zmq.ROUTER)
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        info = SimpleNamespace(ip="127.0.0.1", id="silent", to_addr=lambda _: f"tcp://127.0.0.1:{port}")
+        asking = controller.Controller(info, "who asks")
+        for call in (asking.partitions, lambda: asking.clear("p", [1]), lambda: asking.tell("p", [1], {}, {})):
+            try:
+                call()
+            except (OutcomeUnknown, PeerUnavailable) as error:
+                tell(type(error).__name__)
+        asking.close()
+    """
+    with nursery.process(textwrap.dedent(code)) as running:
+        assert [running.hear() for _ in range(3)] == ["PeerUnavailable", "OutcomeUnknown", "OutcomeUnknown"]
+        running.wait()
 
 
 def test_a_process_ends_though_the_controller_does_not_answer(nursery: Nursery) -> None:
