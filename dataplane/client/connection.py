@@ -425,9 +425,11 @@ class Connection:
             self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
 
     def report(self, graph: bytes) -> None:
-        """From any thread: send this process's performance graph."""
+        """From any thread: send this process's performance graph, and what was dropped by now."""
 
         def send() -> None:
+            if self.pins.dropped:
+                self._flush()
             if self._channel.open and not self._detached and len(graph) <= m.MAX_REPORT:
                 self._channel.send(m.Report(graph))
 

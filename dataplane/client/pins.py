@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,25 @@ from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 
 _all: weakref.WeakSet[Pins] = weakref.WeakSet()
+
+_used: deque[tuple[object, Callable[[], bool]]] = deque()
+"""Pins of memory that a device may still use, the longest first."""
+
+
+def drop_later(pin: object, due: Callable[[], bool]) -> None:
+    """Drop the pin once this returns True. It is asked whenever a plane of this process talks to its node."""
+    _used.append((pin, due))
+    _sweep()
+
+
+def _sweep() -> None:
+    """Drop the pins that are due, up to the first that is not. Reentrant."""
+    with suppress(IndexError):
+        while _used:
+            pin, due = _used.popleft()
+            if not due():
+                _used.appendleft((pin, due))
+                return
 
 
 def let_go(connected: socket.socket) -> None:
@@ -95,7 +115,9 @@ class Pins:
     @property
     def dropped(self) -> bool:
         """Whether there is something to `take`, even if an interrupt within a finalizer prevented the call of
-        `flush`."""
+        `flush`. Drops what is due (`drop_later`)."""
+        if _used:
+            _sweep()
         return bool(self._dropped)
 
     def take(self) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.client.pins import Pin, Pins
+from dataplane.client.pins import Pin, Pins, drop_later
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
 
@@ -122,3 +122,34 @@ def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.
     for shard in range(3):
         del held[shard]
     assert [message.shards for message in said(theirs)] == [[0], [1]]  # and the third by the end
+
+
+def test_a_pin_that_a_device_uses_is_dropped_when_it_is_done_and_the_plane_talks_to_its_node() -> None:
+    """Also the last, after which nothing is mapped."""
+    flushes, done = Flushes(), False
+    drop_later(flushes.pins.hold(1), lambda: done)
+    assert not flushes.pins.dropped
+    done = True
+    assert flushes.pins.live == 1
+    assert flushes.pins.dropped
+    assert flushes.pins.take() == [1]
+    assert flushes.pins.live == 0
+
+
+def test_a_pin_that_a_device_uses_is_not_dropped_for_another_that_is_asked_meanwhile() -> None:
+    """As the collector of cycles does within any line."""
+    flushes, due = Flushes(), {1: False, 2: False}
+
+    def asked() -> bool:
+        if due[1]:
+            drop_later(flushes.pins.hold(3), lambda: True)
+        return due[1]
+
+    drop_later(flushes.pins.hold(1), asked)
+    drop_later(flushes.pins.hold(2), lambda: due[2])
+    due[1] = True
+    assert flushes.pins.dropped
+    assert flushes.pins.take() == [1]
+    due[2] = True
+    assert flushes.pins.dropped
+    assert flushes.pins.take() == [2, 3]
