@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dataplane.client import memory
+from dataplane.client import inheriting, memory
 from dataplane.client.inheriting import Heir, inherit
+from dataplane.clock import Deadline
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 
@@ -126,11 +127,11 @@ class Pins:
             dropped, self._dropped = self._dropped, []
             return dropped
 
-    def before_fork(self) -> None:
-        """Have pins ready for a child, if there are views that it could read."""
+    def before_fork(self, deadline: Deadline) -> None:
+        """Have pins ready for a child, if there are views that it could read, and the node answers by the deadline."""
         if self._live and self.source is not None:
             self._inherited = frozenset(self._live)
-            self._heir = inherit(*self.source)
+            self._heir = inherit(*self.source, deadline)
 
     def after_fork_in_parent(self) -> None:
         """The child has them."""
@@ -186,8 +187,9 @@ _forking = threading.Lock()
 
 def _before_fork() -> None:
     _forking.acquire()  # each fork has heirs of its own
+    deadline = Deadline.after(inheriting.ANSWER_S)
     for pins in list(_all):
-        pins.before_fork()
+        pins.before_fork(deadline)
 
 
 def _after_fork_in_parent() -> None:

@@ -88,15 +88,16 @@ def listen(path: Path, backlog: int = 128) -> socket.socket:
     return listener
 
 
-def connect(path: Path) -> socket.socket:
-    """A non-blocking socket connected to the node at `path`.
+def connect(path: Path, limit_s: float | None = None) -> socket.socket:
+    """A non-blocking socket connected to the node at `path`, within `limit_s` (5 s) if it is too busy to accept.
 
     Raises PeerUnavailable if none listens, Unauthenticated if the socket is another user's.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A limit of the kernel's. Python's own would make the socket non-blocking, and a full backlog an error at once.
-        limit = _TIMEVAL.pack(int(_CONNECT_S), int(_CONNECT_S % 1 * 1e6))
+        seconds = _CONNECT_S if limit_s is None else limit_s
+        limit = _TIMEVAL.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))  # zero would be no limit
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         connected.connect(str(path))
         _, uid = peer(connected)
