@@ -240,7 +240,7 @@ class _Calls:
         began = time.monotonic()
         try:
             return call()
-        except (dp.Retryable, dp.LeaseExpired, dp.Lost, dp.Closed):
+        except (dp.Retryable, dp.OutcomeUnknown, dp.LeaseExpired, dp.Lost, dp.Closed):
             return None
         finally:
             self.calls.append((what, began, time.monotonic()))

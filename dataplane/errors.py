@@ -5,7 +5,7 @@
     │   ├── Backpressure       no room before the deadline; names who holds the bytes
     │   ├── NotReady           no rows of a stream were ready before the deadline
     │   └── PeerUnavailable    the node does not answer or has gone
-    ├── OutcomeUnknown         it may have been done or not; the same request again settles it
+    ├── OutcomeUnknown         it may have been done or not, or is done yet; the same request again settles it
     ├── LeaseExpired           what was held went to somebody else meanwhile; the same call fails again
     ├── Lost                   the data are gone; make them again
     │   ├── OwnerDied          the node that held them has died
@@ -75,7 +75,8 @@ class NotReady(Retryable):
 
 
 class PeerUnavailable(Retryable):
-    """The node at `address` does not answer, or has gone."""
+    """The node at `address` does not answer, or has gone; the request was not sent, or it changes nothing that lasts.
+    One that does raises OutcomeUnknown."""
 
     FIELDS = {"address": ""}
 
@@ -88,8 +89,10 @@ class LeaseExpired(DataplaneError):
 
 
 class OutcomeUnknown(DataplaneError):
-    """The request may have been executed, or may yet be. The same request again, under the same sequence, settles it
-    and is executed once. `epoch`: of the partition whose leader did not answer, if it was one."""
+    """A request that changes something was sent and not answered: it may have been done, or may yet be. The same
+    request again settles it: an append with the same keys, a claim with the same id and an ack are done once, an extend
+    is repeated with `replace`, and what can not be done twice, as a nack, is refused if it was done.
+    `epoch`: of the partition whose leader did not answer, where it was one."""
 
     FIELDS = {"epoch": 0}
 

@@ -1,7 +1,8 @@
 """The connection of this process to its node: requests and replies, and the segments and pins that come with them.
 
-Invariants: a request ends with its reply, with the node's typed error or, if the node does not answer in time or is
-gone, with `PeerUnavailable`. If a cancelled request succeeds, what it was granted is released. While something is
+Invariants: a request ends with its reply or the node's typed error. If the node does not answer in time or is gone, a
+request that changes something ends with `OutcomeUnknown`, and with `PeerUnavailable` one that was not sent, only reads,
+or whose late reply is undone. If a cancelled request succeeds, what it was granted is released. While something is
 reserved, signs of life are sent several times a lease. In a forked child every use raises `Forked`, and the socket
 is replaced there, so that the child neither keeps the parent's pins nor disturbs its messages.
 """
@@ -22,7 +23,7 @@ from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
-from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
 from dataplane.stream import requests as r
 from dataplane.table import requests as t
@@ -64,6 +65,35 @@ _OPERATIONS: dict[type[Any], str] = {
     t.Look: "table read",
     t.Claim: "table claim",
 }
+_CHANGES = frozenset(
+    (
+        m.Free,
+        m.FreeElsewhere,
+        m.Open,
+        m.Append,
+        m.AppendInline,
+        m.Extend,
+        m.ExtendInline,
+        m.TendRow,
+        m.DropStream,
+        m.TakeLost,
+        m.Restored,
+        m.WriteInline,
+        r.Ack,
+        r.Nack,
+        r.Renew,
+        r.Drop,
+        r.Close,
+        t.Upsert,
+        t.Clear,
+        t.Claim,
+        t.Release,
+        t.Drop,
+    )
+)
+"""The requests with a lasting effect. Of others that the node answers too late nothing is left: what a put, a pin, an
+admission or a delivery grants is released (`Connection._undo`)."""
+
 _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 _PUT, _REQUEST = CODE["put"], CODE["request"]
 _clock = time.monotonic_ns
@@ -73,6 +103,10 @@ def _code(request: Any) -> int:
     """The event as which a request is recorded."""
     asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
     return _CODES.get(type(asked), _REQUEST)
+
+
+class _Unanswered(PeerUnavailable):
+    """Ends the wait for a reply. What the caller gets says `Connection._unanswered`."""
 
 
 def _nothing() -> None:
@@ -107,6 +141,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
+        self._unsent: set[int] = set()  # requests that did not reach the node, which had gone
         self._gone: DataplaneError | None = None
         self._closing = False
         self._settling: asyncio.Future[None] | None = None
@@ -170,7 +205,7 @@ class Connection:
         return next(self._requests) << BITS | recorder.place()
 
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
+        """Send a request and return its reply. Raises what the node answers, PeerUnavailable and OutcomeUnknown."""
         return await self._answered(request, kind, timeout_s, self._ask(request))
 
     def _ask(self, request: Any) -> asyncio.Future[m.Reply]:
@@ -187,6 +222,8 @@ class Connection:
         except BaseException:  # no message holds it
             self._pending.pop(request.id, None)
             raise
+        if self._channel.broken:
+            self._unsent.add(request.id)
         return future
 
     async def _answered(self, request: Any, kind: type[R], timeout_s: float, future: asyncio.Future[m.Reply]) -> R:
@@ -197,8 +234,10 @@ class Connection:
         waits = recorder.awaits()
         try:
             reply = await future
-        except BaseException:
+        except BaseException as error:
             self._abandon(request.id, future)
+            if isinstance(error, _Unanswered):
+                raise self._unanswered(request, error) from None
             raise
         finally:
             timer.cancel()
@@ -266,9 +305,11 @@ class Connection:
                 if not future.done():
                     return None, self._finish(exchange, future, begun or began)
                 reply = self._checked(future.result(), exchange.kind)
-            except BaseException:
+            except BaseException as error:
                 self._abandon(exchange.request.id, future)
                 exchange.undo()
+                if isinstance(error, _Unanswered):
+                    raise self._unanswered(exchange.request, error) from None
                 raise
             finally:
                 del future  # as in `_answered`
@@ -289,7 +330,14 @@ class Connection:
     def _late(self, future: asyncio.Future[m.Reply], waited_s: float) -> None:
         if not future.done():
             silent = f"the node at {self.address} has not answered for {waited_s:.0f} s"
-            future.set_exception(PeerUnavailable(silent, address=self.address))
+            future.set_exception(_Unanswered(silent, address=self.address))
+
+    def _unanswered(self, request: Any, error: _Unanswered) -> DataplaneError:
+        """The error of a request that was not answered."""
+        asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
+        if type(asked) in _CHANGES and request.id not in self._unsent:
+            return OutcomeUnknown(f"{error}; whether this call was done is not known")
+        return PeerUnavailable(str(error), **error.fields)
 
     def _abandon(self, identifier: int, future: asyncio.Future[m.Reply]) -> None:
         if identifier in self._pending:
@@ -393,11 +441,12 @@ class Connection:
                 address=self.address,
             )
         self._gone = gone = self._gone or error
+        kind = _Unanswered if isinstance(gone, PeerUnavailable) else type(gone)
         pending, self._pending = self._pending, {}
         self._settle()
         for future in pending.values():
             if future is not None and not future.done():
-                future.set_exception(type(gone)(str(gone), **gone.fields))
+                future.set_exception(kind(str(gone), **gone.fields))
 
     # Signs of life
 

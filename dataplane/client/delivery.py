@@ -85,8 +85,8 @@ class Delivery:
 
     async def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if they went to another consumer:
-        then the ack counts for none of them; OutcomeUnknown in a cluster, if the leader did not answer: repeat the
-        ack. Does nothing if they were acked before; raises LeaseExpired if they were given back."""
+        then the ack counts for none of them; OutcomeUnknown if the node or the leader did not answer: repeat the ack.
+        Does nothing if they were acked before; raises LeaseExpired if they were given back."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:

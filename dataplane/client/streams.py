@@ -211,7 +211,7 @@ class AsyncStream:
         keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
         error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
         Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
-        (in a cluster: the rows may be appended, now or later; repeated with the same keys, they are appended once).
+        (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
         """
         if objects != "store" and refuses(objects):
             columns = await self._writer.without_objects(columns)
@@ -459,7 +459,8 @@ class AsyncStream:
             for the same task brought it and did not ack.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
-        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node).
+        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
+        OutcomeUnknown (no answer came: repeat it with `replace`).
         """
         if objects != "store" and refuses(objects):
             columns = await self._writer.without_objects(columns)

@@ -97,8 +97,8 @@ class AsyncRow:
 
         An append that is repeated with the same arguments, because it is not known whether the first was done, is
         done once. Raises LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not
-        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (in a
-        cluster).
+        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no
+        answer came).
         """
         if isinstance(columns, BatchRef) and columns.is_sliced():
             raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from dataplane.client.sync import Plane, connect
 from dataplane.config import NodeConfig, check_host, environment
-from dataplane.errors import Closed, DataplaneError, Misuse, PeerUnavailable
+from dataplane.errors import Closed, DataplaneError, Misuse, OutcomeUnknown, PeerUnavailable
 
 T = TypeVar("T")
 
@@ -63,11 +63,12 @@ def start(config: NodeConfig | None = None) -> Plane:
 
 
 def with_plane(work: Callable[[Plane], T]) -> T:
-    """The result of `work` with this process's plane; repeated if its node has ended and another runs."""
+    """What work with this process's plane gives; done again where its node has ended and another runs. So it is work
+    that may be done twice."""
     first = plane()
     try:
         return work(first)
-    except (PeerUnavailable, Closed):
+    except (PeerUnavailable, OutcomeUnknown, Closed):
         again = plane()
         if again is first:
             raise

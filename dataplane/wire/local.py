@@ -186,6 +186,8 @@ class Channel:
         self._paused = False
         self._held_on = False
         self._rooms: deque[asyncio.Future[None]] = deque()
+        self.broken = False
+        """Whether the other side takes nothing any more: what was sent last has not reached it."""
         self._open = True
         self._loop.add_reader(connected.fileno(), self._readable)
 
@@ -336,7 +338,7 @@ class Channel:
                 return
             except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
                 self._drop_unsent()
-                self._unsent_bytes, self._half_sent = 0, False
+                self._unsent_bytes, self._half_sent, self.broken = 0, False, True
                 break
             except OSError as error:
                 if error.errno in _SHORT_OF:

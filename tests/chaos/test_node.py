@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -78,6 +80,46 @@ def test_a_frozen_node_is_unavailable_and_not_a_hang(tmp_path: Path, monkeypatch
         # What was asked meanwhile was given up: the answers come, to nobody, and nothing is kept for them.
         eventually(lambda: plane.stats().shards == 0, "the put was undone")
         assert plane.get(plane.put({"x": [2]}))["x"].to_list() == [2]
+
+
+async def test_what_a_frozen_node_did_not_answer_is_settled_by_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done once, when the node goes on."""
+    with StandingNode(tmp_path) as node:
+        async with dp.aio.connect(node.address) as plane:
+            stream, table = await plane.stream("s", tasks=["t"]), plane.table("table")
+            ref = await plane.put({"x": [1]})
+            patient = plane.connection.welcome
+
+            async def settled(call: Callable[[], Awaitable[Any]]) -> Any:
+                node.freeze()
+                try:
+                    with monkeypatch.context() as hasty, pytest.raises(dp.OutcomeUnknown):
+                        hasty.setattr("dataplane.client.connection._ANSWER_S", 0.1)
+                        plane.connection.welcome = msgspec.structs.replace(patient, shared_s=0.1)
+                        await call()
+                finally:
+                    node.thaw()
+                plane.connection.welcome = patient
+                return await call()
+
+            timeouts = iter([0.0, 60.0])
+            assert await settled(lambda: stream.append({"x": [1]}, keys=["a"], timeout=next(timeouts))) == ["a"]
+            assert (await stream.stats())["rows"] == 1
+            delivery = await stream.consume("t", rows=1, columns=["x"], timeout=60)
+            timeouts = iter([0.0, 60.0])
+            await settled(lambda: stream.extend(delivery.ref, {"y": [2]}, replace=True, timeout=next(timeouts)))
+            await settled(delivery.renew)
+            await settled(delivery.ack)
+            timeouts = iter([0.0, 60.0])
+            await settled(lambda: table.upsert(["k"], {"x": [3]}, timeout=next(timeouts)))
+            assert (await plane.get(await table.read(["k"])))["x"].to_list() == [3]
+            await settled(lambda: plane.free(ref))
+            with pytest.raises(dp.Freed):
+                await plane.get(ref)
+            with pytest.raises(dp.Closed, match="was dropped"):
+                await settled(stream.drop)
 
 
 def test_sigterm_ends_a_node_cleanly_while_it_spills(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import dataplane as dp
 from dataplane.client.connection import Connection
+from dataplane.stream import requests as r
+from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, format_address, listen
 from dataplane.wire.places import pack
@@ -42,7 +44,7 @@ class Scripted:
     def _received(self, request: Any) -> None:
         assert self.channel is not None
         if isinstance(request, m.Hello):
-            self.channel.send(m.Welcome(request.id, m.MAJOR, 0, b"scripted", MIB, 0.2, [], 0))
+            self.channel.send(m.Welcome(request.id, m.MAJOR, 0, b"scripted", MIB, 0.2, [], 0, shared_s=0.05))
             return
         self.asked.append(request)
         for message in self.answer(request):
@@ -92,6 +94,65 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
     scripted.channel.send(m.Figures(scripted.asked[0].id, {}))
     scripted.answer = lambda request: [m.Figures(request.id, {"fine": 1})]
     assert (await connection.request(stats(connection), m.Figures, 5.0)).values == {"fine": 1}
+
+
+CHANGES: dict[str, Callable[[int], Any]] = {
+    "free": lambda i: m.Free(i, [4], [], ""),
+    "append": lambda i: m.AppendInline(i, b"s", m.Inline(b"", b"", []), [], b"", [], b"", {}, {}, 0.0),
+    "ack": lambda i: m.AskStream(i, b"s", r.Ack(grant=1, replica=None)),
+    "upsert": lambda i: m.AskTable(i, "t", b"", t.Clear(rows=np.zeros(0, np.int64))),
+}
+READS: dict[str, Callable[[int], Any]] = {
+    "stats": m.Stats,
+    "put": lambda i: m.Put(i, b"", b"", "", 0.0),
+    "consume": lambda i: m.AskStream(i, b"s", r.Measure()),
+    "look": lambda i: m.AskTable(i, "t", b"", t.Describe()),
+}
+ASKED = [
+    *(pytest.param(made, dp.OutcomeUnknown, id=name) for name, made in CHANGES.items()),
+    *(pytest.param(made, dp.PeerUnavailable, id=name) for name, made in READS.items()),
+]
+
+
+@pytest.mark.parametrize(("made", "error"), ASKED)
+@pytest.mark.parametrize("gone", [False, True], ids=["late", "gone"])
+async def test_what_changes_something_and_is_not_answered_has_an_unknown_outcome(
+    scripted: Scripted,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[int], Any],
+    error: type[dp.DataplaneError],
+    gone: bool,
+) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 60.0 if gone else 0.05)
+    waiting = asyncio.create_task(connection.request(made(connection.next_id()), m.Done, 60.0 if gone else 0.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    assert scripted.channel is not None
+    if gone:
+        scripted.channel.close()
+    with pytest.raises(error) as caught:
+        await waiting
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("made", CHANGES.values(), ids=CHANGES)
+async def test_what_did_not_reach_a_node_that_had_gone_changed_nothing(
+    scripted: Scripted, connection: Connection, made: Callable[[int], Any]
+) -> None:
+    """Whether or not the connection has heard of its end."""
+    await scripted.until(lambda: scripted.channel is not None)
+    assert scripted.channel is not None
+    scripted.channel.close()
+    for _ in range(2):
+        with pytest.raises(dp.PeerUnavailable):
+            await connection.request(made(connection.next_id()), m.Done, 60.0)
+
+
+async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scripted, connection: Connection) -> None:
+    scripted.answer = lambda request: [m.Failure(request.id, "PeerUnavailable", "no leader", {"address": "there"})]
+    with pytest.raises(dp.PeerUnavailable, match="no leader") as caught:
+        await connection.request(CHANGES["append"](connection.next_id()), m.Appended, 5.0)
+    assert caught.value.address == "there"
 
 
 GRANTED: list[tuple[Any, str]] = [
