@@ -7,7 +7,7 @@ apart from each other; those that nearly touch are one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -91,31 +91,59 @@ def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Byt
     """The values of these rows, ascending, of these columns, or what a cut that is made along dimensions that they have
     leaves of them in their first. `memory` is the extent, with tables that are sound."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]
-    if cut:
-        return merged(stretch for column in columns for stretch in _cut_values(column, rows.array(), memory, cut))
-    return merged(stretch for column in columns for stretch in _values(column, rows, memory))
+    return merged(stretch for column in columns for stretch in row_values(column, rows.array(), memory, cut))
 
 
-def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> Iterator[tuple[int, int]]:
-    """Where the parts of rows are that the steps of a cut along their first dimension leave. Of the other dimensions
-    all is taken along: what lies between is mostly less than it takes to name a stretch."""
+def row_values(
+    column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut = NOTHING, *, shared: bool = True
+) -> Stretches:
+    """The values of these rows, ascending, or what a cut leaves of them; unless `shared`, without those of indexed
+    columns, which other rows may have too. All is clipped to the buffers: what was sound when it was checked may have
+    been changed since by a hostile process."""
+    if not len(rows) or (column.indexed and not shared):
+        return []
     if column.indexed:
         offset, size = column.buffers[-1]
-        rows = np.clip(memory[offset : offset + size].view(np.int64)[rows], 0, column.stored - 1)
+        index = memory[offset : offset + size].view(np.int64)
+        if column.field.kind == "object" and len(np.unique(index)) < column.stored:
+            return _all(column)  # rows mean others that none of the index is
+        rows = np.clip(index[rows], 0, column.stored - 1)
+        rows = rows if cut else np.unique(rows)
     if column.field.kind == "struct":
+        found: Stretches = []
         for (offset, size), child in zip(column.buffers, column.children, strict=False):
             there = memory[offset : offset + size].view(np.bool_)
             kept = there[rows]
-            rank = np.minimum(np.cumsum(there, dtype=np.int64) - 1, child.rows - 1)
-            yield from _cut_values(child, rank[rows[kept]], memory, cuts.take(cut, np.flatnonzero(kept)))
-        return
-    shape, dense = column.field.shape, column.field.kind == "dense"
-    base, size = column.buffers[0 if dense else 1]
-    if dense:
+            rank = np.clip(np.cumsum(there, dtype=np.int64) - 1, 0, max(child.rows - 1, 0))[rows[kept]]
+            inner = cuts.take(cut, np.flatnonzero(kept)) if cut else cut
+            found += row_values(child, rank if child.rows else rank[:0], memory, inner, shared=shared)
+        return found
+    base, size = column.buffers[0 if column.field.kind == "dense" else 1]
+    starts, stops = _cut_values(column, rows, memory, cut) if cut else _values(column, rows, memory)
+    pairs = np.clip(np.stack([starts, stops], axis=1), 0, size) + base
+    return [(start, stop) for start, stop in pairs.tolist()]
+
+
+def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, Index]:
+    """Where runs of ascending rows begin and end among the values, in bytes."""
+    edges = np.flatnonzero(np.diff(rows) != 1) + 1
+    begins, ends = rows[np.concatenate(([0], edges))], rows[np.concatenate((edges - 1, [len(rows) - 1]))] + 1
+    unit = column.field.item_nbytes
+    if column.field.kind == "dense":
+        return begins * unit, ends * unit
+    table, length = column.buffers[0]
+    offsets = memory[table : table + length].view(np.int64)
+    return offsets[begins] * unit, offsets[ends] * unit
+
+
+def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> tuple[Index, Index]:
+    """Where the parts of rows begin and end that the steps of a cut along their first dimension leave. Of the other
+    dimensions all is taken along: what lies between is mostly less than it takes to name a stretch."""
+    shape = column.field.shape
+    if column.field.kind == "dense":
         lengths = np.full(len(rows), shape[0] or 0, np.int64)
-        unit = size // column.stored // max(shape[0] or 0, 1) if column.stored else 0
-        begins = rows * (shape[0] or 0) * unit
-        units = np.full(len(rows), unit, np.int64)
+        units = np.full(len(rows), column.field.item_nbytes // max(shape[0] or 0, 1))
+        begins = rows * column.field.item_nbytes
     else:
         table, length = column.buffers[0]
         offsets = memory[table : table + length].view(np.int64)
@@ -127,43 +155,9 @@ def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> I
             lengths, units = sizes[:, 0], sizes[:, 1:].prod(axis=1) * item
     firsts, lasts = cuts.spans(cuts.axes(cut).get(0, cuts.NOTHING), lengths)
     starts, stops = (begins[:, None] + edges * units[:, None] for edges in (firsts, lasts))
-    # Cut to the values, as below.
-    pairs = np.clip(np.stack([starts.reshape(-1), stops.reshape(-1)], axis=1), 0, size) + base
-    yield from map(tuple, pairs.tolist())
-
-
-def _values(column: ColumnLayout, rows: Rows, memory: Bytes) -> Stretches:
-    kind = column.field.kind
-    if kind == "struct" or not len(rows):
-        return _all(column) if len(rows) else []
-    if column.indexed:
-        offset, size = column.buffers[-1]
-        index = memory[offset : offset + size].view(np.int64)
-        if kind == "object" and len(np.unique(index)) < column.stored:  # rows mean others that none of the index is
-            return _all(column)
-        rows = Rows.index(np.unique(index[rows.slice or rows.array()]))
-    begins, ends = _runs(rows)
-    if kind == "dense":
-        base, size = column.buffers[0]
-        step = size // column.stored if column.stored else 0
-        return [(base + a * step, base + b * step) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    (table, length), (base, size) = column.buffers[0], column.buffers[1]
-    offsets = memory[table : table + length].view(np.int64)
-    unit = size // int(offsets[-1]) if int(offsets[-1]) else 0
-    # Cut to the values: what was sound when it was checked may have been changed since by a hostile process.
-    starts, stops = (np.clip(offsets[edges] * unit, 0, size) + base for edges in (begins, ends))
-    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+    return starts.reshape(-1), stops.reshape(-1)
 
 
 def _all(column: ColumnLayout) -> Stretches:
     own = [(offset, offset + size) for offset, size in column.buffers]
     return own + [stretch for child in column.children for stretch in _all(child)]
-
-
-def _runs(rows: Rows) -> tuple[Index, Index]:
-    """Ascending rows as runs: where each begins, and where it ends."""
-    if rows.slice is not None:
-        return np.array([rows.start]), np.array([rows.stop])
-    array = rows.array()
-    edges = np.flatnonzero(np.diff(array) != 1) + 1
-    return array[np.concatenate(([0], edges))], array[np.concatenate((edges - 1, [len(array) - 1]))] + 1

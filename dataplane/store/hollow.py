@@ -10,16 +10,15 @@ still write to, so what they say is clipped to the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.layout import Bytes, ColumnLayout, ShardLayout
+from dataplane.batch.layout import Bytes, Index, ShardLayout
 from dataplane.batch.rows import Rows
+from dataplane.batch.stretches import merged, row_values
 from dataplane.config import PAGE
-
-Runs = Sequence[tuple[int, int]]
 
 
 def dead_pages(
@@ -28,37 +27,15 @@ def dead_pages(
     """The (start, end) in the shard's `memory` of whole pages of freed values around these rows of these columns,
     which are freed according to `live` [column, row]. May return pages again."""
     for ordinal in columns:
-        column = layout.columns[ordinal][1]
-        for start, end in _values(column, _runs(~live[ordinal], rows), memory):
+        dead = _dead(~live[ordinal], rows)
+        for start, end in merged(row_values(layout.columns[ordinal][1], dead, memory, shared=False), gap=0):
             first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
             if first < last:
                 yield first, last
 
 
-def _runs(dead: npt.NDArray[np.bool_], rows: Rows) -> Runs:
-    """The runs of freed rows that contain some of these rows."""
+def _dead(dead: npt.NDArray[np.bool_], rows: Rows) -> Index:
+    """The freed rows of the runs of such that contain some of these rows."""
     edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
     within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)
-    return [(start, end) for start, end in edges[within[within >= 0]].tolist()]
-
-
-def _values(column: ColumnLayout, runs: Runs, memory: Bytes) -> Iterator[tuple[int, int]]:
-    """The byte ranges of the values of these runs of rows."""
-    if column.indexed:
-        return
-    if column.field.kind == "struct":
-        for (offset, size), child in zip(column.buffers, column.children, strict=True):
-            before = np.concatenate([[0], np.cumsum(memory[offset : offset + size], dtype=np.int64)])
-            inner = [(int(min(before[a], child.rows)), int(min(before[b], child.rows))) for a, b in runs]
-            yield from _values(child, inner, memory)
-    elif column.field.kind == "dense":
-        offset, _ = column.buffers[0]
-        item = column.field.item_nbytes
-        yield from ((offset + a * item, offset + b * item) for a, b in runs)
-    else:
-        (table, size), (offset, nbytes) = column.buffers[:2]
-        offsets = memory[table : table + size].view(np.int64)
-        unit = column.field.item_nbytes
-        for a, b in runs:
-            start, end = (min(max(int(offsets[row]) * unit, 0), nbytes) for row in (a, b))
-            yield offset + start, offset + end
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(*edges[run]) for run in within[within >= 0])])
