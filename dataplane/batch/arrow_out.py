@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from dataplane.batch import reading
 from dataplane.batch.arrow import Element, VariableShapeTensorType, element, metadata, to_native
-from dataplane.batch.buffers import as_bytes
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.pieces import Reading
+from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.values import mismatch
 
 _INT32_MAX = (1 << 31) - 1

@@ -18,15 +18,24 @@ import numpy as np
 
 from dataplane.batch import parts, reading, tensordicts, tensors
 from dataplane.batch.batch import Batch, Column
-from dataplane.batch.buffers import Job as Job
-from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.dedupe import Each, distinct
 from dataplane.batch.dtypes import name_of
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text, most_items, refuse
-from dataplane.batch.form import Form
 from dataplane.batch.infer import infer
-from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned, check_shapes, form_of
+from dataplane.batch.layout import (
+    ALIGNMENT,
+    Bytes,
+    ColumnHeader,
+    Index,
+    ShardLayout,
+    aligned,
+    check_shapes,
+    decode,
+    encode,
+)
 from dataplane.batch.pieces import Reading, Selection
+from dataplane.batch.row_sources import Job as Job
+from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
 from dataplane.errors import Corrupt, SchemaMismatch
@@ -66,21 +75,13 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     @property
     def device(self) -> Any:
         """The device that values of it are on; None where they are on the host."""
-        found = (getattr(buffer, "device", None) for buffer in self.buffers if not isinstance(buffer, np.ndarray))
-        return next((device for device in found if device is not None and device.type != "cpu"), None)
+        found = (buffer.device for buffer in self.buffers if not isinstance(buffer, np.ndarray))
+        return next((device for device in found if device is not None), None)
 
-    def layout(self, base: int) -> ColumnLayout:
-        """Where everything is once it is written at `base`, a multiple of 64, in the shard's extent."""
-        return _layout(self.values, _placed(self.buffers, base), self.index)
-
-    def form(self, base: int, numbers: list[int]) -> Form:
-        """As `layout.form_of` that layout, which is not made where it is simple."""
-        if self.values.children or self.values.index is not None or self.index is not None:
-            return form_of(self.layout(base), numbers)
-        numbers += (self.rows, self.rows)
-        for place in _placed(self.buffers, base):
-            numbers += place
-        return Form(self.values.field, len(self.buffers))
+    def header(self, base: int, numbers: list[int]) -> ColumnHeader:
+        """The column written at `base`, a multiple of 64, in the shard's extent, without its numbers, which are put
+        behind the others."""
+        return _header(self.values, _placed(self.buffers, base), numbers, self.index)
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.
@@ -103,19 +104,8 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     def payload(self) -> Iterator[Bytes]:
         """The same bytes in runs, one behind another: for what is small, and not worth jobs."""
         for buffer in self.buffers:
-            nbytes = buffer.nbytes
-            if isinstance(buffer, Rectangle) and buffer.array.flags.c_contiguous:
-                yield as_bytes(buffer.array)
-            elif isinstance(buffer, np.ndarray):
-                yield buffer
-            elif isinstance(buffer, Run):
-                yield buffer.data
-            else:
-                run = np.empty(nbytes, np.uint8)
-                for job in buffer.jobs(run, nbytes or 1):
-                    job()
-                yield run
-            if padding := aligned(nbytes) - nbytes:
+            yield buffer if isinstance(buffer, np.ndarray) else buffer.run()
+            if padding := aligned(buffer.nbytes) - buffer.nbytes:
                 yield _PADDING[:padding]
 
 
@@ -137,11 +127,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     def layout(self) -> ShardLayout:
         """The shard's layout where the columns are written one behind another, from 0."""
-        placed, base = [], 0
-        for column in self.columns:
-            placed.append((column.name, column.layout(base)))
-            base += column.nbytes
-        return ShardLayout(tuple(placed))
+        return ShardLayout.of(*decode(layout_of(self.columns)))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """The copies of all columns, for that layout; `memory` is `nbytes` long. See `PlannedColumn.jobs`."""
@@ -150,6 +136,16 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
             jobs += column.jobs(memory[base : base + column.nbytes], piece)
             base += column.nbytes
         return jobs
+
+
+def layout_of(columns: Iterable[PlannedColumn]) -> bytes:
+    """The encoded layout of a shard of these columns one behind another."""
+    numbers: list[int] = []
+    headers, base = [], 0
+    for column in columns:
+        headers.append((column.name, column.header(base, numbers)))
+        base += column.nbytes
+    return encode(headers, numbers)
 
 
 def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:
@@ -374,17 +370,18 @@ def _placed(buffers: Iterable[Bytes | RowSource], base: int) -> Iterator[tuple[i
         base += aligned(buffer.nbytes)
 
 
-def _layout(values: Values, places: Iterator[tuple[int, int]], index: Index | None = None) -> ColumnLayout:
-    count = (values.data is not None) + (values.offsets is not None) + (values.shapes is not None)
-    if values.index is not None and values.offsets is not None:
-        index, stored = values.index, len(values.offsets) - 1
-    else:
-        stored = values.rows
-    count += len(values.presence) + (index is not None)
-    buffers = tuple(next(places) for _ in range(count))
-    children = tuple(_layout(child, places) for child in values.children)
-    rows = stored if index is None else len(index)
-    return ColumnLayout(values.field, rows, stored, buffers, children, index is not None)
+def _header(
+    values: Values, places: Iterator[tuple[int, int]], numbers: list[int], index: Index | None = None
+) -> ColumnHeader:
+    index = values.index if index is None else index
+    stored = values.rows if values.index is None or values.offsets is None else len(values.offsets) - 1
+    numbers += (stored if index is None else len(index), stored)
+    made = (values.data, values.offsets, values.shapes, index)
+    count = sum([each is not None for each in made]) + len(values.presence)
+    for _ in range(count):
+        numbers += next(places)
+    children = tuple([_header(child, places, numbers) for child in values.children])
+    return ColumnHeader(values.field, count, children, index is not None)
 
 
 def _run(jobs: Sequence[Job]) -> None:

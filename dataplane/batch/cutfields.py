@@ -1,19 +1,15 @@
-"""What a column is after its rows were sliced, and whether what is stored can be sliced so."""
+"""What a column is after its rows were sliced."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dataplane.batch import cuts
-from dataplane.batch.cuts import END, SHARE, SLICE, ZIGZAG, Cut, Index, Number, Step
-from dataplane.batch.dtypes import split
-from dataplane.batch.field import MAX_BYTES, Field, refuse
-from dataplane.batch.layout import check_column
-from dataplane.batch.pieces import Piece, Selection, Stored
+from dataplane.batch.cuts import END, SHARE, SLICE, ZIGZAG, Index, Number, Step
+from dataplane.batch.field import Field
 from dataplane.errors import Misuse, SchemaMismatch
 
 
@@ -101,42 +97,3 @@ def cut_field(name: str, field: Field, step: Step) -> Field:
         return Field("ragged", field.dtype, tuple(shape))
     shape[axis] = cuts.length((step,), size)
     return Field(field.kind, field.dtype, tuple(shape))
-
-
-def opened(name: str, field: Field, cut: Cut, pieces: Sequence[Piece]) -> list[Selection]:
-    """The pieces as selections, whose rows are rows of this field once they are cut. Raises Corrupt where a layout is
-    false."""
-    found = []
-    for layout, memory, rows in pieces:
-        check_column(name, layout, MAX_BYTES)
-        _check_fits(name, layout.field, field, cut)
-        if len(rows) and rows.stop > layout.rows:
-            raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
-        found.append(Selection(Stored(name, layout, memory), rows))
-    return found
-
-
-def _check_fits(name: str, part: Field, whole: Field, cut: Cut) -> None:
-    if part.kind == "struct" and whole.kind == "struct":
-        keys = dict(whole.children)
-        for key, child in part.children:
-            if key not in keys:
-                raise _refused(name, part, whole)
-            _check_fits(f"{name}.{key}", child, keys[key], cut)
-        return
-    typed = part.kind in ("dense", "ragged") and whole.kind in ("dense", "ragged")
-    if not typed or split(part.dtype)[0] != whole.dtype or len(part.shape) != len(whole.shape):
-        raise _refused(name, part, whole)
-    by_axis = cuts.axes(cut)
-    if any(axis >= len(part.shape) for axis in by_axis):
-        raise _refused(name, part, whole)
-    for axis, (size, wanted) in enumerate(zip(part.shape, whole.shape, strict=True)):
-        steps = by_axis.get(axis, ())
-        if not cuts.is_even(steps) or wanted is None:
-            continue  # of each row it is seen when that is cut
-        if size is None or cuts.length(steps, size) != wanted:
-            raise _refused(name, part, whole)
-
-
-def _refused(name: str, part: Field, whole: Field) -> Exception:
-    return refuse(name, f"a shard holds {part!r} where {whole!r} is a part of what was put")

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import cuts
-from dataplane.batch.buffers import offsets_of
 from dataplane.batch.cuts import Cut, Index
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes
 from dataplane.batch.pieces import Reading, Stored
+from dataplane.batch.row_sources import offsets_of
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[Stored, int, int], Bytes]

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dataplane.batch.buffers import RowSource
-from dataplane.batch.copying import equal
 from dataplane.batch.layout import Index
+from dataplane.batch.row_sources import RowSource, equal
 from dataplane.batch.values import Values
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

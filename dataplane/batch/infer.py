@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import objects, tensors
-from dataplane.batch.buffers import offsets_of
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_DEPTH, Field
 from dataplane.batch.layout import Index
+from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.values import (
     Values,
     byte_rows,

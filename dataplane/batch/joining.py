@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane.batch.buffers import Rectangle, RowSource, Run
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field
 from dataplane.batch.gathering import Gathered
 from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.row_sources import Rectangle, RowSource, Run
 from dataplane.batch.values import Values, bounds_of
 
 
@@ -59,12 +59,8 @@ def _indexed(values: Values) -> bool:
 def owned(values: Values) -> Values:
     """The same values in memory of their own."""
     data = values.data
-    if isinstance(data, Rectangle):
-        data = Rectangle(data.array.copy())
-    elif isinstance(data, Run):
-        data = Run(data.data.copy(), data.bounds)
-    elif data is not None:
-        data = _source(values.field, values.rows, _written(data), values.offsets)
+    if data is not None:
+        data = _source(values.field, values.rows, data.copied(), values.offsets)
     children = tuple(map(owned, values.children)) if values.children else ()
     return Values(
         values.field, values.rows, data, values.offsets, values.shapes, values.presence, children, values.index
@@ -82,7 +78,7 @@ def joined(several: Sequence[Values]) -> Values:
     if first.shapes is not None:
         shapes = np.concatenate([values.shapes for values in several if values.shapes is not None])
     if first.data is not None:
-        runs = [_bytes(values.data) for values in several if values.data is not None]
+        runs = [values.data.run() for values in several if values.data is not None]
         data = _source(first.field, rows, np.concatenate(runs), offsets)
     presence = [np.concatenate(flags) for flags in zip(*[values.presence for values in several], strict=True)]
     children = [joined(of) for of in zip(*[values.children for values in several], strict=True)]
@@ -107,14 +103,3 @@ def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowS
         return Run(data, bounds_of(field, offsets))
     shape = [dimension for dimension in field.shape if dimension is not None]
     return Rectangle(data.view(storage(field.dtype)).reshape(rows, *shape))
-
-
-def _bytes(data: RowSource) -> Bytes:
-    return data.data if isinstance(data, Run) else _written(data)
-
-
-def _written(data: RowSource) -> Bytes:
-    memory = np.empty(data.nbytes, np.uint8)
-    for job in data.jobs(memory, max(1, len(memory))):
-        job()
-    return memory

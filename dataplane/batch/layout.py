@@ -1,13 +1,10 @@
-"""How columns lie in a shard's bytes: values that describe them, and the checks they must pass before use.
+"""How columns lie in a shard's bytes: values that describe them, their encoding, and the tables among the bytes.
 
-A shard is one extent of bytes. `ShardLayout` says which columns it holds and, for each, where its buffers
-are: offsets and lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout
-comes from another process, so nothing in it is believed: `check` refuses one whose buffers do not fit the
-extent or do not have the size that rows, dtype and shape require; `check_contents` refuses one whose row
-offsets, indexes or presence flags, which lie in the bytes themselves, point anywhere but into their data.
-Both are vectorised; neither reads values. The bytes may change
-after a check, where a hostile process still maps them; so a reader takes its own copy of them, checks that (`tables`)
-and uses nothing else.
+A shard is one extent of bytes. `ShardLayout` says which columns it holds and, for each, where its buffers are: offsets
+and lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another
+process, so nothing in it is believed before `batch.layout_check` has passed it. Row offsets, indexes and presence flags
+lie in the bytes themselves, which may change after a check, where a hostile process still maps them; so a reader takes
+its own copy of them, checks that (`tables`) and uses nothing else. Both are vectorised; neither reads values.
 
 The buffers of each kind, in order, for `stored` rows (which is `rows`, unless the column is indexed):
 
@@ -24,30 +21,39 @@ An indexed column stores each distinct row once: its last buffer is int64 [rows]
 object column may store rows that no index names: the parts that several of its rows have (`parts`). Of a struct's
 children only objects are indexed; else the struct is. Integers are little-endian.
 
+An encoded layout is an `Outline`, which is all but the numbers, and the numbers one after another: of each column its
+rows, those it stores, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time
+differ in their numbers alone, so an outline is decoded once, and the numbers of many layouts are read as one table.
+
 This module is what a node needs to know of columns, so it imports neither pyarrow nor torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import form
 from dataplane.batch.dtypes import storage
-from dataplane.batch.field import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_EMPTY, check_field, most_items, refuse
-from dataplane.batch.field import Field as Field
-from dataplane.batch.form import Form, Outline
-from dataplane.errors import Corrupt
+from dataplane.batch.field import MAX_BYTES, MAX_EMPTY, Field, most_items, refuse
+from dataplane.errors import ProtocolMismatch
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 Read = Callable[[int, int], Bytes]
 
 ALIGNMENT = 64  # a cache line, and what Arrow asks of its buffers
+
+_CODES = {"H": 1 << 16, "I": 1 << 32, "q": 1 << 63}
+_HEAD = struct.Struct("<cI")
+_SMALL = 8 << 10  # bytes of an outline that is remembered
 
 
 class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -61,99 +67,121 @@ class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     indexed: bool = False
 
 
+class ColumnHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A column without its numbers: its field, how many buffers it has, its children, and whether it is indexed."""
+
+    field: Field
+    buffers: int
+    children: tuple[ColumnHeader, ...] = ()
+    indexed: bool = False
+
+
+class Outline:
+    """The columns of a shard without their numbers: where those of each begin, and how many they are. `kinds`: of each
+    column an object that is the same for one that lies alike in another outline, whatever is beside it. `rules`: what
+    the numbers have to keep to, once `layout_check` has made them."""
+
+    __slots__ = ("columns", "kinds", "rules", "starts", "width")
+
+    def __init__(self, columns: tuple[tuple[str, ColumnHeader], ...]) -> None:
+        self.columns = columns
+        self.rules: Any = None
+        *self.starts, self.width = accumulate((width(header) for _, header in columns), initial=0)
+        beside = zip(columns, self.starts, strict=True)
+        self.kinds = [_kind(header, start, self.width) for (_, header), start in beside]
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind(header: ColumnHeader, start: int, width: int) -> object:
+    return object()
+
+
+def width(header: ColumnHeader) -> int:
+    """How many numbers a column has, its children's included."""
+    if header.buffers < 0:
+        raise ProtocolMismatch(f"a column with {header.buffers} buffers")
+    return 2 + 2 * header.buffers + sum(map(width, header.children))
+
+
+def encode(columns: Sequence[tuple[str, ColumnHeader]], numbers: Iterable[int]) -> bytes:
+    """The columns and their numbers as bytes. Raises OverflowError for a number beyond 63 bits."""
+    outline, table = _encoder.encode(columns), list(numbers)
+    low, high = min(table, default=0), max(table, default=0)
+    code = "q" if low < 0 else next((code for code, bound in _CODES.items() if high < bound), "q")
+    try:
+        packed = struct.pack(f"<{len(table)}{code}", *table)
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
+    return _HEAD.pack(code.encode(), len(outline)) + outline + packed
+
+
+def decode(encoded: bytes | bytearray | memoryview) -> tuple[Outline, Numbers]:
+    """What `encode` was given. Raises ProtocolMismatch where it was given nothing of the kind."""
+    encoded = bytes(encoded)
+    try:
+        code, size = _HEAD.unpack_from(encoded)
+        end = _HEAD.size + size
+        part = encoded[_HEAD.size : end]
+        if len(part) != size or code.decode() not in _CODES:
+            raise ValueError("it is cut, or begins with something else")
+        outline = _known(part) if size <= _SMALL else _outline(part)
+        numbers = np.frombuffer(encoded, f"<{code.decode()}", offset=end).astype(np.int64)
+    except (msgspec.MsgspecError, RecursionError, ValueError, struct.error) as error:
+        raise ProtocolMismatch(f"not the layout of a shard: {error}") from error
+    if len(numbers) != outline.width:
+        raise ProtocolMismatch(f"not the layout of a shard: {len(numbers)} numbers, not {outline.width}")
+    return outline, numbers
+
+
+def _outline(encoded: bytes) -> Outline:
+    return Outline(_decoder.decode(encoded))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, ColumnHeader], ...])
+_known = lru_cache(maxsize=256)(_outline)
+
+
 class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The columns of a shard, each with its name."""
 
     columns: tuple[tuple[str, ColumnLayout], ...]
 
     def encode(self) -> bytes:
-        """The layout as bytes: see `batch.form`."""
+        """The layout as bytes."""
         numbers: list[int] = []
-        columns = [(name, form_of(column, numbers)) for name, column in self.columns]
-        return form.join(columns, numbers)
+        return encode([(name, header_of(column, numbers)) for name, column in self.columns], numbers)
 
     @classmethod
-    def decode(cls, data: bytes | bytearray | memoryview) -> ShardLayout:
-        """What `encode` gave. Raises ProtocolMismatch for anything that has not its types; believe it after `check`."""
-        return cls.of(*form.split(data))
-
-    @classmethod
-    def of(cls, outline: Outline, numbers: form.Numbers) -> ShardLayout:
+    def of(cls, outline: Outline, numbers: Numbers) -> ShardLayout:
         """The layout that an outline and its numbers are."""
-        listed = numbers.tolist()
-        pairs = zip(outline.columns, outline.starts, strict=True)
-        return cls(tuple([(name, _column(each, listed, start)[0]) for (name, each), start in pairs]))
+        left = iter(numbers.tolist())
+        return cls(tuple([(name, _column(header, left)) for name, header in outline.columns]))
 
     def column(self, name: str) -> ColumnLayout | None:
         """The column called `name`, or None."""
         return next((layout for known, layout in self.columns if known == name), None)
 
 
-def form_of(column: ColumnLayout, numbers: list[int]) -> Form:
+def header_of(column: ColumnLayout, numbers: list[int]) -> ColumnHeader:
     """The column without its numbers, which are put behind the others."""
     numbers += (column.rows, column.stored)
     for buffer in column.buffers:
         numbers += buffer
-    children = tuple([form_of(child, numbers) for child in column.children])
-    return Form(column.field, len(column.buffers), children, column.indexed)
+    children = tuple([header_of(child, numbers) for child in column.children])
+    return ColumnHeader(column.field, len(column.buffers), children, column.indexed)
 
 
-def _column(each: Form, numbers: list[int], start: int) -> tuple[ColumnLayout, int]:
-    """The column whose numbers begin at `start`, and where they end."""
-    end = start + 2 + 2 * each.buffers
-    buffers, children = form.buffers(numbers, start, each.buffers), []
-    for child in each.children:
-        column, end = _column(child, numbers, end)
-        children.append(column)
-    rows, stored = numbers[start], numbers[start + 1]
-    return ColumnLayout(each.field, rows, stored, buffers, tuple(children), each.indexed), end
+def _column(header: ColumnHeader, numbers: Iterator[int]) -> ColumnLayout:
+    rows, stored = next(numbers), next(numbers)
+    buffers = tuple([(next(numbers), next(numbers)) for _ in range(header.buffers)])
+    children = tuple([_column(child, numbers) for child in header.children])
+    return ColumnLayout(header.field, rows, stored, buffers, children, header.indexed)
 
 
 def aligned(nbytes: int) -> int:
     """The least multiple of `ALIGNMENT` that is not below `nbytes`."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-
-
-def check(layout: ShardLayout, nbytes: int) -> None:
-    """Raises Corrupt where the layout is not that of a shard in an extent of `nbytes` bytes."""
-    names = [name for name, _ in layout.columns]
-    if not names or len(set(names)) != len(names) or not all(names):
-        raise Corrupt(f"a shard with the columns {names[:20]}: names must be given, and differ")
-    if len({column.rows for _, column in layout.columns}) > 1:
-        raise Corrupt("a shard whose columns have different numbers of rows")
-    count = 0
-    for name, column in layout.columns:
-        count = check_column(name, column, nbytes, count)
-
-
-def check_column(name: str, layout: ColumnLayout, nbytes: int, count: int = 0, depth: int = 0) -> int:
-    """`check` for one column; `count` columns came before it. Returns how many have come after it."""
-    count += 1
-    if depth > MAX_DEPTH or count > MAX_COLUMNS:
-        raise refuse(name, f"more than {MAX_COLUMNS} columns or {MAX_DEPTH} structs in each other")
-    if depth == 0:
-        check_field(name, layout.field)
-    field, rows, stored = layout.field, layout.rows, layout.stored
-    if not (0 <= rows <= MAX_BYTES and 0 <= stored <= MAX_BYTES) or (stored != rows and not layout.indexed):
-        raise refuse(name, f"{rows} rows with {stored} stored")
-    if field.kind == "dense" and max(stored, 1) > most_items(field):
-        raise refuse(name, f"{stored} rows of {field!r} are too large")
-    needed = buffer_sizes(field, rows, stored, layout.indexed)
-    if len(needed) != len(layout.buffers):
-        raise refuse(name, f"{len(layout.buffers)} buffers, {field.kind} has {len(needed)}")
-    for i, ((offset, size), expected) in enumerate(zip(layout.buffers, needed, strict=True)):
-        if offset < 0 or size < 0 or offset % ALIGNMENT or offset + size > nbytes:
-            raise refuse(name, f"buffer {i} at {offset}+{size} is not in an extent of {nbytes} bytes")
-        unit = field.item_nbytes
-        if size != expected if expected is not None else (size % unit if unit else size):
-            raise refuse(name, f"buffer {i} has {size} bytes, {rows} rows of {field!r} do not")
-    if tuple(child.field for child in layout.children) != tuple(child for _, child in field.children):
-        raise refuse(name, f"its children are not those of {field!r}")
-    for (key, _), child in zip(field.children, layout.children, strict=True):
-        if (child.indexed and child.field.kind != "object") or child.rows > stored:
-            raise refuse(name, f"child {key!r} has {child.rows} rows of {stored}, or an index")
-        count = check_column(f"{name}.{key}", child, nbytes, count, depth + 1)
-    return count
 
 
 def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[int | None]:
@@ -180,7 +208,7 @@ class Tables(NamedTuple):
 
 
 def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
-    """Copies and checks the tables of a column that `check` has passed. `read(offset, nbytes)` gives its bytes.
+    """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` gives its bytes.
 
     Raises Corrupt where they point anywhere but into the column's data. Children are not looked at, but for how
     many rows each has.
@@ -212,7 +240,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
 
 
 def check_contents(layout: ShardLayout, memory: Bytes) -> None:
-    """Checks the tables of every column of a layout that `check` has passed; `memory` is the extent's bytes.
+    """Checks the tables of every column of a layout that was checked; `memory` is the extent's bytes.
 
     Raises Corrupt. No value is read.
     """

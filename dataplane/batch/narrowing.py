@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes
 from dataplane.batch.columns import columns_of
 from dataplane.batch.dedupe import Each
 from dataplane.batch.dtypes import is_integer, storage
+from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes
 from dataplane.batch.values import Values, bounds_of, mismatch
 from dataplane.errors import Misuse
 
@@ -79,39 +79,20 @@ def _narrowed(values: Values, each: Each) -> Values:
     if source is None or not is_integer(field.dtype) or ":" in field.dtype:
         return values
     wide = storage(field.dtype)
-    arrays = _arrays(source, wide)
+    arrays = list(source.rows) if isinstance(source, Joined) else [source.run().view(wide)]
     dtype = _choice(arrays, wide, each)
     if dtype is None:
         return values
     name = f"{field.dtype}:{dtype.name}"
     narrow = msgspec.structs.replace(field, dtype=name)
+    made = np.empty(source.nbytes // wide.itemsize, dtype)
+    _fill(made, arrays, each)
     data: RowSource
-    if isinstance(source, Rectangle):
-        made = np.empty(source.array.shape, dtype)
-        _fill(made, [source.array], each)
-        data = Rectangle(made)
+    if values.offsets is None:
+        data = Rectangle(made.reshape(values.rows, *field.item_shape))
     else:
-        made = np.empty(source.nbytes // wide.itemsize, dtype)
-        _fill(made, arrays, each)
-        if values.offsets is None:
-            data = Rectangle(made.reshape(values.rows, *field.item_shape))
-        else:
-            data = Run(as_bytes(made), bounds_of(narrow, values.offsets))
+        data = Run(as_bytes(made), bounds_of(narrow, values.offsets))
     return msgspec.structs.replace(values, field=narrow, data=data)
-
-
-def _arrays(source: RowSource, wide: np.dtype[Any]) -> list[Array]:
-    """The values, in order, as arrays of their dtype."""
-    if isinstance(source, Rectangle):
-        return [source.array]
-    if isinstance(source, Run):
-        return [source.data.view(wide)]
-    if isinstance(source, Joined):
-        return list(source.rows)
-    memory = np.empty(source.nbytes, np.uint8)
-    for job in source.jobs(memory, max(1, len(memory))):
-        job()
-    return [memory.view(wide)]
 
 
 def _choice(arrays: list[Array], wide: np.dtype[Any], each: Each) -> np.dtype[Any] | None:

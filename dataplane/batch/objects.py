@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from dataplane.batch import classes, kinds, media, parts, tensors
 from dataplane.batch.array_dtypes import check_text, exact_dtype, exact_name
-from dataplane.batch.buffers import as_bytes
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import refuse
 from dataplane.batch.kinds import Unfit
 from dataplane.batch.parts import LARGE, Lookup, Row
+from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
 

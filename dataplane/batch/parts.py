@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataplane.batch.buffers import Chained, offsets_of
 from dataplane.batch.dedupe import distinct
 from dataplane.batch.field import Field, refuse
+from dataplane.batch.row_sources import ByteRows, offsets_of
 from dataplane.batch.values import Values, byte_rows
 
 LARGE = 4096  # bytes from which on something is a part
@@ -162,4 +162,4 @@ def _column(rows: Sequence[Sequence[Any]], index: Any = None) -> Values:
     edges, firsts = offsets_of(list(map(len, pieces))), offsets_of(list(map(len, rows)))
     offsets = edges[firsts]
     count = len(rows) if index is None else len(index)
-    return Values(Field("object"), count, Chained(pieces, edges, firsts), offsets, index=index)
+    return Values(Field("object"), count, ByteRows(pieces, edges, firsts), offsets, index=index)

@@ -6,17 +6,21 @@ both together: what lies in one run is found without copying, everything else as
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import split
-from dataplane.batch.field import MAX_BYTES, Field, refuse
-from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_column, tables
+from dataplane.batch.field import Field, refuse
+from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, tables
 from dataplane.batch.rows import Rows
+
+_NUMBERS = ("dense", "ragged")
 
 
 class Memory(Protocol):
@@ -116,43 +120,41 @@ class Selection(NamedTuple):
     rows: Rows
 
 
-def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> tuple[Selection, ...]:
-    """The pieces as selections, for a column of this field. Raises Corrupt where a layout is false."""
+def opened(name: str, field: Field, pieces: Sequence[Piece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
+    """The pieces, whose layouts were checked, as selections for a column whose rows are of this field once they are
+    cut. Raises Corrupt where one is no part of such a column."""
     selections = []
     for layout, memory, rows in pieces:
-        check_stored(name, layout, field)
+        check_fits(name, layout.field, field, cut)
         if len(rows) and rows.stop > layout.rows:
             raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
         selections.append(Selection(Stored(name, layout, memory), rows))
     return tuple(selections)
 
 
-def check_stored(name: str, layout: ColumnLayout, field: Field) -> None:
-    """Raises Corrupt where the layout is false, or that of no part of a column of this field."""
-    _check(name, layout)
-    check_fits(name, layout.field, field)
-
-
-@lru_cache(maxsize=1024)
-def _check(name: str, layout: ColumnLayout) -> None:
-    """`check_column`, remembered: the rows of a stream lie alike."""
-    check_column(name, layout, MAX_BYTES)
-
-
-def check_fits(name: str, part: Field, whole: Field) -> None:
-    """Raises Corrupt where rows of `part` are no rows of `whole`."""
-    if part != whole and not _fits(part, whole):
+def check_fits(name: str, part: Field, whole: Field, cut: Cut = NOTHING) -> None:
+    """Raises Corrupt where rows of `part`, once they are cut, are no rows of `whole`."""
+    if (cut or part != whole) and not _fits(part, whole, cuts.axes(cut)):
         raise refuse(name, f"a shard holds {part!r} where {whole!r} was put")
 
 
-def _fits(part: Field, whole: Field) -> bool:
+def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
     """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys."""
-    if part.kind == "struct" and whole.kind == "struct":
+    if part.kind == whole.kind == "struct":
         keys = dict(whole.children)
-        return all(name in keys and _fits(child, keys[name]) for name, child in part.children)
-    if part.kind != whole.kind or split(part.dtype)[0] != whole.dtype or len(part.shape) != len(whole.shape):
+        return all(name in keys and _fits(child, keys[name], by_axis) for name, child in part.children)
+    numbers = part.kind in _NUMBERS and whole.kind in _NUMBERS and max(by_axis, default=-1) < len(part.shape)
+    if not (numbers if by_axis else part.kind == whole.kind):
         return False
-    return all(size is None or size == own for size, own in zip(whole.shape, part.shape, strict=True))
+    if split(part.dtype)[0] != whole.dtype or len(part.shape) != len(whole.shape):
+        return False
+    for axis, (own, size) in enumerate(zip(part.shape, whole.shape, strict=True)):
+        steps = by_axis.get(axis, NOTHING)
+        if size is None or not cuts.is_even(steps):
+            continue  # of each row it is seen when that is read
+        if own is None or (cuts.length(steps, own) if steps else own) != size:
+            return False
+    return True
 
 
 class Reading:

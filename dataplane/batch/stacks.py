@@ -18,12 +18,20 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from dataplane.batch import form
-from dataplane.batch.buffers import offsets_of
 from dataplane.batch.field import most_items, refuse
-from dataplane.batch.form import Form, Numbers
-from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_shapes
+from dataplane.batch.layout import (
+    Bytes,
+    ColumnHeader,
+    ColumnLayout,
+    Index,
+    Numbers,
+    Outline,
+    Tables,
+    check_shapes,
+    width,
+)
 from dataplane.batch.pieces import Stored
+from dataplane.batch.row_sources import offsets_of
 
 
 class Scattered:
@@ -66,7 +74,7 @@ def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
 class Stack:
     """Shards of one outline, which were checked: their numbers, a row each, and their bytes."""
 
-    def __init__(self, outline: form.Outline, table: Numbers, shards: Scattered) -> None:
+    def __init__(self, outline: Outline, table: Numbers, shards: Scattered) -> None:
         self._outline = outline
         self._table = table
         self._shards = shards
@@ -91,7 +99,7 @@ class Stack:
 class Stacked(Stored):
     """A column of a stack."""
 
-    def __init__(self, name: str, each: Form, start: int, table: Numbers, shards: Scattered) -> None:
+    def __init__(self, name: str, each: ColumnHeader, start: int, table: Numbers, shards: Scattered) -> None:
         self.name = name
         self._form = each
         self._start = start
@@ -125,7 +133,7 @@ class Stacked(Stored):
         found, start = [], self._start + 2 + 2 * self._form.buffers
         for (key, _), child in zip(self._form.field.children, self._form.children, strict=True):
             found.append(Stacked(f"{self.name}.{key}", child, start, self._table, self._shards))
-            start += form.width(child)
+            start += width(child)
         return tuple(found)
 
     def _values(self, private: bool) -> Bytes:
@@ -174,13 +182,13 @@ class Stacked(Stored):
 
     def _child_rows(self, key: int) -> int:
         start = self._start + 2 + 2 * self._form.buffers
-        return start + sum(form.width(child) for child in self._form.children[:key])
+        return start + sum(width(child) for child in self._form.children[:key])
 
 
-def _sizes(each: Form, start: int) -> list[int]:
+def _sizes(each: ColumnHeader, start: int) -> list[int]:
     """Which numbers are the bytes of its buffers and its children's."""
     found, end = [start + 3 + 2 * at for at in range(each.buffers)], start + 2 + 2 * each.buffers
     for child in each.children:
         found += _sizes(child, end)
-        end += form.width(child)
+        end += width(child)
     return found

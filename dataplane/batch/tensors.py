@@ -1,9 +1,9 @@
 """torch values in and out, without importing torch before somebody brings a tensor or asks for one.
 
 In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. What requires grad
-is detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
-copied by torch straight into its destination, and what is on a device by `device.staging`, after all that the streams
-of the planning thread had to do when it was planned. Sparse, quantized, meta and distributed tensors are refused.
+is detached, conjugate and negative views are resolved. Host memory is read in place; what is on a device is copied by
+`device.staging`, after all that the streams of the planning thread had to do when it was planned. Sparse, quantized,
+meta and distributed tensors are refused.
 
 Out: tensors over memory given as bytes, which they keep alive.
 """
@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.buffers import Job, RowSource, as_bytes, gathered, groups
 from dataplane.batch.dtypes import BITS, storage
 from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.row_sources import Job, RowSource, as_bytes, gathered, groups
 from dataplane.batch.values import (
     Values,
     bounds_of,
@@ -71,7 +71,7 @@ def values_of(column: str, tensor: Tensor) -> Values:
         raise mismatch(
             column, "a 0-d tensor has no rows: pass tensor[None]", expected="one value a row", found="a 0-d tensor"
         )
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
+    if tensor.device.type == "cpu":
         return dense(column, _bits(tensor, name), name)
     shape = tuple(tensor.shape)
     return Values(
@@ -254,8 +254,8 @@ def _target(memory: Bytes, name: str, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(memory).view(getattr(torch, name)).view(*shape)
 
 
-class _Rectangle(msgspec.Struct, frozen=True, eq=False):
-    """A tensor [rows, *shape] on another device or of any strides; on a device, its values are there `after` a mark."""
+class _Rectangle(RowSource, frozen=True, eq=False):
+    """A tensor [rows, *shape] on a device; its values are there `after` a mark."""
 
     tensor: Tensor
     dtype: str
@@ -274,14 +274,9 @@ class _Rectangle(msgspec.Struct, frozen=True, eq=False):
             return
         rows = len(self.tensor)
         step, row = max(1, piece * rows // self.nbytes), self.nbytes // rows
-        if self.tensor.device.type != "cpu":
-            for start in range(0, rows, step):
-                part = memory[start * row : (start + step) * row]
-                yield partial(leave, part, [self.tensor[start : start + step]], self.after)
-            return
-        target = _target(memory, self.dtype, self.tensor.shape)
         for start in range(0, rows, step):
-            yield partial(target[start : start + step].copy_, self.tensor[start : start + step])
+            part = memory[start * row : (start + step) * row]
+            yield partial(leave, part, [self.tensor[start : start + step]], self.after)
 
     @property
     def device(self) -> Any:
@@ -305,8 +300,8 @@ class _Rectangle(msgspec.Struct, frozen=True, eq=False):
         return _Rectangle(taken, self.dtype, Mark.of([taken.device]))
 
 
-class _Joined(msgspec.Struct, frozen=True, eq=False):
-    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `buffers.Joined`; the
+class _Joined(RowSource, frozen=True, eq=False):
+    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `row_sources.Joined`; the
     values are there `after` a mark."""
 
     rows: Sequence[Tensor]

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.buffers import Joined, JoinedBytes, Rectangle, RowSource, Run, as_bytes, gathered, offsets_of
 from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.field import MAX_NDIM, Field, Kind
 from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.row_sources import ByteRows, Joined, Rectangle, RowSource, Run, as_bytes, gathered, offsets_of
 from dataplane.errors import SchemaMismatch
 
 
@@ -151,7 +151,7 @@ def ragged_run(field: Field, values: npt.NDArray[Any], offsets: Index, shapes: I
 def byte_rows(kind: Kind, rows: Sequence[Any]) -> Values:
     """A text, bytes or object column whose rows are byte strings, encoded already."""
     offsets = offsets_of(list(map(len, rows)))
-    return Values(Field(kind), len(rows), JoinedBytes(rows, offsets), offsets)
+    return Values(Field(kind), len(rows), ByteRows(rows, offsets), offsets)
 
 
 def byte_run(kind: Kind, data: Bytes, offsets: Index) -> Values:

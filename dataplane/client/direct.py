@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.alike import one
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.pieces import Memory
 from dataplane.client.holding import Held
 from dataplane.client.memory import CarriedShard
@@ -95,7 +95,7 @@ class Direct:
 
         found: dict[int, Held] = {}
         for shard, size, layout, _, address, ticket in offers:  # by one lane: communicators of one device may block
-            laid = one(layout, size)
+            laid = check_layout(layout, size)
             try:
                 memory = await _read(transport, size, address, ticket, device, deadline.remaining_s)
             except (TransportError, RuntimeError) as error:  # of CUDA: it has no memory

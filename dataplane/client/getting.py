@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dataplane.batch import cuts, slicing
-from dataplane.batch.alike import Laid, one
 from dataplane.batch.batch import Batch
+from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
 from dataplane.batch.rows import Rows
@@ -158,7 +158,7 @@ class Getter:
         for node, shard in others:
             asked.setdefault(node, []).append(shard)
         found: dict[ShardKey, Held] = {}
-        live: dict[ShardKey, tuple[bytes, Laid]] = {}
+        live: dict[ShardKey, tuple[bytes, CheckedLayout]] = {}
         for node, shards in asked.items():
             with suppress(DataplaneError):  # whoever is asked next says it, if it is so
                 some = shards[: m.MAX_RETAINED]
@@ -247,7 +247,7 @@ class Getter:
             if memory is None:
                 again = True
                 continue
-            layout = one(encoded, size)
+            layout = check_layout(encoded, size)
             mapped[key] = Held(memory, size, layout)
             if bits:
                 _check_live(ref, {key: (bits, layout)})
@@ -320,7 +320,7 @@ def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
     return [[(list(o), rows.encode(), cuts.encode(cut)) for o, rows, cut in wanted[key]] for key in keys]
 
 
-def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, Laid]]) -> None:
+def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, CheckedLayout]]) -> None:
     """Raises Freed if a row of the reference was freed by itself, for shards with these live bits."""
     for key, selected in ref.footprint().items():
         if key not in live:

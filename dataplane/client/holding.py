@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane.batch.alike import Laid, laid
-from dataplane.batch.form import Outline
+from dataplane.batch.layout import Outline
+from dataplane.batch.layout_check import CheckedLayout, check_layouts
 from dataplane.batch.pieces import Memory
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.stacks import Scattered, Stack
@@ -40,7 +40,7 @@ class Held(NamedTuple):
 
     memory: Memory
     size: int
-    laid: Laid
+    laid: CheckedLayout
 
 
 class Described:
@@ -51,13 +51,13 @@ class Described:
         self.places = places
         self._lives = reply.lives
         if len(places) == 1:
-            self.laid = laid(reply.layouts, [int(places[0, 3])])
+            self.laid = check_layouts(reply.layouts, [int(places[0, 3])])
         else:
             sizes = np.full(len(reply.layouts), np.iinfo(np.int64).max)
             np.minimum.at(sizes, places[:, 4], places[:, 3])  # what lies within the smallest lies within each
-            self.laid = laid(reply.layouts, sizes.tolist())
+            self.laid = check_layouts(reply.layouts, sizes.tolist())
 
-    def live(self, keys: Sequence[ShardKey]) -> dict[ShardKey, tuple[bytes, Laid]]:
+    def live(self, keys: Sequence[ShardKey]) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
         """The live bits of the shards of which some rows were freed, and their layouts."""
         if not self._lives:
             return {}
@@ -125,7 +125,7 @@ class Holding:
             found = [self._laid[number] for number in np.unique(self._places[at, 4]).tolist()]
         return list({id(laid.outline): laid.outline for laid in found}.values())
 
-    def laid(self, key: ShardKey) -> Laid:
+    def laid(self, key: ShardKey) -> CheckedLayout:
         """The layout of a shard."""
         if key in self._mapped:
             return self._mapped[key].laid

@@ -25,8 +25,8 @@ import msgspec
 import numpy as np
 
 from dataplane.batch import tensors
-from dataplane.batch.columns import PlannedColumn
-from dataplane.batch.layout import Bytes, ShardLayout
+from dataplane.batch.columns import PlannedColumn, layout_of
+from dataplane.batch.layout import Bytes
 from dataplane.batch.pieces import Memory
 from dataplane.client.connection import Connection
 from dataplane.client.direct import Direct
@@ -181,7 +181,7 @@ class Keeper:
                 jobs += made[-1].write(column)
             await self._writer.run(jobs)
             shards = [
-                (own.size, _layout(column), msgspec.msgpack.encode(own.handle()))
+                (own.size, layout_of([column]), msgspec.msgpack.encode(own.handle()))
                 for own, column in zip(made, columns, strict=True)
             ]
             asked = m.Keep(self._connection.next_id(), shards, scope)
@@ -312,7 +312,3 @@ def _own(column: PlannedColumn) -> Own:
             return Handle(os.getpid(), self.number, 0, name, parts)
 
     return Shared(column.nbytes, device)
-
-
-def _layout(column: PlannedColumn) -> bytes:
-    return ShardLayout(((column.name, column.layout(0)),)).encode()

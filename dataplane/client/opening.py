@@ -7,15 +7,13 @@ from itertools import groupby
 
 import numpy as np
 
-from dataplane.batch import cutfields
 from dataplane.batch import ref as refs
-from dataplane.batch.alike import Laid
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
-from dataplane.batch.form import Form, Outline
 from dataplane.batch.frame import Frame
 from dataplane.batch.joined import joined_column
-from dataplane.batch.layout import Index
+from dataplane.batch.layout import ColumnHeader, Index, Outline
+from dataplane.batch.layout_check import CheckedLayout
 from dataplane.batch.pieces import Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
@@ -30,7 +28,7 @@ _MOST = 256 << 10
 """Bytes of a piece up to which that is faster than to look at each where it is."""
 
 
-def _indexed(column: Form) -> bool:
+def _indexed(column: ColumnHeader) -> bool:
     """Whether the column, or a column nested in it, has an index buffer."""
     return column.indexed or any(map(_indexed, column.children))
 
@@ -58,7 +56,7 @@ def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[r
     return tuple(pieces), places if order is None else places[order]
 
 
-def _column(laid: Laid, ordinal: int) -> Form:
+def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
     """A column of shards that lie like this. Raises Misuse where they have none such."""
     columns = laid.outline.columns
     if ordinal >= len(columns):
@@ -102,7 +100,7 @@ class Opening:
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*ref.sources(name))
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
-            return Column._of_cut(name, field, cutfields.opened(name, field, frame.cut, there), order, frame.cut)
+            return Column._of_cut(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
         return listed if frame.bounds is None else joined_column(listed, frame.bounds.array(), frame.cut)
 

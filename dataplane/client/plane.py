@@ -22,7 +22,7 @@ from dataplane.batch.narrowing import Narrow
 from dataplane.batch.object_check import Objects, refuses
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
-from dataplane.batch.single import Row
+from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import (
     arguments,
     background,
@@ -281,16 +281,16 @@ class AsyncPlane:
         (retained,) = await self.retain_each([ref])
         return retained
 
-    async def _put_row(self, row: Row, timeout: float) -> tuple[bytes, int]:
-        """Store a row that `batch.single` laid out. Returns its node and the number of its shard. Raises as `put`."""
+    async def _put_row(self, row: SmallColumns, timeout: float) -> tuple[bytes, int]:
+        """Store a row that `batch.small_columns` laid out. Returns its node and its shard. Raises as `put`."""
         return await self._connection.exchange(self.putting_row(row, timeout))
 
-    def putting_row(self, row: Row, timeout: float) -> Exchange[Any, tuple[bytes, int]]:
+    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[Any, tuple[bytes, int]]:
         """The request of `_put_row`."""
         self.check()
         return self._writer.putting_row(row, arguments.seconds(timeout))
 
-    async def _put_rows(self, rows: Sequence[Row], timeout: float) -> tuple[bytes, list[int]]:
+    async def _put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
         """As `_put_row`, of several rows, all or none."""
         self.check()
         return self._connection.welcome.node, await self._writer.put_rows(rows, arguments.seconds(timeout))

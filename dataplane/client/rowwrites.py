@@ -1,4 +1,4 @@
-"""Writes a row whose small columns are laid out already (`batch.single`): one message, without a plan.
+"""Writes a row whose small columns are laid out already (`batch.small_columns`): one message, without a plan.
 
 Invariant: the effect and the errors are those of `AsyncTable.upsert_and_look` with the same columns.
 """
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.single import Row
+from dataplane.batch.small_columns import SmallColumns
 from dataplane.client.rownames import keys_of_rows, tags_of
 from dataplane.client.tablerows import Rows, rows_of, widened
 from dataplane.client.tables import TIMEOUT_S, AsyncTable, written_as
@@ -25,7 +25,7 @@ from dataplane.wire import messages as m
 async def put(
     table: AsyncTable,
     key: str,
-    row: Row,
+    row: SmallColumns,
     references: Mapping[str, BatchRef],
     tags: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Rows, list[str]]:

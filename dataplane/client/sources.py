@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch import tensors
-from dataplane.batch.copying import equal, join
 from dataplane.batch.dtypes import name_of, storage
+from dataplane.batch.row_sources import equal, join
 from dataplane.device.memory import bytes_tensor
 from dataplane.device.ordering import NOTHING, Mark
 from dataplane.errors import SchemaMismatch

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from dataplane.batch.alike import Laid, one
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import ColumnLayout
-from dataplane.batch.pieces import Memory, Selection, Stored, check_stored
+from dataplane.batch.layout_check import CheckedLayout, check_layout
+from dataplane.batch.pieces import Memory, Selection, Stored, check_fits
 from dataplane.batch.ref import Span
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
@@ -37,7 +37,7 @@ class Shown:
         self._carried = reply.carried
         if not 0 <= self._place.layout < len(reply.layouts):
             raise ProtocolMismatch("a shard without a layout")
-        self._laid = one(reply.layouts[self._place.layout], self._place.size)
+        self._laid = check_layout(reply.layouts[self._place.layout], self._place.size)
 
     def opened(self, span: Span, segments: Mapping[int, Segment], pin: Callable[[int], Pin]) -> Batch:
         """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column; the pin that the
@@ -58,7 +58,7 @@ class Shown:
         return Batch(columns)
 
 
-def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: Laid) -> tuple[ColumnLayout, ...]:
+def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: CheckedLayout) -> tuple[ColumnLayout, ...]:
     """The places of columns with these names, fields and ordinals, validated."""
     there = laid.layout.columns
     found = []
@@ -66,7 +66,7 @@ def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: Laid) -> tuple[C
         if ordinal >= len(there):
             raise Misuse(f"the reference means column {ordinal} of a shard that has {len(there)}")
         layout = there[ordinal][1]
-        check_stored(name, layout, field)
+        check_fits(name, layout.field, field)
         found.append(layout)
     return tuple(found)
 

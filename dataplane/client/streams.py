@@ -29,7 +29,7 @@ from dataplane.batch.field import MEASURED
 from dataplane.batch.narrowing import Narrow
 from dataplane.batch.object_check import Objects, refuses
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.simple import laid_out
+from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, flows, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
 from dataplane.client.connection import Connection, Exchange

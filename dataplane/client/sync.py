@@ -13,7 +13,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.narrowing import Narrow
 from dataplane.batch.object_check import Objects
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.single import Row
+from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import histories, spans, weights
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
@@ -167,11 +167,11 @@ class Plane:
         """Another reference to the same stored rows, which stay until both were freed. See `AsyncPlane.retain`."""
         return self._wait(self._plane.retain(ref))
 
-    def _put_row(self, row: Row, timeout: float) -> tuple[bytes, int]:
-        """Store a row that `batch.single` laid out. See `AsyncPlane._put_row`."""
+    def _put_row(self, row: SmallColumns, timeout: float) -> tuple[bytes, int]:
+        """Store a row that `batch.small_columns` laid out. See `AsyncPlane._put_row`."""
         return self._turns.ask(self._plane.putting_row(row, timeout))
 
-    def _put_rows(self, rows: Sequence[Row], timeout: float) -> tuple[bytes, list[int]]:
+    def _put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
         """As `_put_row`, of several. See `AsyncPlane._put_rows`."""
         return self._wait(self._plane._put_rows(rows, timeout))
 

@@ -8,7 +8,7 @@ from typing import Any
 from dataplane.batch.field import Field
 from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.single import Row
+from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import rowwrites, tables
 from dataplane.client.rownames import Named
 from dataplane.client.sync_streams import Wait, opened
@@ -66,7 +66,9 @@ class Table:
         how: dict[str, Any] = {"tags": tags, "dedupe": dedupe, "stored": stored, "timeout": timeout}
         return self._wait(self._inner.upsert_and_look(rows, columns, **how, narrow=narrow))
 
-    def _put_row(self, key: str, row: Row, references: Mapping[str, BatchRef], tags: Any) -> tuple[Rows, list[str]]:
+    def _put_row(
+        self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any
+    ) -> tuple[Rows, list[str]]:
         """A row whose small columns are laid out already. See `client.rowwrites`."""
         return self._wait(rowwrites.put(self._inner, key, row, references, tags))
 

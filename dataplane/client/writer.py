@@ -21,13 +21,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.batch import form, narrowing, object_check, tensors
-from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
+from dataplane.batch import narrowing, object_check, tensors
+from dataplane.batch.columns import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.simple import Simple, laid_out
-from dataplane.batch.single import Row
+from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
 from dataplane.device import ordering
 from dataplane.observe.ring import CODE
@@ -155,7 +154,7 @@ class Writer:
         if planned.nbytes > m.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
-        return m.Inline(_payload(planned.columns), _layout_of(planned.columns), sizes)
+        return m.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
     def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
         """A put of simple columns that go into one shard, which is one request, or two for large ones; None for
@@ -173,12 +172,12 @@ class Writer:
         request = m.Put(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
         return Exchange(self._connection, request, m.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
 
-    def _meant(self, laid: Simple, shard: int) -> BatchRef:
+    def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
         """The reference to an entire shard."""
         sizes = [nbytes for *_, nbytes in laid.columns]
         return BatchRef.whole(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
-    def _written(self, laid: Simple, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
+    def _written(self, laid: SmallColumns, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
         """Write the columns into their shard, which is then to be sealed."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
@@ -200,7 +199,7 @@ class Writer:
         seal = m.Seal(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    def putting_row(self, row: Row, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
+    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
         """A put of a row that is laid out already, of at most `m.MAX_INLINE` bytes. Returns its node, and its
         shard's number. Raises as `AsyncPlane.put`."""
         request = m.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
@@ -208,7 +207,7 @@ class Writer:
             self._connection, request, m.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
         )
 
-    async def put_rows(self, rows: Sequence[Row], timeout: float) -> list[int]:
+    async def put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> list[int]:
         """As `put_row`, of several rows, all or none."""
         make, node = self._connection.next_id, self._connection
         asked = [m.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
@@ -225,7 +224,7 @@ class Writer:
 
     async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float, device: bool) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if device else 0, _payload, group)
-        request = m.Put(self._connection.next_id(), payload, _layout_of(group), scope, timeout)
+        request = m.Put(self._connection.next_id(), payload, layout_of(group), scope, timeout)
         return (await self._connection.request(request, m.Stored, timeout)).shard
 
     async def _put_shared(
@@ -241,7 +240,7 @@ class Writer:
             jobs: list[Job] = []
             for group, size, (_, segment, offset, _) in zip(groups, sizes, reserved.extents, strict=True):
                 memory = self._connection.segments[segment].mapping(writable=True).array(offset, size)
-                layouts.append(_layout_of(group))
+                layouts.append(layout_of(group))
                 if device or sum(sizes) > _IN_LOOP:
                     jobs += _jobs(group, memory, piece)
                 elif size:
@@ -334,13 +333,3 @@ def _runs(group: Sequence[PlannedColumn]) -> list[Any]:
 def _payload(group: Sequence[PlannedColumn]) -> bytes:
     """The same as bytes."""
     return b"".join(_runs(group))
-
-
-def _layout_of(group: Sequence[PlannedColumn]) -> bytes:
-    """The encoded layout of columns one after another."""
-    numbers: list[int] = []
-    columns, base = [], 0
-    for column in group:
-        columns.append((column.name, column.form(base, numbers)))
-        base += column.nbytes
-    return form.join(columns, numbers)

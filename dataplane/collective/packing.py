@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.buffers import Rectangle, RowSource, Run, as_bytes
-from dataplane.batch.columns import plan
+from dataplane.batch.columns import PlannedColumn, layout_of, plan
 from dataplane.batch.field import Field
-from dataplane.batch.layout import Bytes, ColumnLayout, ShardLayout, aligned
+from dataplane.batch.layout import Bytes, ColumnLayout, aligned
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import Rows
 from dataplane.collective.distinct import distinct
 from dataplane.collective.memory import Received
@@ -47,24 +47,24 @@ class Packed(msgspec.Struct, frozen=True, eq=False):
 
 def pack(batch: Batch) -> Packed:
     """The batch's distinct stored rows, in place if they lie in one run, else gathered. Raises Corrupt."""
-    layouts: list[tuple[str, ColumnLayout]] = []
+    columns: list[PlannedColumn] = []
     orders, runs, base = {}, [], 0
     for name, column in batch.items():
         once, order = distinct(column)
         (planned,) = plan({name: once}).columns
-        layouts.append((name, planned.layout(base)))
+        columns.append(planned)
         if order is not None:
             orders[name] = Rows.index(order).encode()
         start = base
         for buffer in planned.buffers:
-            runs.append((start, _run(buffer)))
+            runs.append((start, buffer if isinstance(buffer, np.ndarray) else buffer.run()))
             start += aligned(buffer.nbytes)
         base = start
     places, pieces = [], []
     for start, piece in _pieces(runs):
         places.append((start, start + len(piece)))
         pieces.append(piece)
-    header = Header(ShardLayout(tuple(layouts)).encode(), orders, base, places)
+    header = Header(layout_of(columns), orders, base, places)
     return Packed(msgspec.msgpack.encode(header), pieces)
 
 
@@ -83,7 +83,7 @@ def opened(encoded: bytes) -> Header:
 def numbers(header: Header) -> list[tuple[int, int]]:
     """The byte ranges of columns that become tensors, as (start, stop)."""
     found = []
-    for _, layout in ShardLayout.decode(header.layouts).columns:
+    for _, layout in _columns(header):
         if layout.field.kind in ("dense", "ragged"):
             start, nbytes = layout.buffers[0 if layout.field.kind == "dense" else 1]
             found.append((start, start + nbytes))
@@ -92,31 +92,23 @@ def numbers(header: Header) -> list[tuple[int, int]]:
 
 def fields(header: Header) -> list[tuple[str, Field]]:
     """The columns by their names."""
-    return [(name, layout.field) for name, layout in ShardLayout.decode(header.layouts).columns]
+    return [(name, layout.field) for name, layout in _columns(header)]
 
 
 def unpacked(header: Header, memory: Received) -> Batch:
-    """The batch of the header, over memory with all of its pieces. Raises Corrupt at the first use."""
+    """The batch of the header, over memory that all of its pieces have arrived in. Raises Corrupt, of tables at the
+    first use."""
     columns = {}
-    for name, layout in ShardLayout.decode(header.layouts).columns:
+    for name, layout in _columns(header):
         rows = header.orders.get(name)
         order = None if rows is None else Rows.decode(rows).array()
         columns[name] = Column(name, layout.field, [Piece(layout, memory, Rows.range(0, layout.rows))], order)
     return Batch(columns)
 
 
-def _run(buffer: Bytes | RowSource) -> Bytes:
-    """The bytes of a buffer, in place if they lie in one run."""
-    if isinstance(buffer, np.ndarray):
-        return buffer
-    if isinstance(buffer, Run):
-        return buffer.data
-    if isinstance(buffer, Rectangle):
-        return as_bytes(buffer.array)
-    run = np.empty(buffer.nbytes, np.uint8)
-    for job in buffer.jobs(run, PIECE):
-        job()
-    return run
+def _columns(header: Header) -> tuple[tuple[str, ColumnLayout], ...]:
+    """The columns, checked. Raises ProtocolMismatch, Corrupt."""
+    return check_layout(header.layouts, header.nbytes).layout.columns
 
 
 def _pieces(runs: list[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:

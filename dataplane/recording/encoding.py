@@ -29,11 +29,11 @@ from dataplane.batch import arrow_in, arrow_out, parts, reading
 from dataplane.batch.arrow import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
 from dataplane.batch.arrow_check import check
 from dataplane.batch.batch import Batch
-from dataplane.batch.buffers import as_bytes
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.parts import LARGE
 from dataplane.batch.pieces import Reading
+from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.values import Values, byte_rows, dense, ragged_rows
 from dataplane.batch.values import struct as struct_of
 from dataplane.errors import Corrupt, DataplaneError

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataplane.batch.alike import Laid, one
 from dataplane.batch.layout import aligned
+from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Corrupt, ProtocolMismatch
 from dataplane.store.arena import Arena
@@ -61,10 +61,10 @@ class Carried:
         return shard
 
 
-def laid_out(encoded: bytes, size: int) -> Laid:
+def laid_out(encoded: bytes, size: int) -> CheckedLayout:
     """The layout of a shard of so many bytes. Raises Corrupt, LimitExceeded."""
     try:
-        layout = one(encoded, size)
+        layout = check_layout(encoded, size)
     except ProtocolMismatch as error:  # the message is well formed, so it fails alone
         raise Corrupt(str(error)) from None
     check_cost(layout, encoded, size)

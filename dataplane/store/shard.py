@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dataplane.batch.alike import Laid
+from dataplane.batch.layout_check import CheckedLayout
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent, pages
@@ -33,7 +33,7 @@ _LAYOUT = 16 << 10  # bytes of layout, and
 _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
 
 
-def check_cost(layout: Laid, encoded: bytes, size: int) -> None:
+def check_cost(layout: CheckedLayout, encoded: bytes, size: int) -> None:
     """Raises Corrupt or LimitExceeded for a shard that would cost a node more work or memory than its extent of
     `size` bytes justifies: columns over the same bytes, or an excessive layout or number of rows."""
     if layout.claimed > size:

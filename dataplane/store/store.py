@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dataplane.batch.alike import Laid, one
 from dataplane.batch.layout import aligned
+from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
@@ -56,8 +56,6 @@ from dataplane.store.spillfile import Opened, SpillFile
 
 _extent_of, _damage_of, _layout_of = attrgetter("extent"), attrgetter("damage"), attrgetter("layout")
 _HOLDERS = 64  # that are named
-_HOLDERS_S = 1.0  # between looks for them, of many shards
-_MANY = 4096
 _PLACE = 64  # bytes, more than it takes to say where a shard is, but for its layout
 _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
@@ -135,8 +133,6 @@ class Store:
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
-        self._last_holders: tuple[dict[str, Any], ...] = ()
-        self._holders_until = 0.0
         self._put_bytes = 0
         self._freed_bytes = 0
         self._links_bytes = 0
@@ -666,7 +662,7 @@ class Store:
             return
         if shard.shared:  # its pages go when all that lie there have gone
             return
-        layout = one(shard.layout, shard.size).layout
+        layout = check_layout(shard.layout, shard.size).layout
         with self.arena.view(shard.extent) as view:
             memory = np.frombuffer(view, dtype=np.uint8)
             parts: list[tuple[int, int]] = []
@@ -781,18 +777,10 @@ class Store:
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
-        """Who holds memory, and how, the most first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the oldest
-        shard of these; 0 for what is reserved. Of more than `_MANY` shards it is up to a second old: whoever gets no
-        room asks, and all shards are looked at."""
+        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
+        oldest shard of these; 0 for reservations."""
         now = self._clock()
-        if len(self._shards) > _MANY and now < self._holders_until:
-            return self._last_holders
-        self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
-        return self._last_holders
-
-    def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
-        """See `holders`."""
         held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         since: dict[tuple[str, str, str], float] = {}
         for client, nbytes in self._reservations:
@@ -804,19 +792,11 @@ class Store:
                     key = str(client), "pinned", shard.owner or _scope(shard.scope)
                     held[key] += shard.held
                     since[key] = min(since.get(key, now), shard.since_s)
-        stored: dict[tuple[str, str, str], list[float]] = {}  # bytes, and since when
-        pinned = self.pins.shards()
         for shard in self._shards.values():  # the oldest first
-            if shard.extent is not None and shard.number not in pinned:
-                whose = shard.holder, shard.owner, shard.scope
-                if whose in stored:
-                    stored[whose][0] += shard.size if shard.shared else shard.held
-                else:
-                    stored[whose] = [shard.held, shard.since_s]
-        for (holder, owner, scope), (nbytes, since_s) in stored.items():
-            key = holder, "stored", owner or _scope(scope)
-            held[key] += int(nbytes)
-            since.setdefault(key, since_s)
+            if shard.extent is not None and not self.pins.holds(shard.number):
+                key = shard.holder, "stored", shard.owner or _scope(shard.scope)
+                held[key] += shard.held
+                since.setdefault(key, shard.since_s)
         ordered = sorted(held.items(), key=lambda item: -item[1])
         return tuple(
             {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
@@ -862,10 +842,10 @@ class Store:
         self.arena.close()
 
 
-def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
+def check_described(size: int, rows: int, columns: int, layout: bytes) -> CheckedLayout:
     """The layout of a shard that is elsewhere. Raises ProtocolMismatch, Corrupt or LimitExceeded if its description
     is invalid."""
-    described = one(layout, size)
+    described = check_layout(layout, size)
     check_cost(described, layout, size)
     if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
         raise Corrupt("a shard that is described falsely")

@@ -14,7 +14,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.aio import AsyncPlane
-from dataplane.batch import buffers
+from dataplane.batch import row_sources
 from tests.processes import MIB, StandingNode, pattern
 
 pytestmark = pytest.mark.usefixtures("node")
@@ -114,8 +114,8 @@ class Copying:
     """Threads that copy a put wait, as they begin, until they are let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self._go, self._copy = threading.Event(), threading.Event(), buffers.copy
-        monkeypatch.setattr(buffers, "copy", self._wait)
+        self.begun, self._go, self._copy = threading.Event(), threading.Event(), row_sources.copy
+        monkeypatch.setattr(row_sources, "copy", self._wait)
 
     def _wait(self, target: Any, source: Any) -> None:
         self.begun.set()

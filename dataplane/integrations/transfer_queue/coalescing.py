@@ -1,16 +1,15 @@
-"""Merges puts that are awaited at the same time: hundreds of trajectories that are put singly take the time of a few
-puts, because a put costs a message, whatever its rows.
+"""Puts that are awaited at the same time, made together: hundreds of trajectories that are put singly take the time of
+a few puts, since what a put costs is a message, not its rows.
 
-A put begins at once if no other is running; puts that are requested meanwhile form the next one. Puts are merged if
-they go into one partition, have fields of the same names, dtypes and dimensions, and have no key in common.
+A put that nobody else's runs beside begins at once; those that are asked for meanwhile are the next one. Puts are made
+together where they are into one partition, have fields of the same names, dtypes and dimensions, and no key in common.
 
-A single row with nothing else waiting, as verl's agent loops put when a trajectory is done, is laid out directly
-(`batch.single`), without a column for each small field. This requires that its large values were written before, with
-another response of the same prompt; otherwise the row takes the normal path. Both paths produce the same layout
-(`values.columns`).
+A put of one row that nothing else waits beside, as verl's agent loops make it when a trajectory is done, is laid out at
+once (`batch.small_columns`), without a column for each small field; what is large of it was written before with another
+response of its prompt, or the put goes the way of all others. The row lies as `values.columns` would have it lie.
 
-Invariants: each put has the result that it would have alone, and its own error: if a merged put fails, each of its
-puts is made again by itself. Puts of one key are made in the order of the requests.
+Invariants: each put is answered as if it had been made alone, with its own error: where those of several fail,
+each is made again by itself. Of two puts of one key, the first that was asked for is made first.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataplane.batch import media, tensordicts, tensors, variants
-from dataplane.batch.single import Single, laid_out, single
+from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
 from dataplane.client.tablerows import Rows
 from dataplane.errors import SchemaMismatch
@@ -330,7 +329,7 @@ def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
         if found is None:
             return None  # neither small nor looked up
         small.append((name, found))
-    row = laid_out(small) if small else None
+    row = laid_out_row(small) if small else None
     if row is None:
         return None
     keys = sharing.keys(columns_of([one], large)) if large else {}
@@ -343,7 +342,7 @@ def _single(name: str, kind: str, value: Any) -> Single | None:
     """A field of one row, as the kind that it has."""
     if kind != OTHER:
         found = single(name, [value] if value.ndim else value[None], as_object=False)
-        return None if found is None else found._replace(kind=kind)
+        return None if found is None else found._replace(key=kind)
     if tensors.is_tensor(value) or tensordicts.is_tensordict(value) or tensordicts.is_non_tensor(value):
         return None
     if type(value) is str:
@@ -352,4 +351,4 @@ def _single(name: str, kind: str, value: Any) -> Single | None:
         return None
     else:
         found, kind = single(name, [value], as_object=True), "=object"
-    return None if found is None else found._replace(kind=kind)
+    return None if found is None else found._replace(key=kind)

@@ -16,7 +16,7 @@ import numpy as np
 from dataplane.batch import objects, parts
 from dataplane.batch.columns import values_of
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.single import Row, Single, laid_out, single
+from dataplane.batch.small_columns import Single, SmallColumns, laid_out_row, single
 from dataplane.batch.values import Values
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable
@@ -80,7 +80,7 @@ def _one_by_one(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], 
     return whole
 
 
-def _split(columns: Mapping[str, Any]) -> tuple[Row | None, dict[str, Any]]:
+def _split(columns: Mapping[str, Any]) -> tuple[SmallColumns | None, dict[str, Any]]:
     """The columns of one row: small ones, laid out, and large ones; None if there is too much for one layout."""
     small: list[tuple[str, Single]] = []
     large: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def _split(columns: Mapping[str, Any]) -> tuple[Row | None, dict[str, Any]]:
             large[name] = each
         else:
             small.append((name, found))
-    return laid_out(small), large
+    return laid_out_row(small), large
 
 
 def _put_row(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:

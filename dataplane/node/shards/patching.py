@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataplane.batch.alike import one
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
@@ -134,7 +134,7 @@ def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
 def _place(shard: Shard) -> tuple[int, int]:
     """The place of the values of the shard's only column, which is ragged. Raises Corrupt."""
     memory, encoded = shard
-    layout = one(encoded, len(memory)).layout
+    layout = check_layout(encoded, len(memory)).layout
     if len(layout.columns) != 1 or layout.columns[0][1].field != FIELD:
         raise Corrupt("a shard that is no chunk of weights")
     return layout.columns[0][1].buffers[1]

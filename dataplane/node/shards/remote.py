@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dataplane.batch import cuts
-from dataplane.batch.alike import one
 from dataplane.batch.layout import Bytes, check_contents
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import Rows
 from dataplane.batch.stretches import Stretches, is_sliceable, merged, tables, total, values, without
 from dataplane.errors import Misuse
@@ -67,7 +67,7 @@ class Remote:
         self._owner = owner
         self._shard = shard
         self._encoded = encoded
-        self._layout = one(encoded, size).layout
+        self._layout = check_layout(encoded, size).layout
         self._size = size
         self._whole = size < _WORTH
         self._wants: list[Want] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dataplane.batch.alike import one
-from dataplane.batch.form import Outline
 from dataplane.batch.frame import Place
+from dataplane.batch.layout import Outline
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import ProtocolMismatch
 from dataplane.store.carried import rounded
@@ -16,7 +16,7 @@ from dataplane.wire import messages as m
 def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
     """A reference to all of a shard of this node. Raises ProtocolMismatch if the columns are not as the request
     says."""
-    laid = one(columns.layout, rounded(len(columns.payload)))
+    laid = check_layout(columns.layout, rounded(len(columns.payload)))
     named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
         raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")

@@ -13,7 +13,8 @@ import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import Plan, plan
-from dataplane.batch.layout import check, check_contents
+from dataplane.batch.layout import check_contents
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 
@@ -60,7 +61,7 @@ def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = Fa
     planned = plan({name: values}, dedupe=[name] if dedupe else [])
     memory = filled(planned)
     shard = planned.layout()
-    check(shard, planned.nbytes)  # whatever is put passes what a node checks
+    check_layout(shard.encode(), planned.nbytes)  # whatever is put passes what a node checks
     check_contents(shard, memory)
     layout = shard.columns[0][1]
     return Piece(layout, LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)

@@ -12,7 +12,8 @@ import numpy as np
 from dataplane.batch import arrow_file, arrow_in
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
-from dataplane.batch.layout import check, check_contents
+from dataplane.batch.layout import check_contents
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.local import LocalMemory
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
@@ -44,7 +45,7 @@ def stored(columns: Any) -> Batch:
     planned = plan(columns)
     memory = filled(planned)
     layout = planned.layout()
-    check(layout, len(memory))
+    check_layout(layout.encode(), len(memory))
     check_contents(layout, memory)
     held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
     return Batch({name: Column(name, column.field, [Piece(column, held, rows)]) for name, column in layout.columns})

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dataplane.batch.columns import plan
-from dataplane.batch.layout import check, check_contents
+from dataplane.batch.layout import check_contents
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.local import aligned_bytes
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
@@ -103,5 +104,5 @@ def test_jobs_write_every_byte_in_any_order_and_in_threads(piece: int) -> None:
         results.append(memory)
     assert bool((results[0] == results[1]).all())
     layout = planned.layout()
-    check(layout, planned.nbytes)
+    check_layout(layout.encode(), planned.nbytes)
     check_contents(layout, results[0])

@@ -15,9 +15,9 @@ _ROW = np.arange(6.0)
 
 
 def _stored(values: Any) -> int:
-    planned = plan({"x": values}, dedupe=["x"]).columns[0]
-    assert planned.layout(0).indexed
-    return planned.values.rows
+    planned = plan({"x": values}, dedupe=["x"])
+    assert planned.layout().columns[0][1].indexed
+    return planned.columns[0].values.rows
 
 
 @each_case(

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import cutfields, cuts, slicing, stretches
+from dataplane.batch import cuts, slicing, stretches
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.columns import plan
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.narrowing import narrowed
+from dataplane.batch.pieces import opened
 from dataplane.batch.ref import BatchRef, frame_of
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
@@ -66,7 +67,7 @@ class Shards:
         field, cut = ref.schema[name], frame_of(ref, name)[0].cut
         if not cut:
             return Column(name, field, there, order)
-        return Column._of_cut(name, field, cutfields.opened(name, field, cut, there), order, cut)
+        return Column._of_cut(name, field, opened(name, field, there, cut), order, cut)
 
     def fetched(self, ref: BatchRef) -> dict[int, Any]:
         """The shards where nothing is there but what a reader of another host has fetched."""
@@ -270,4 +271,4 @@ class TestTheWire:
         frame = wrong._frames[wrong._columns["dense"].frame].with_cut((cuts.Step(cuts.SLICE, 0, (0, 9)),))
         there = [Piece(shards.layouts[0].columns[0][1], LocalMemory(shards.memories[0]), Rows.range(0, ROWS))]
         with pytest.raises(Corrupt):
-            cutfields.opened("dense", sliced.schema["dense"], frame.cut, there)
+            opened("dense", sliced.schema["dense"], there, frame.cut)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.alike import _FEW, Laid, laid
 from dataplane.batch.batch import Column
 from dataplane.batch.columns import plan
 from dataplane.batch.layout import ShardLayout
+from dataplane.batch.layout_check import _FEW, CheckedLayout, check_layout, check_layouts
 from dataplane.batch.local import local_batch
 from dataplane.batch.pieces import Selection
 from dataplane.batch.rows import Rows
@@ -38,8 +38,8 @@ def stored(given: dict[str, Any]) -> tuple[bytes, np.ndarray[Any, Any]]:
     return planned.layout().encode(), memory
 
 
-def stack_of(shards: list[tuple[bytes, np.ndarray[Any, Any]]]) -> tuple[Stack, list[Laid]]:
-    known = laid([layout for layout, _ in shards], [len(memory) for _, memory in shards])
+def stack_of(shards: list[tuple[bytes, np.ndarray[Any, Any]]]) -> tuple[Stack, list[CheckedLayout]]:
+    known = check_layouts([layout for layout, _ in shards], [len(memory) for _, memory in shards])
     assert len({id(each.outline) for each in known}) == 1
     table = np.array([each.numbers for each in known])
     return Stack(known[0].outline, table, Scattered.of([memory for _, memory in shards])), known
@@ -59,10 +59,10 @@ def test_a_stack_reads_as_its_shards_do() -> None:
 
 @each_case("many", [1, _FEW])
 @each_case("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
-def test_no_number_is_believed_that_check_refuses(value: int, many: int) -> None:
+def test_many_layouts_are_refused_as_each_is(value: int, many: int) -> None:
     """Each number of a layout in turn is made false, where one or many good ones of its outline come with it."""
     encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
-    (good,) = laid([encoded], [len(memory)])
+    (good,) = check_layouts([encoded], [len(memory)])
     for at in range(len(good.numbers)):
         numbers = good.numbers.copy()
         numbers[at] = value
@@ -70,16 +70,14 @@ def test_no_number_is_believed_that_check_refuses(value: int, many: int) -> None
         together = [encoded] * many + [layout.encode()]
         if _refused(layout, len(memory)):
             with pytest.raises(Corrupt):
-                laid(together, [len(memory)] * len(together))
+                check_layouts(together, [len(memory)] * len(together))
         else:
-            laid(together, [len(memory)] * len(together))
+            check_layouts(together, [len(memory)] * len(together))
 
 
 def _refused(layout: ShardLayout, nbytes: int) -> bool:
-    from dataplane.batch.layout import check
-
     try:
-        check(layout, nbytes)
+        check_layout(layout.encode(), nbytes)
     except Corrupt:
         return True
     return False

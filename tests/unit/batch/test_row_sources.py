@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import copying
+from dataplane.batch import row_sources
 from tests.cases import each_case
 
-LARGE = copying._STREAMED
+LARGE = row_sources._STREAMED
 
 
 @pytest.fixture(params=["extension", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
-        monkeypatch.setattr(copying, "_join", None)
-        monkeypatch.setattr(copying, "_equal", None)
-    elif copying._join is None:
+        monkeypatch.setattr(row_sources, "_join", None)
+        monkeypatch.setattr(row_sources, "_equal", None)
+    elif row_sources._join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     return str(request.param)
 
@@ -34,7 +34,7 @@ def some(nbytes: int, seed: int = 0) -> np.ndarray:
 @each_case(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
 def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to: int, begin: int) -> None:
     source, place = some(LARGE + 16448)[begin:][: LARGE + more], np.full(LARGE + 16600, 7, np.uint8)
-    copying.copy(place[64 + to : 64 + to + len(source)], source)
+    row_sources.copy(place[64 + to : 64 + to + len(source)], source)
     assert (place[64 + to : 64 + to + len(source)] == source).all()
     assert (place[: 64 + to] == 7).all()
     assert (place[64 + to + len(source) :] == 7).all()
@@ -42,7 +42,7 @@ def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to:
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
-    join = copying._join
+    join = row_sources._join
     if join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     data = some(sum(sizes) + begin)[begin:]
@@ -67,7 +67,7 @@ def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], bef
     ],
 )
 def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
-    join: Any = copying._join
+    join: Any = row_sources._join
     if join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     with pytest.raises(error):
@@ -80,8 +80,8 @@ def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments
 def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -> None:
     first = some(nbytes)
     rows = [first, *(np.concatenate((some(begin + i), first))[begin + i :] for i in range(4))]
-    assert copying.equal([memoryview(row) for row in rows]) == [True] * 5
+    assert row_sources.equal([memoryview(row) for row in rows]) == [True] * 5
     for at in {0, nbytes // 3, nbytes // 2, nbytes - 1, max(0, nbytes - 65), min(nbytes - 1, 4096)}:
         rows[2][at] ^= 128
-        assert copying.equal([memoryview(row) for row in rows]) == [True, True, False, True, True]
+        assert row_sources.equal([memoryview(row) for row in rows]) == [True, True, False, True, True]
         rows[2][at] ^= 128

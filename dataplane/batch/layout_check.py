@@ -1,0 +1,238 @@
+"""The rules that a layout keeps to before it is believed, and layouts that were checked against them.
+
+The rules of an outline are made once (`_rules`), when all that does not depend on numbers is checked. Its numbers are
+then checked by themselves, or of many layouts at once: the same expressions take integers or arrays of one a layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.field import MAX_COLUMNS, MAX_DEPTH, Field, check_field, most_items, refuse
+from dataplane.batch.layout import (
+    ALIGNMENT,
+    Bytes,
+    ColumnHeader,
+    Numbers,
+    Outline,
+    ShardLayout,
+    buffer_sizes,
+    check_contents,
+    decode,
+)
+from dataplane.errors import Corrupt
+
+_MOST_ROWS = 1 << 48
+"""Rows up to which no size that is computed here passes 63 bits."""
+
+_REMEMBERED = 1024  # bytes of a layout that is remembered with its size: what is put or read again and again
+_FEW = 16  # layouts up to which each is looked for among those
+_MANY = 8  # layouts of one outline from which on it is faster to check all at once
+
+
+class _Buffer(NamedTuple):
+    """Where the numbers of a buffer are, and its bytes: so many for each stored row and for each row, and more; or,
+    if it has a `unit`, any multiple of that."""
+
+    at: int
+    by_stored: int
+    by_row: int
+    more: int
+    unit: int
+
+
+class _Rule(NamedTuple):
+    """A column: its path, where its numbers begin, the most stored rows, and where its parent's begin (-1: none)."""
+
+    name: str
+    field: Field
+    start: int
+    most: int
+    parent: int
+    indexed: bool
+    buffers: tuple[_Buffer, ...]
+
+    def fits(self, numbers: Any, nbytes: Any, first: int) -> Any:
+        """Whether the numbers of one layout, or of each, are true of a column in an extent of `nbytes`; `first` is
+        where those of the shard's first column begin."""
+        rows, stored = numbers[self.start], numbers[self.start + 1]
+        fit = (rows >= 0) & (rows <= _MOST_ROWS) & (stored >= 0) & (stored <= self.most)
+        if not self.indexed:
+            fit &= stored == rows
+        fit &= rows == numbers[first] if self.parent < 0 else rows <= numbers[self.parent + 1]
+        for at, by_stored, by_row, more, unit in self.buffers:
+            offset, size = numbers[at], numbers[at + 1]
+            fit &= (offset >= 0) & (size >= 0) & (offset % ALIGNMENT == 0) & (offset <= nbytes - size)
+            fit &= size % unit == 0 if unit else size == by_stored * stored + by_row * rows + more
+        return fit
+
+
+class _Rules:
+    """What the numbers of an outline have to keep to. Raises Corrupt where no numbers could."""
+
+    def __init__(self, outline: Outline) -> None:
+        names = [name for name, _ in outline.columns]
+        if not names or len(set(names)) != len(names) or not all(names):
+            raise Corrupt(f"a shard with the columns {names[:20]}: names must be given, and differ")
+        self._columns: list[_Rule] = []
+        for (name, header), start in zip(outline.columns, outline.starts, strict=True):
+            check_field(name, header.field)
+            self._add(name, header, start, -1, 0)
+        self._first = outline.starts[0]
+        #: Where the bytes of each buffer are.
+        self.sizes = [buffer.at + 1 for rule in self._columns for buffer in rule.buffers]
+        #: Whether any bytes say how to read others.
+        self.tables = any(rule.field.kind != "dense" or rule.indexed for rule in self._columns)
+        self._plain = not any(rule.indexed or rule.field.varying > 1 for rule in self._columns)
+
+    def _add(self, name: str, header: ColumnHeader, start: int, parent: int, depth: int) -> int:
+        """Take in the column whose numbers begin at `start`; where they end."""
+        field = header.field
+        if depth > MAX_DEPTH or len(self._columns) >= MAX_COLUMNS:
+            raise refuse(name, f"more than {MAX_COLUMNS} columns or {MAX_DEPTH} structs in each other")
+        sizes = [buffer_sizes(field, *counts, header.indexed) for counts in ((0, 0), (0, 1), (1, 0))]
+        if len(sizes[0]) != header.buffers:
+            raise refuse(name, f"{header.buffers} buffers, {field.kind} has {len(sizes[0])}")
+        if tuple([child.field for child in header.children]) != tuple([child for _, child in field.children]):
+            raise refuse(name, f"its children are not those of {field!r}")
+        buffers = []
+        for at, (more, by_stored, by_row) in enumerate(zip(*sizes, strict=True)):
+            place = start + 2 + 2 * at
+            if more is None or by_stored is None or by_row is None:
+                buffers.append(_Buffer(place, 0, 0, 0, field.item_nbytes))
+            else:
+                buffers.append(_Buffer(place, by_stored - more, by_row - more, more, 0))
+        most = min(_MOST_ROWS, most_items(field)) if field.kind == "dense" else _MOST_ROWS
+        self._columns.append(_Rule(name, field, start, most, parent, header.indexed, tuple(buffers)))
+        end = start + 2 + 2 * header.buffers
+        for (key, _), child in zip(field.children, header.children, strict=True):
+            if child.indexed and child.field.kind != "object":
+                raise refuse(name, f"child {key!r} has an index")
+            end = self._add(f"{name}.{key}", child, end, start, depth + 1)
+        return end
+
+    def check(self, numbers: Sequence[int], nbytes: int) -> None:
+        """Raises Corrupt where the numbers are not those of a shard in an extent of `nbytes`."""
+        for rule in self._columns:
+            if not rule.fits(numbers, nbytes, self._first):
+                rows, stored = numbers[rule.start : rule.start + 2]
+                places = [tuple(numbers[buffer.at : buffer.at + 2]) for buffer in rule.buffers[:4]]
+                where = f"{rows} rows, {stored} of them stored, in buffers at {places}"
+                raise refuse(rule.name, f"{where} are not {rule.field!r} in an extent of {nbytes} bytes")
+
+    def fit(self, table: Numbers, sizes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which rows of the table, the numbers of a layout each, `check` passes in extents of these sizes."""
+        numbers = np.ascontiguousarray(table.T)
+        fit: npt.NDArray[np.bool_] = np.ones(len(table), np.bool_)
+        for rule in self._columns:
+            fit &= rule.fits(numbers, sizes, self._first)
+        return fit
+
+    def of_one_row(self, numbers: Sequence[int]) -> tuple[list[tuple[int, int, int, int]], list[int]] | None:
+        """Of each column that has offsets where they begin, in words, how many items it has at most, the bytes of each
+        and of all; and where the flags of structs are. None if a column has not one row, or has shapes or an index."""
+        if not self._plain or any(numbers[rule.start + 1] != 1 for rule in self._columns):
+            return None
+        offsets, flags = [], []
+        for _, field, start, *_ in self._columns:
+            if field.kind == "struct":
+                flags += numbers[start + 2 : start + 2 + 2 * len(field.children) : 2]
+            elif field.kind != "dense":
+                offsets.append((numbers[start + 2] >> 3, most_items(field), field.item_nbytes, numbers[start + 5]))
+        return offsets, flags
+
+
+class CheckedLayout:
+    """One layout that was checked: an outline, and its numbers."""
+
+    def __init__(self, outline: Outline, numbers: Numbers) -> None:
+        self.outline = outline
+        self.numbers = numbers
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows each column has."""
+        return int(self.numbers[0])
+
+    @cached_property
+    def claimed(self) -> int:
+        """The bytes of all buffers, those twice that two columns have."""
+        return int(self.numbers[_rules(self.outline).sizes].sum())
+
+    @cached_property
+    def layout(self) -> ShardLayout:
+        """The layout itself."""
+        return ShardLayout.of(self.outline, self.numbers)
+
+    def check_contents(self, memory: Bytes) -> None:
+        """`layout.check_contents`, without a table for each column of one row. Raises as that does."""
+        if _rules(self.outline).tables and not self._holds_one_row(memory):
+            check_contents(self.layout, memory)
+
+    def _holds_one_row(self, memory: Bytes) -> bool:
+        """Whether each column stores one row, and what the bytes say of it is true."""
+        if self._one_row is None or len(memory) % 8:
+            return False
+        offsets, flags = self._one_row
+        data = memory.data.cast("B")
+        words = data.cast("q")  # Python's own numbers: NumPy's calls take longer than the few checks
+        return all(data[at] == 1 for at in flags) and all(
+            words[begin] == 0 and 0 <= words[begin + 1] <= most and words[begin + 1] * unit == nbytes
+            for begin, most, unit, nbytes in offsets
+        )
+
+    @cached_property
+    def _one_row(self) -> tuple[list[tuple[int, int, int, int]], list[int]] | None:
+        """See `_Rules.of_one_row`."""
+        return _rules(self.outline).of_one_row(self.numbers.tolist())
+
+
+def check_layout(encoded: bytes, size: int) -> CheckedLayout:
+    """The encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch where it is none, Corrupt
+    where it is false."""
+    return _check_small(encoded, size) if len(encoded) <= _REMEMBERED else _check(encoded, size)
+
+
+def check_layouts(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[CheckedLayout]:
+    """As `check_layout`, several layouts."""
+    if len(encoded) <= _FEW:
+        return [check_layout(each, size) for each, size in zip(encoded, sizes, strict=True)]
+    found = [CheckedLayout(*decode(each)) for each in encoded]
+    by_outline: defaultdict[Outline, list[int]] = defaultdict(list)
+    for at, each in enumerate(found):
+        by_outline[each.outline].append(at)
+    for outline, places in by_outline.items():
+        _check_alike(outline, [found[at].numbers for at in places], [sizes[at] for at in places])
+    return found
+
+
+def _check(encoded: bytes, size: int) -> CheckedLayout:
+    outline, numbers = decode(encoded)
+    _check_alike(outline, [numbers], [size])
+    return CheckedLayout(outline, numbers)
+
+
+_check_small = lru_cache(maxsize=1024)(_check)
+
+
+def _check_alike(outline: Outline, numbers: Sequence[Numbers], sizes: Sequence[int]) -> None:
+    """Raises Corrupt where one of these layouts of one outline is false."""
+    rules = _rules(outline)
+    suspects = list(range(len(numbers)))
+    if len(numbers) >= _MANY:
+        suspects = np.flatnonzero(~rules.fit(np.array(numbers), np.array(sizes, np.int64))).tolist()
+    for at in suspects:
+        rules.check(numbers[at].tolist(), sizes[at])
+
+
+def _rules(outline: Outline) -> _Rules:
+    if outline.rules is None:
+        outline.rules = _Rules(outline)
+    rules: _Rules = outline.rules
+    return rules
