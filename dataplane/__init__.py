@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dataplane.batch.concat import concat as concat
     from dataplane.batch.field import Field as Field
     from dataplane.batch.ref import BatchRef as BatchRef
-    from dataplane.batch.shares import packed_share as packed_share
+    from dataplane.batch.slicing import packed_share as packed_share
     from dataplane.client.draft import dense as dense
     from dataplane.client.draft import ragged as ragged
     from dataplane.client.loader import loader as loader

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
-from dataplane.batch.arrow_check import check
+from dataplane.batch.arrow_validate import check
 from dataplane.batch.dtypes import is_time, storage
 from dataplane.batch.field import MAX_BYTES
 from dataplane.batch.infer import infer

@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dataplane.batch import cuts, padding, reading, tensordicts, views
+from dataplane.batch import cuts, reading, tensordicts, views
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Memory as Memory
 from dataplane.batch.pieces import Piece as Piece
-from dataplane.batch.pieces import Reading, Selection, opened
-from dataplane.batch.rows import Rows
-from dataplane.batch.selector import sliced
+from dataplane.batch.pieces import Reading, Selection, narrowest, opened, reading_of
+from dataplane.batch.rows import Rows, positions_in
 from dataplane.batch.values import mismatch
-from dataplane.batch.widening import narrowest, reading_of
 from dataplane.device.naming import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
@@ -128,7 +126,7 @@ class Column:
         if isinstance(rows, str):
             return self._key(rows)
         if isinstance(rows, slice):
-            return self._slice(sliced(rows, self._rows))
+            return self._slice(positions_in(rows, self._rows))
         try:
             row = range(self._rows)[rows]
         except IndexError:
@@ -229,7 +227,7 @@ class Column:
         Raises SchemaMismatch for text, bytes, struct and object, and Misuse if the dtype has no such value. Imports
         torch.
         """
-        return self._tensor if self.kind == "dense" else padding.padded(self, value)[0]
+        return self._tensor if self.kind == "dense" else views.padded(self, value)[0]
 
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or

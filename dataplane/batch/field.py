@@ -2,19 +2,20 @@
 
 A `Field` depends on the types and shapes of the values alone, never on how many rows there are or on which of
 them happen to be equally long, except that a ragged field keeps the trailing dimensions that all its rows share.
-So the fields of two parts of one column may differ in how many dimensions vary (`dataplane.batch.schema` merges them).
+So the fields of two parts of one column may differ in how many dimensions vary (`merge_fields`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, cast
 
 import msgspec
 
 from dataplane.batch.dtypes import split, storage
-from dataplane.errors import Corrupt
+from dataplane.errors import Corrupt, SchemaMismatch
 
 Kind = Literal["dense", "ragged", "text", "bytes", "struct", "object"]
 
@@ -153,3 +154,37 @@ def _check_one(name: str, field: Field) -> None:
         raise refuse(name, f"{shape} is not the shape of a {field.kind} row")
     if unit_bound(field) > MAX_BYTES:
         raise refuse(name, f"a row of {shape} is too large")
+
+
+def merge_fields(name: str, fields: Iterable[Field]) -> Field:
+    """The field of a column whose parts have these fields, at least one. Raises SchemaMismatch, naming the column."""
+    merged: Field | None = None
+    for field in fields:
+        if merged is None:
+            merged = field
+        elif field is not merged and field != merged:
+            merged = _merge(name, merged, field)
+    if merged is None:
+        raise ValueError(f"column {name!r} has no parts")
+    return merged
+
+
+def _merge(name: str, ours: Field, theirs: Field) -> Field:
+    if ours == theirs:
+        return ours
+    if ours.kind == theirs.kind == "struct":
+        keys = dict(ours.children)
+        for key, field in theirs.children:
+            keys[key] = _merge(f"{name}.{key}", keys[key], field) if key in keys else field
+        return Field("struct", children=tuple(keys.items()))
+    alike = ours.kind == theirs.kind and ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape)
+    if not alike or ours.kind != "ragged":
+        raise SchemaMismatch(
+            f"column {name!r} is {ours!r} in one batch and {theirs!r} in another",
+            column=name,
+            expected=repr(ours),
+            found=repr(theirs),
+        )
+    pairs = enumerate(zip(ours.shape, theirs.shape, strict=True))
+    varying = max(axis + 1 for axis, (a, b) in pairs if a != b or a is None)
+    return Field("ragged", ours.dtype, (None,) * varying + ours.shape[varying:])

@@ -13,8 +13,13 @@ Rows picked from many parts in a mixed order (a shuffle of what many workers mad
 Python work for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes
 however long they are. `RUN` draws the line between the two.
 
-A row may also be several stored rows joined end to end: what was made piece by piece (`joined`). Then `bounds` says
-which of the rows that are listed each row is made of.
+A row may also be several stored rows joined end to end: what was made piece by piece (`concat.joined`). Then `bounds`
+says which of the rows that are listed each row is made of.
+
+The origin of a reference is a frame too, whose parts name streams instead of shards: the one cell of a part has the
+stream (8 bytes) where a shard has its node, and the number under which the stream delivered the rows where a shard has
+its number. So an origin is sliced, picked and repeated as the rows themselves are. It comes from anywhere with the
+reference, and no more is believed of it than that it is a frame.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
 from dataplane.batch.rows import Index, Rows
+from dataplane.errors import Misuse
 
 #: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
 #: a row number one or two.
@@ -371,3 +377,50 @@ def _woven(parts: Sequence[Part], owner: Index, numbers: Index) -> Frame:
     order = np.empty_like(owner)
     order[ascending] = np.cumsum(new) - 1
     return Frame(_runs(parts, owner[new], numbers[new]), Rows.index(order))
+
+
+#: Rows that a stream is taken to have.
+_STREAM_ROWS = 1 << 47
+
+#: Of the number of a delivery, which is to be an int64.
+_MOST_DELIVERY = (1 << 63) - 1
+
+
+def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
+    """The origin of these rows (numbers, int64) of a stream, delivered under the number `hold`."""
+    part, order = Rows.index(rows).distinct()
+    cell = Cell(Shard(stream, hold, _STREAM_ROWS), 0, 0)
+    return Frame((Part((cell,), part),), None if order is None else Rows.index(order))
+
+
+def origin_rows(origin: Frame) -> tuple[bytes, Index]:
+    """The stream and the numbers in it of all rows, in order. Raises Misuse where they are of several streams."""
+    streams = {part.cells[0].shard.node for part in origin.parts}
+    if len(streams) > 1:
+        raise Misuse("these rows come from several streams; extend each with its own")
+    return streams.pop(), _in_origin_order(origin, _listed_numbers(origin))
+
+
+def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:
+    """Of each stream, which of the rows (positions, ascending) are its, and their numbers in it."""
+    streams = [part.cells[0].shard.node for part in origin.parts]
+    known = list(dict.fromkeys(streams))
+    of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in origin.parts])
+    rows, of = _in_origin_order(origin, _listed_numbers(origin)), _in_origin_order(origin, of)
+    found = [(stream, np.flatnonzero(of == number)) for number, stream in enumerate(known)]
+    return [(stream, at, rows[at]) for stream, at in found]
+
+
+def delivery_numbers(origin: Frame) -> Index:
+    """The numbers under which the rows were delivered, in order, int64."""
+    listed = [np.full(len(part.rows), part.cells[0].shard.id & _MOST_DELIVERY, np.int64) for part in origin.parts]
+    return _in_origin_order(origin, np.concatenate(listed))
+
+
+def _listed_numbers(origin: Frame) -> Index:
+    listed = [part.rows.array() for part in origin.parts]
+    return np.concatenate(listed) if len(listed) > 1 else listed[0]
+
+
+def _in_origin_order(origin: Frame, values: Index) -> Index:
+    return values if origin.order is None else values[origin.order.array()]

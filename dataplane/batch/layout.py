@@ -184,6 +184,13 @@ def aligned(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
+def aligned_bytes(nbytes: int) -> Bytes:
+    """New memory that begins at a multiple of the layout's alignment."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.__array_interface__["data"][0] % ALIGNMENT
+    return block[start : start + nbytes]
+
+
 def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[int | None]:
     """The bytes of each buffer, None for the one whose size depends on the values."""
     sizes: list[int | None]

@@ -2,7 +2,7 @@
 
 An image that was opened and not loaded since is kept as its file's bytes, and is opened over those again at the reader:
 nothing is decoded on the way, and at the reader not before somebody looks at pixels. Any other image is kept as raw
-pixels, with palette, which PIL maps in place where it can, and else takes over late (`deferred`). Both keep class,
+pixels, with palette, which PIL maps in place where it can, and else takes over late. Both keep class,
 mode, size, format and `info`; what belongs to an open file is gone (its name, its position), and so are attributes that
 PIL's own pickling loses too.
 
@@ -13,6 +13,12 @@ The reader constructs classes of PIL alone, opens files of a few formats alone (
 size of pixels before it uses them, and raises ValueError for what is not the image that it says. What PIL says of files
 that claim too many pixels, or end early, is the reader's to see: at once of the header, of pixels later. PIL is
 imported only where there is an image.
+
+PIL keeps modes that it can not map in a form of its own, RGB for one: an image is a conversion of all pixels, and
+memory for them. Rows that are read for other fields, as those of verl's ranks are, never need it. Until somebody looks,
+an image refers to the pixels where they lie. `isinstance` and `__class__` say the class that it has, and `type` does
+too once its pixels were looked at; it is pickled, copied, shown and written to as any other. Two threads that look
+first at once may each make pixels, as of a file of PIL's that is not loaded yet.
 """
 
 from __future__ import annotations
@@ -20,11 +26,10 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from dataplane.batch import deferred
 from dataplane.batch.kinds import Unfit
 from dataplane.batch.parts import LARGE
 
@@ -40,6 +45,9 @@ _BITS = {
 }
 _PALETTES = frozenset(("P", "PA"))
 _MOST_COLORS = 256
+_WAITING = "dataplane.waiting"
+"""The attribute that has the data of the pixels, and what makes an image of them."""
+
 _PLAIN = ("PIL.Image", "Image")
 _FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
 
@@ -65,7 +73,7 @@ def is_image(value: object) -> bool:
 
 def taken(image: Image) -> Picture:
     """What the image is. It is loaded if it has to be. Raises Unfit."""
-    kind, pixels = deferred.found(image) or (type(image), None)
+    kind, pixels = _deferred_from(image) or (type(image), None)
     module, name = kind.__module__, kind.__qualname__
     if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
         raise Unfit(f"an image of {module}.{name}", "put image.copy()")
@@ -86,10 +94,8 @@ def taken(image: Image) -> Picture:
     return Picture(module, name, image.mode, image.size, frame, own, palette, data)
 
 
-def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...], opened: set[Any]) -> Image:
-    """The image; `rest` are keys of its info that are as in its file. `opened`: the files that images were made of, to
-    which this one is added: another of the same bytes is opened when somebody looks at it. Raises ValueError for what
-    is none."""
+def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
+    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for what is none."""
     from PIL import Image as pil
 
     if picture.frame < 0 and picture.mode not in _BITS:
@@ -98,16 +104,11 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...], opene
         raise ValueError(f"a palette of {len(picture.palette[1])} bytes")
     kind = _class(picture.module, picture.kind)
     if picture.frame >= 0:
-        file = (id(picture.data), *picture[:-1])
-        if file in opened and not picture.frame:
-            return deferred.unopened(kind, partial(_opened, picture, kind, info, rest))
-        image = _opened(picture, kind, info, rest)
-        opened.add(file)
-        return image
+        return _opened(picture, kind, info, rest)
     if is_deferred(picture.frame, picture.mode, len(picture.data)):
         _check(picture)
         size, make = picture.size, partial(_plain, picture.mode, picture.size)
-        image = deferred.image(kind, _like(picture.mode, kind), size, picture.data, make)
+        image = _deferred_image(kind, _like(picture.mode, kind), size, picture.data, make)
     else:
         image = _pixels(picture)
         if kind is not pil.Image:
@@ -331,3 +332,64 @@ def _as(kind: Any, plain: Image) -> Image:
     image.fp = None
     image.filename = ""
     return image
+
+
+# Deferred
+
+
+def _deferred_image(kind: Any, like: Image, size: tuple[int, int], data: Any, make: Callable[[Any], Image]) -> Image:
+    """An image of a class of PIL with the attributes of another, but of this size and without info. `make` gives a
+    plain one of `data` when its pixels are looked at."""
+    name = _pixels_name()
+    made = object.__new__(_deferred_class(kind, name))
+    own = {**vars(like), "_size": size, "info": {}, _WAITING: (data, make)}
+    del own[name]
+    made.__dict__.update(own)
+    return made
+
+
+def _deferred_from(image: Image) -> tuple[type[Any], Any] | None:
+    """The class and the data of an image that nobody has looked at; None for any other."""
+    kind = getattr(type(image), "_deferred_kind", None)
+    waiting = vars(image).get(_WAITING)
+    return None if kind is None or waiting is None else (kind, waiting[0])
+
+
+class _Deferred:
+    """Comes before a class of PIL's until there are pixels."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _load(self)
+        return self.__reduce_ex__(protocol)
+
+
+def _load(image: Any) -> Any:
+    """The pixels, in an image that is of its own class from now on."""
+    waiting, name = vars(image).get(_WAITING), _pixels_name()
+    if waiting is not None:
+        data, make = waiting
+        _settle(image, vars(make(data))[name])
+    return vars(image)[name]
+
+
+def _settle(image: Any, pixels: Any) -> None:
+    kind = getattr(type(image), "_deferred_kind", None)
+    vars(image)[_pixels_name()] = pixels
+    if kind is not None:
+        object.__dict__["__class__"].__set__(image, kind)  # past the property of that name
+    vars(image).pop(_WAITING, None)
+
+
+@lru_cache(maxsize=1)
+def _pixels_name() -> str:
+    """The attribute of an image that PIL asks for its pixels."""
+    from PIL import Image as pil
+
+    return "_im" if isinstance(vars(pil.Image).get("im"), property) else "im"  # since version 11, and before
+
+
+@lru_cache(maxsize=256)
+def _deferred_class(kind: Any, name: str) -> Any:
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    own = {"_deferred_kind": kind, "__class__": property(lambda _: kind), name: property(_load, _settle)}
+    return type(kind.__name__, (_Deferred, kind), named | own)

@@ -17,15 +17,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import classes, kinds, media, parts, tensors
-from dataplane.batch.array_dtypes import check_text, exact_dtype, exact_name
-from dataplane.batch.dtypes import storage
+from dataplane.batch.dtypes import check_text, exact_dtype, exact_name, storage
 from dataplane.batch.field import refuse
 from dataplane.batch.kinds import Unfit
 from dataplane.batch.parts import LARGE, Lookup, Row
@@ -53,15 +52,8 @@ _HINTS = {
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Copies:
-    """What rows that are decoded one after another share: bytes that were `made` of parts, by their places in memory,
-    and which of them were `opened` as images."""
-
-    __slots__ = ("made", "opened")
-
-    def __init__(self) -> None:
-        self.made: dict[tuple[int, int], bytes] = {}
-        self.opened: set[Any] = set()
+Copies: TypeAlias = dict[tuple[int, int], bytes]
+"""What rows that are decoded one after another share: bytes that were made of parts, by their places in memory."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -359,8 +351,7 @@ class _Reader:
             data = self._bytes(header.data)
         own = header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette
         picture = media.Picture(*own, data)
-        opened = self._copies.opened if type(header.data) is int else set()  # of parts, whose copies are kept
-        image = media.made(picture, info, header.rest, opened)
+        image = media.made(picture, info, header.rest)
         return image if self._decode else {"bytes": media.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
@@ -378,9 +369,9 @@ class _Reader:
         if type(data) is bytes or not len(view):
             return bytes(view)
         place = np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view)
-        copy = self._copies.made.get(place)
+        copy = self._copies.get(place)
         if copy is None:
-            copy = self._copies.made[place] = bytes(view)
+            copy = self._copies[place] = bytes(view)
         return copy
 
 

@@ -19,10 +19,9 @@ from dataplane.batch import cuts, cutting, parts
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.pieces import Reading, Selection, Stored
+from dataplane.batch.pieces import Reading, Selection, Stored, reading_of
 from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.rows import Rows
-from dataplane.batch.widening import reading_of
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)

@@ -26,12 +26,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import cutfields, cuts, origins, refcodec, slicing
+from dataplane.batch import cuts, refcodec, slicing
 from dataplane.batch.field import Field, is_text
-from dataplane.batch.frame import Cell, Frame, Part, Place, Shard
+from dataplane.batch.frame import (
+    Cell,
+    Frame,
+    Part,
+    Place,
+    Shard,
+    delivery_numbers,
+    origin_of,
+    origin_rows,
+    rows_by_stream,
+)
 from dataplane.batch.links import link_of, shard_of
-from dataplane.batch.rows import Index, Rows
-from dataplane.batch.selector import Selector, positions_of
+from dataplane.batch.rows import Index, Rows, Selector, positions_of
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
@@ -281,7 +290,7 @@ class BatchRef:
         concerns whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer),
         LimitExceeded (more than 64 slices of slices, or 4 zig-zag shares).
         """
-        return slicing.sliced(self, name, axis, cutfields.slice_step(start, stop, self._rows))
+        return slicing.sliced(self, name, axis, slicing.slice_step(start, stop, self._rows))
 
     def share_rows(
         self,
@@ -301,7 +310,7 @@ class BatchRef:
         chunks, as Megatron-LM and Transformer Engine balance causal attention. There is no padding in the result: a
         share ends where the row does, so the last ones may be shorter. Raises as `slice_rows`.
         """
-        return slicing.sliced(self, name, axis, cutfields.share_step(rank, ranks, zigzag, multiple))
+        return slicing.sliced(self, name, axis, slicing.share_step(rank, ranks, zigzag, multiple))
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
         """The same columns in the same order; those named here, old to new, with their new names."""
@@ -344,7 +353,7 @@ class BatchRef:
 
     def sources(self, name: str) -> tuple[tuple[Piece, ...], Index | None]:
         """The places of a column's rows, in as few pieces as possible, and their order. Of rows that are joined
-        (`batch.joined`), those before the join.
+        (`batch.concat`), those before the join.
 
         Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
         them. A reader fetches each piece once and then orders the rows.
@@ -416,25 +425,25 @@ class BatchRef:
         with the number `hold`."""
         if not self._rows:
             return self
-        return BatchRef(self._rows, self._columns, self._frames, origins.of(stream, rows, hold), self.traces)
+        return BatchRef(self._rows, self._columns, self._frames, origin_of(stream, rows, hold), self.traces)
 
     def origin(self) -> tuple[bytes, Index] | None:
         """The stream (8 bytes) and the numbers in it of the rows, in order; None if no stream delivered them.
 
         Raises Misuse if they are of several streams.
         """
-        return None if self._origin is None or not self._rows else origins.one(self._origin)
+        return None if self._origin is None or not self._rows else origin_rows(self._origin)
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
         """As `origin`, of several streams, or parts of one that is over several hosts: for each (8 bytes) which of
         these rows (positions, ascending) are its, and their numbers in it."""
-        return [] if self._origin is None or not self._rows else origins.each(self._origin)
+        return [] if self._origin is None or not self._rows else rows_by_stream(self._origin)
 
     def holds(self) -> Index:
         """The numbers with which a stream delivered the rows, in order, int64; empty if no stream did."""
         if self._origin is None or not self._rows:
             return np.empty(0, np.int64)
-        return origins.holds(self._origin)
+        return delivery_numbers(self._origin)
 
     # inside
 

@@ -1,18 +1,109 @@
-"""References to parts of rows, made of references, and what is to be read for them."""
+"""References to parts of rows: the steps that a user names, and what a column is after its rows were sliced."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dataplane.batch import cutfields, cuts
-from dataplane.batch.cuts import Cut, Step
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch import cuts
+from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Cut, Index, Number, Step
+from dataplane.batch.field import Field
 from dataplane.batch.frame import Place
 from dataplane.batch.rows import Rows
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, SchemaMismatch
 
 if TYPE_CHECKING:
     from dataplane.batch.ref import BatchRef, ShardKey
+
+
+def slice_step(start: Any, stop: Any, rows: int) -> Step:
+    """The slice of so many rows. Raises Misuse."""
+    first = 0 if start is None else _numbers("start", start, rows)
+    last = END if stop is None else _numbers("stop", stop, rows)
+    return Step(SLICE, 0, (first, last))
+
+
+def _numbers(what: str, value: Any, rows: int) -> Number:
+    """An integer for all rows, or one a row."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray | list | tuple) and np.ndim(value):
+        array = np.asarray(value)
+        if array.shape != (rows,) or (array.dtype.kind not in "iu" and rows):
+            raise Misuse(f"{what} is an integer, or one a row: {rows} integers, not {array.dtype} {list(array.shape)}")
+        found: Index = np.clip(array, -END, END).astype(np.int64)
+        return found
+    try:
+        return max(-END, min(END, operator.index(value)))
+    except TypeError:
+        raise Misuse(f"{what} is an integer, or one a row, not {value!r:.100}") from None
+
+
+def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> Step:
+    """The share of a rank. Raises Misuse."""
+    least = "2 x ranks" if zigzag else "ranks"
+    try:
+        own, count = operator.index(rank), operator.index(ranks)
+        padded = count * (2 if zigzag else 1) if multiple is None else operator.index(multiple)
+        step = Step(ZIGZAG if zigzag else SHARE, 0, (own, count, padded))
+        cuts.check(step)
+    except (TypeError, ValueError, OverflowError):
+        raise Misuse(
+            f"a share is of a rank of so many, in rows padded to a multiple of {least}; "
+            f"not of {rank!r} of {ranks!r} in multiples of {multiple!r}"
+        ) from None
+    return step
+
+
+def axis_of(name: str, field: Field, axis: Any) -> int:
+    """The dimension of a row, counted from the first. Raises SchemaMismatch, Misuse."""
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise Misuse(f"a dimension of a row is named by its number, not {axis!r}") from None
+    if field.kind == "struct" and field.children:
+        found = {axis_of(f"{name}.{key}", child, axis) for key, child in field.children}
+        if len(found) > 1:
+            raise _unfit(name, field, f"dimension {axis} is not the same of all keys: name it from the first")
+        return found.pop()
+    if field.kind not in ("dense", "ragged"):
+        raise _unfit(name, field, "only rows of numbers are sliced")
+    dims = len(field.shape)
+    if not -dims <= axis < dims:
+        raise _unfit(name, field, f"a row has {dims} dimensions, and no dimension {axis}")
+    return int(axis) % dims
+
+
+def size_of(field: Field, axis: int) -> int:
+    """How long all rows are in a dimension; 0 where they differ."""
+    if field.kind == "struct":
+        sizes = {size_of(child, axis) for _, child in field.children}
+        return sizes.pop() if len(sizes) == 1 else 0
+    return field.shape[axis] or 0
+
+
+def _unfit(name: str, field: Field, why: str) -> SchemaMismatch:
+    return SchemaMismatch(f"column {name!r} is {field!r}: {why}", column=name, expected="numbers", found=repr(field))
+
+
+def cut_field(name: str, field: Field, step: Step) -> Field:
+    """The field after one more step."""
+    if field.kind == "struct":
+        children = tuple([(key, cut_field(f"{name}.{key}", child, step)) for key, child in field.children])
+        return Field("struct", children=children)
+    axis, shape = step.axis, list(field.shape)
+    size = shape[axis]
+    if size is None:
+        return field
+    if not cuts.is_even((step,)):
+        shape[: axis + 1] = [None] * (axis + 1)
+        return Field("ragged", field.dtype, tuple(shape))
+    shape[axis] = cuts.length((step,), size)
+    return Field(field.kind, field.dtype, tuple(shape))
 
 
 def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> BatchRef:
@@ -22,17 +113,17 @@ def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> 
     chosen: dict[tuple[int, int], dict[str, None]] = {}
     for name in [names] if isinstance(names, str) else names:
         field, frame, _ = ref._require(name)
-        chosen.setdefault((frame, cutfields.axis_of(name, field, axis)), {})[name] = None
+        chosen.setdefault((frame, axis_of(name, field, axis)), {})[name] = None
     for (number, at), together in chosen.items():
         whole = ref._frames[number]
         if at and whole.bounds is not None:
             raise Misuse(
                 f"column {next(iter(together))!r} was made piece by piece: its rows are sliced along axis 0 alone"
             )
-        sizes = {cutfields.size_of(places[name].field, at) for name in together}
+        sizes = {size_of(places[name].field, at) for name in together}
         own = step._replace(axis=at, size=sizes.pop() if len(sizes) == 1 else 0)
         for slot, name in enumerate(together):
-            places[name] = Place(cutfields.cut_field(name, places[name].field, own), len(frames), slot)
+            places[name] = Place(cut_field(name, places[name].field, own), len(frames), slot)
         cut = cuts.added(whole.cut, own) if len(ref) else whole.cut
         frames.append(whole.pick([ref._columns[name].slot for name in together]).with_cut(cut))
     found = type(ref)(len(ref), places, tuple(frames), ref._origin, ref.traces)
@@ -51,3 +142,30 @@ def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cu
             for key, chosen in ordinals.items():
                 found.setdefault(key, []).append((tuple(sorted(chosen)), rows, cut))
     return found
+
+
+def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int = 1) -> tuple[Index, Index]:
+    """What of each row is in the run of packed tokens that one of `ranks` ranks has: a start and a stop a row, int64
+    [rows], for `BatchRef.slice_rows`.
+
+    Rows of these lengths, each padded to a `multiple`, are packed one behind another, and the pack is padded until each
+    rank has as many tokens: the cut of Megatron-LM's sequence parallelism and of Ulysses. What would be padding is left
+    out. `lengths` are of whole rows, or of what `share_rows` leaves of them. Raises Misuse.
+    """
+    try:
+        own, count, unit = operator.index(rank), operator.index(ranks), operator.index(multiple)
+        rows = np.asarray(lengths)
+        rows = rows.astype(np.int64, casting="safe" if rows.size else "unsafe")
+    except (TypeError, ValueError):
+        raise Misuse("lengths are integers, one a row; rank, ranks and multiple are integers") from None
+    if rows.ndim != 1 or rows.min(initial=0) < 0 or not (0 <= own < count <= MOST_RANKS and unit >= 1):
+        raise Misuse(f"a share is of a rank of so many and of rows of lengths, not of {_told(rank, ranks, multiple)}")
+    padded = -(-rows // unit) * unit
+    begins = np.cumsum(padded) - padded
+    part = -(-int(padded.sum()) // count)
+    start = np.clip(own * part - begins, 0, rows)
+    return start, np.clip((own + 1) * part - begins, start, rows)
+
+
+def _told(*values: Any) -> str:
+    return ", ".join(f"{value!r:.50}" for value in values)

@@ -20,11 +20,11 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dataplane.batch import row_batcher
 from dataplane.batch.columns import columns_of
-from dataplane.batch.gathering import Gathered
-from dataplane.batch.joining import Form
-from dataplane.batch.narrowing import Narrow
+from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.row_batcher import RowMemory, RowSchema
 from dataplane.batch.values import Values, mismatch
 from dataplane.client import arguments
 from dataplane.client.blocks import Block, Call, Kind, Sent
@@ -72,9 +72,9 @@ class AsyncAppender:
             raise Misuse("a block has a row or more")
         self._lock = threading.Lock()
         self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
-        self._form: Form | None = None  # of the last rows
-        self._forms: dict[Any, Form] = {}
-        self._spare: list[tuple[Form, Gathered]] = []  # memory of blocks that were appended
+        self._form: RowSchema | None = None  # of the last rows
+        self._forms: dict[Any, RowSchema] = {}
+        self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
         self._unseen: dict[Call, None] = {}  # that failed, and nobody was told
         self._room = asyncio.Event()
         self._running = False
@@ -160,20 +160,20 @@ class AsyncAppender:
         sent = self._gather(form, columns, keys, group, version, tags, sys.maxsize)
         if sent is not None:
             return sent
-        rows, nbytes, owned = form.take(pairs)
-        call = _called(0, rows, keys, group, version, tags)
+        owned = [row_batcher.owned(values) for _, values in pairs]
+        call = _called(0, owned[0].rows, keys, group, version, tags)
         call.columns = owned
         kind = Kind(form, bool(call.keys), bool(call.groups), tuple(call.tags), gathered=False)
         with self._lock:
             block = self._block(kind)
-            return None if block is None else self._put(block, call, nbytes)
+            return None if block is None else self._put(block, call, sum([values.nbytes for values in owned]))
 
     def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
         """As `offer`, of small columns with the layout that was learned last; None for others, too."""
         return self._gather(self._form, columns, None, group, version, tags, m.MAX_INLINE)
 
     def _gather(
-        self, form: Form | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
+        self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
         """Write rows with this layout, of at most so many bytes, after those of the last block; None for others, and
         if there is no room. Raises Misuse, Closed."""
@@ -207,12 +207,12 @@ class AsyncAppender:
                 self._room.clear()
             return crowded
 
-    def learn(self, pairs: Sequence[tuple[str, Values]]) -> Form:
+    def learn(self, pairs: Sequence[tuple[str, Values]]) -> RowSchema:
         """The layout of these columns, which further rows are expected to have."""
         kind = tuple([(name, values.field) for name, values in pairs])
         form = self._forms.get(kind)
         if form is None or form.alone:
-            form = Form(pairs)
+            form = RowSchema(pairs)
             if len(self._forms) >= _FORMS:
                 self._forms = {}
             self._forms[kind] = form
@@ -233,7 +233,7 @@ class AsyncAppender:
         gathered = self._memory(kind.form) if kind.gathered else None
         return Block(kind, gathered, Deadline.after(self._timeout_s), self._narrow)
 
-    def _memory(self, form: Form) -> Gathered | None:
+    def _memory(self, form: RowSchema) -> RowMemory | None:
         """Memory for the rows of a block."""
         while self._spare:
             of, gathered = self._spare.pop()

@@ -12,9 +12,8 @@ import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dataplane.batch.gathering import Gathered
-from dataplane.batch.joining import Form
-from dataplane.batch.narrowing import Narrow
+from dataplane.batch.put_options import Narrow
+from dataplane.batch.row_batcher import RowMemory, RowSchema
 from dataplane.batch.values import Values
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse
@@ -30,7 +29,7 @@ _NONE: list[Any] = []
 class Kind(NamedTuple):
     """What calls must have in common to be in one append; and whether their rows are gathered as they come."""
 
-    form: Form
+    form: RowSchema
     keyed: bool
     grouped: bool
     tags: tuple[str, ...]
@@ -71,7 +70,7 @@ class Call:
 class Block:
     """Calls of one kind, whose rows are appended as one. `gathered`: where those are, if they are gathered."""
 
-    def __init__(self, kind: Kind, gathered: Gathered | None, deadline: Deadline, narrow: Narrow = False) -> None:
+    def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind
         self._narrow = narrow
         self.bare = None if kind.keyed or kind.grouped or kind.tags or gathered is None else kind.form

@@ -141,9 +141,9 @@ async def _tables(to: Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]
 
 
 def _encoded(batch: Batch) -> Any:
-    from dataplane.batch import arrow_file  # pyarrow is heavy, and needed only here
+    from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
 
-    return arrow_file.encoded(batch.to_arrow())
+    return arrow_validate.encode_table(batch.to_arrow())
 
 
 async def read(
@@ -263,14 +263,14 @@ def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -
 
 
 def _read_table(file: CheckpointReader) -> Any:
-    from dataplane.batch import arrow_file  # as in `_encoded`
+    from dataplane.batch import arrow_validate  # as in `_encoded`
 
     at = file.offset
     kind, payload = file.frame()
     if kind != TABLE:
         raise file.corrupt("lacks a table", at)
     try:
-        return arrow_file.decoded(payload).combine_chunks()
+        return arrow_validate.decode_table(payload).combine_chunks()
     except Corrupt as error:
         raise file.corrupt(f"has {error}", at) from error
 

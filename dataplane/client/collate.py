@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dataplane.batch import padding, tensors
+from dataplane.batch import tensors, views
 from dataplane.batch.batch import Batch, Column
 from dataplane.device.bringing import each_tensor
 from dataplane.errors import Misuse
@@ -43,7 +43,7 @@ def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
         if name + MASK in batch:
             raise Misuse(f"the mask of {name!r} would take the place of the column {name + MASK!r}; rename that")
         value = padding_value.get(name, 0) if isinstance(padding_value, Mapping) else padding_value
-        made[name], made[name + MASK] = padding.padded(column, value)
+        made[name], made[name + MASK] = views.padded(column, value)
     return made
 
 

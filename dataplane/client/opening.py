@@ -7,17 +7,20 @@ from itertools import groupby
 
 import numpy as np
 
+from dataplane.batch import reading
 from dataplane.batch import ref as refs
 from dataplane.batch.batch import Column, Piece
+from dataplane.batch.columns import Plan, materialise, planned_column
+from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
-from dataplane.batch.joined import joined_column
 from dataplane.batch.layout import ColumnHeader, Index, Outline
 from dataplane.batch.layout_check import CheckedLayout
 from dataplane.batch.pieces import Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
+from dataplane.batch.values import ragged_run
 from dataplane.client.holding import Held, Holding
 from dataplane.errors import Misuse
 
@@ -85,6 +88,18 @@ class _Several:
         return self._ranges and bool(((self._stops == there) & (self._lengths == there)).all())
 
 
+def _joined_column(column: Column, bounds: Index, cut: Cut) -> Column:
+    """The rows `bounds[i]` up to `bounds[i + 1]` of a ragged column joined, for each i, and what a cut leaves of them:
+    a copy."""
+    items = reading.items(column.reading, column.field)
+    shapes = None if items.shapes is None else items.shapes[bounds[:-1]].copy()
+    if shapes is not None and items.shapes is not None:
+        shapes[:, 0] = np.add.reduceat(items.shapes[:, 0], bounds[:-1])
+    values = ragged_run(column.field, items.values, items.offsets[bounds], shapes)
+    whole = materialise(Plan(values.rows, (planned_column(column.name, values),)))[column.name]
+    return Column._of_cut(column.name, column.field, whole._selections, whole._order, cut) if cut else whole
+
+
 class Opening:
     """Columns over these shards."""
 
@@ -102,7 +117,7 @@ class Opening:
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
             return Column._of_cut(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
-        return listed if frame.bounds is None else joined_column(listed, frame.bounds.array(), frame.cut)
+        return listed if frame.bounds is None else _joined_column(listed, frame.bounds.array(), frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
         """The rows of a column that a frame lists, before they are joined."""

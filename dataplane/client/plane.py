@@ -18,8 +18,7 @@ from typing import Any
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
-from dataplane.batch.narrowing import Narrow
-from dataplane.batch.object_check import Objects, refuses
+from dataplane.batch.put_options import Narrow, Objects, refuses
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.batch.small_columns import SmallColumns

@@ -10,8 +10,7 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.narrowing import Narrow
-from dataplane.batch.object_check import Objects
+from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import histories, spans, weights

@@ -7,8 +7,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.narrowing import Narrow
-from dataplane.batch.object_check import Objects
+from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
 from dataplane.client.sync_appender import Appender

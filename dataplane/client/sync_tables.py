@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dataplane.batch.field import Field
-from dataplane.batch.narrowing import Narrow
+from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import rowwrites, tables

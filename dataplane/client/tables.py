@@ -18,7 +18,7 @@ import numpy as np
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
-from dataplane.batch.narrowing import Narrow
+from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.batch import narrowing, object_check, tensors
+from dataplane.batch import put_options, tensors
 from dataplane.batch.columns import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.layout import ALIGNMENT
-from dataplane.batch.narrowing import Narrow
+from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
@@ -294,12 +294,12 @@ def _nbytes_of(columns: Any) -> int:
 
 def _narrowed(columns: Any, narrow: Narrow, each: Any, streams: Sequence[Any]) -> Any:
     with ordering.as_called(streams) if streams else nullcontext():
-        return narrowing.narrowed(columns, narrow, each)
+        return put_options.narrowed(columns, narrow, each)
 
 
 def _without_objects(columns: Any, streams: Sequence[Any]) -> Any:
     with ordering.as_called(streams) if streams else nullcontext():
-        return object_check.without_objects(columns)
+        return put_options.without_objects(columns)
 
 
 def _planned(columns: Any, dedupe: Collection[str], each: Any, streams: Sequence[Any]) -> Plan:

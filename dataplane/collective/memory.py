@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.layout import Bytes
-from dataplane.batch.local import aligned_bytes
+from dataplane.batch.layout import Bytes, aligned_bytes
 from dataplane.device.copies import fill
 from dataplane.device.memory import bytes_tensor
 from dataplane.errors import LimitExceeded

@@ -27,7 +27,7 @@ import xxhash
 
 from dataplane.batch import arrow_in, arrow_out, parts, reading
 from dataplane.batch.arrow import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
-from dataplane.batch.arrow_check import check
+from dataplane.batch.arrow_validate import check
 from dataplane.batch.batch import Batch
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field

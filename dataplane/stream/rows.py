@@ -18,9 +18,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dataplane.batch.concat import concat
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.page import PAGE, Flags, Index, Page
 from dataplane.stream.patch import Hold, Patch, There

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.batch.joined import joined, require_alike
+from dataplane.batch.concat import joined, require_alike
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, LeaseExpired, Misuse
 from dataplane.stream.facts import Facts

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.rows import assembled

@@ -129,7 +129,7 @@ def _values(
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Write the values: a file `<path>-<number>.arrow` for rows that have the same fields, several if they are
     large."""
-    from dataplane.batch import arrow_file  # as in `_load`
+    from dataplane.batch import arrow_validate  # as in `_load`
 
     number = 0
     kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))
@@ -142,13 +142,13 @@ def _values(
         step = max(1, _PAGE_BYTES * len(places) // max(1, ref.nbytes))
         for start in range(0, len(places), step):
             values = own.plane.get(ref[start : start + step]).to_arrow()
-            Path(f"{path}-{number}.arrow").write_bytes(arrow_file.encoded(values))
+            Path(f"{path}-{number}.arrow").write_bytes(arrow_validate.encode_table(values))
             number += 1
             yield fields, places[start : start + step].tolist()
 
 
 def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
-    from dataplane.batch import arrow_file, arrow_in  # pyarrow is heavy, and needed only here
+    from dataplane.batch import arrow_in, arrow_validate  # pyarrow is heavy, and needed only here
 
     path = directory / name
     try:
@@ -163,7 +163,7 @@ def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
     for number, (_, places) in enumerate(saved.files):
         values = f"{name.removesuffix('.bin')}-{number}.arrow"
         try:
-            read = arrow_file.decoded(listed.content(values))
+            read = arrow_validate.decode_table(listed.content(values))
             table.upsert(numbers[places], dict(arrow_in.columns_of(read, checked=True)))
         except (Corrupt, SchemaMismatch, IndexError) as error:
             where = directory / values

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.batch import media, tensordicts, tensors, variants
+from dataplane.batch import media, tensordicts, tensors
 from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
 from dataplane.client.tablerows import Rows
@@ -305,7 +305,7 @@ def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Valu
     for name in names:
         rows = [row for each in several for row in each.rows[name]]
         if kinds[name] != OTHER:
-            found[name] = variants.join([(kinds[name], None, tensors.values_of_rows(name, rows))], len(rows))
+            found[name] = values.variants_of([(kinds[name], None, tensors.values_of_rows(name, rows))], len(rows))
             continue
         identity = tuple(map(id, rows))
         if identity not in seen:

@@ -1,36 +1,68 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
-Invariants: a row is returned as it was put, whatever the other rows of the field: a tensor with its dtype and shape, a
-row of a TensorDict as a dict, any other value unchanged (text, numbers, None, lists, dicts, which may contain tensors).
-Tensors that were put dense are returned dense if that is wanted and the requested rows have one shape; otherwise
-nested, of the jagged layout if that can represent them, also if they were put in a NonTensorStack. All other fields are
-returned as a NonTensorStack.
+Invariants: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
+shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors), a row of a TensorDict as
+a dict. Fields of tensors that
+were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
+of the jagged layout where that can hold them, also where they were put in a NonTensorStack; the rest as a
+NonTensorStack.
 
-The kinds, with their names in `dataplane.batch.variants`: tensors put dense, `=even/<dtype>/<dimensions>`, or nested or
-one by one, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the tensors of a dict,
-`.<key>/<dtype>/<dimensions>`, whose keys are in the `=object` row, with None as the value. Dense rows are stored as
-ragged ones, because other puts of the field may have another shape.
+A column whose rows are of several kinds is a struct with a key for each kind, of which a row has one or more. The
+kinds, and their keys: tensors put dense, `=even/<dtype>/<dimensions>`, or nested or one by one,
+`=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the tensors that a dict has,
+`.<key>/<dtype>/<dimensions>`, of which `=object` has the keys, with None, among the dict's others.
+Dense rows are stored as ragged ones are, since other puts of the field may have another shape.
 
-torch and tensordict are imported at their first use.
+Imports torch and tensordict where they are used.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from dataplane.batch import objects, tensordicts, tensors, variants, views
+from dataplane.batch import objects, reading, tensordicts, tensors, views
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.infer import infer
-from dataplane.batch.values import Values, mismatch, mismatch_in
+from dataplane.batch.values import Values, mismatch, mismatch_in, struct
 from dataplane.errors import SchemaMismatch
 
-Part = tuple[str, variants.Flags | None, Values]
+Flags = npt.NDArray[np.bool_]
+Part = tuple[str, Flags | None, Values]
+
+
+class _Variant(NamedTuple):
+    """Rows of one kind: its name, which rows of the column they are, and those rows."""
+
+    name: str
+    present: Flags
+    column: Column
+
+
+def variants_of(parts: Sequence[Part], rows: int) -> Values:
+    """The column of these kinds: the name of each, which rows are of it (None: all), and those rows."""
+    flags = [np.ones(rows, np.bool_) if present is None else present for _, present, _ in parts]
+    return struct([name for name, _, _ in parts], flags, [values for _, _, values in parts], rows)
+
+
+def _variants(column: Column) -> list[_Variant]:
+    """The types of value that the column has, each a column of its own. If all rows have one type, the column is read
+    in place, without a copy."""
+    found = []
+    for name, field in column.field.children:
+        present, rows = reading.presence(column.reading, name, field)
+        if present.any():
+            child = Column.__new__(Column)._bind(
+                f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut
+            )
+            found.append(_Variant(name, present, child))
+    return found
 
 
 def columns(fields: Any, rows: int) -> dict[str, Values]:
@@ -63,7 +95,7 @@ def column(name: str, entry: Any, rows: int) -> Values:
     if parts[0][2].rows != rows:
         expected, found = f"{rows} rows, as the batch", f"{parts[0][2].rows} rows"
         raise mismatch(name, f"{found}, not {expected}", expected=expected, found=found)
-    return variants.join(parts, rows)
+    return variants_of(parts, rows)
 
 
 def _even(name: str, tensor: Any) -> Part:
@@ -120,13 +152,13 @@ def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: b
 
 def field(column: Column, *, dense: bool, copies: objects.Copies | None = None) -> Any:
     """One field: a tensor, or a NonTensorStack. `copies`: shared by fields that are read together."""
-    found = variants.split(column)
+    found = _variants(column)
     if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
         return _tensor(found[0], dense=dense)
     return tensordicts.stacked(_rows(column, found, copies))
 
 
-def _tensor(found: variants.Variant, *, dense: bool) -> Any:
+def _tensor(found: _Variant, *, dense: bool) -> Any:
     """Rows that are all of one kind."""
     own, even = found.column, dense and found.name.startswith("=even")
     if own.field.varying == 1:
@@ -145,7 +177,7 @@ def _tensor(found: variants.Variant, *, dense: bool) -> Any:
     return tensordicts.stacked(rows)
 
 
-def _rows(column: Column, found: Sequence[variants.Variant], copies: objects.Copies | None) -> list[Any]:
+def _rows(column: Column, found: Sequence[_Variant], copies: objects.Copies | None) -> list[Any]:
     """One value a row, of any kind."""
     values: list[Any] = [None] * len(column)
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last

@@ -15,7 +15,7 @@ import numpy as np
 
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.selector import Selector
+from dataplane.batch.rows import Selector
 from dataplane.errors import Misuse, SchemaMismatch
 
 #: What a column was: of the tensors; a NumPy array of numbers; one of text; an object array of dicts of tensors, or

@@ -21,7 +21,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue.metadata import extract_field_schema
 
-from dataplane.batch import non_tensors, tensordicts, tensors, views
+from dataplane.batch import tensordicts, tensors, views
 from dataplane.batch.batch import Column
 from dataplane.batch.objects import Copies
 from dataplane.batch.values import mismatch_in
@@ -80,7 +80,7 @@ def _says_the_same() -> bool:
 def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tuple[Any, bytes]:
     """`seen`: columns of rows that are not one tensor, by the identities of the rows, which the batch keeps alive."""
     if type(entry) is NonTensorStack:
-        return _once(non_tensors.rows_of(entry), seen)
+        return _once(tensordicts.values_of_stack(entry), seen)
     if type(entry) is torch.Tensor or isinstance(entry, torch.Tensor):
         if entry.is_nested or entry.ndim < 2 or entry.layout != torch.strided:
             return entry, TENSOR

@@ -64,7 +64,7 @@ class _Writing:
 
     def page(self, ref: BatchRef, old: Mapping[str, Sequence[bytes | None]]) -> None:
         """Write these rows; in smaller pages if they cannot be read together."""
-        from dataplane.batch import arrow_file  # pyarrow is heavy, and needed only here
+        from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
 
         try:
             batch = with_plane(lambda plane: plane.get(ref, timeout=self._timeout))
@@ -81,7 +81,7 @@ class _Writing:
             else:
                 self.lost += 1
             return
-        table = arrow_file.encoded(batch.to_arrow())
+        table = arrow_validate.encode_table(batch.to_arrow())
         del batch
         self._file.frame(COLUMNS, _encode(old))
         self._file.frame(TABLE, table)
@@ -123,7 +123,7 @@ def read(path: Path, timeout: float) -> dict[bytes, bytes]:
 
 
 def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> None:
-    from dataplane.batch import arrow_file, arrow_in  # as in `page`
+    from dataplane.batch import arrow_in, arrow_validate  # as in `page`
 
     tables = 0
     while True:
@@ -139,7 +139,7 @@ def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> N
             kind, payload = file.frame()
             if kind != TABLE:
                 raise file.corrupt("lacks a table")
-            columns = dict(arrow_in.columns_of(arrow_file.decoded(payload), checked=True))
+            columns = dict(arrow_in.columns_of(arrow_validate.decode_table(payload), checked=True))
             del payload
         except (msgspec.MsgspecError, SchemaMismatch) as error:
             raise file.corrupt(f"holds what is no table of rows: {error}") from error

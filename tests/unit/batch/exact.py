@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import Plan, plan
-from dataplane.batch.layout import check_contents
+from dataplane.batch.columns import LocalMemory, Plan, materialise, plan
+from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 
 
@@ -54,6 +53,11 @@ def filled(planned: Plan) -> np.ndarray[Any, Any]:
     for job in planned.jobs(memory, piece=64):
         job()
     return memory
+
+
+def local_batch(columns: Any) -> Batch:
+    """A copy of the columns in this process's memory."""
+    return materialise(plan(columns))
 
 
 def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = False) -> Piece:

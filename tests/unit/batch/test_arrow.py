@@ -11,10 +11,9 @@ import pytest
 
 from dataplane.batch.arrow import VariableShapeTensorType
 from dataplane.batch.columns import values_of
-from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import column, same
+from tests.unit.batch.exact import column, local_batch, same
 
 _DTYPES = [
     *("bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"),

@@ -5,8 +5,7 @@ import sys
 
 import numpy as np
 
-from dataplane.batch.local import local_batch
-from tests.unit.batch.exact import batch_of
+from tests.unit.batch.exact import batch_of, local_batch
 
 
 def test_a_batch_is_rows_of_named_columns() -> None:
@@ -28,15 +27,15 @@ def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None
 import sys
 import dataplane.batch.layout
 assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
-import dataplane.batch.batch, dataplane.batch.columns, dataplane.batch.local
+import dataplane.batch.batch, dataplane.batch.columns
 import numpy as np
-batch = dataplane.batch.local.local_batch(
+batch = dataplane.batch.columns.materialise(dataplane.batch.columns.plan(
     {
         "x": np.zeros(3), "t": ["a", "b", "c"], "r": [[1], [], [2]], "o": [None, 1, (2,)],
         "s": [{"a": np.ones(2)}, {}, {}],
     },
     dedupe=["t"],
-)
+))
 for column in batch.values():
     column.numpy(), column.to_list(), column.nbytes
 assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dataplane.batch.columns import plan
-from dataplane.batch.layout import check_contents
+from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.local import aligned_bytes
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same

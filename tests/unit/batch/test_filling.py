@@ -13,9 +13,9 @@ import torch
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.filling import jobs
-from dataplane.batch.local import local_batch
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from tests.cases import each_case
+from tests.unit.batch.exact import local_batch
 
 DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
 RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.rows import Rows
-from dataplane.batch.schema import merge_fields
 from dataplane.errors import Corrupt
 from tests.unit.batch.exact import piece, rows_as, same
 

@@ -1,5 +1,9 @@
+"""TensorDicts in and out."""
+
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -7,9 +11,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane.batch import tensordicts
-from dataplane.batch.local import local_batch
 from tests.cases import each_case
-from tests.unit.batch.exact import same
+from tests.unit.batch.exact import local_batch, same
 
 
 def _entries() -> dict[str, Any]:
@@ -95,3 +98,43 @@ def test_what_no_tensor_holds_exactly_is_a_stack_of_values(rows: list[object]) -
     whole = tensordicts.stacked(rows)
     assert isinstance(whole, NonTensorStack)
     assert same(whole.tolist(), rows)
+
+
+_VALUES: list[Any] = [None, 1, "a", {"a": [1]}, [1, 2], (1,), torch.ones(2), b"x"]
+
+
+def theirs(values: list[Any]) -> Any:
+    return NonTensorStack(*map(NonTensorData, values))
+
+
+def attributes(value: Any) -> Any:
+    """Everything that an object has, and what is in it, but for values."""
+    if isinstance(value, list):
+        return [attributes(each) for each in value]
+    if not hasattr(value, "__dict__") or isinstance(value, torch.Tensor | type):
+        return type(value)
+    return type(value), {
+        name: sorted(own.items(), key=repr) if name == "_non_tensordict" else attributes(own)
+        for name, own in vars(value).items()
+    }
+
+
+@each_case("count", [0, 1, 2, 8])
+def test_a_stack_has_what_tensordicts_own_has(count: int) -> None:
+    values = _VALUES[:count]
+    made, expected = tensordicts.stack_of(values), theirs(values)
+    assert type(made) is type(expected)
+    assert made.batch_size == expected.batch_size == torch.Size([count])
+    assert attributes(made) == attributes(expected)
+    assert all(a is b for a, b in zip(made.tolist(), values, strict=True) if not isinstance(b, list))
+
+
+def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
+    made = TensorDict({"x": tensordicts.stack_of(list(range(6)))}, batch_size=[6])
+    assert [part["x"].tolist() for part in made.chunk(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert made[torch.tensor([3, 1])]["x"].tolist() == [3, 1]
+    assert torch.cat([made, made[:1]])["x"].tolist() == [*range(6), 0]
+    assert pickle.loads(pickle.dumps(made))["x"].tolist() == copy.deepcopy(made)["x"].tolist() == list(range(6))
+    made.lock_()
+    assert made.get("x").is_locked
+    made.unlock_()

@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 import torch
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.local import local_batch
 from dataplane.device.memory import bytes_tensor, lent
 from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import local_batch
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.local import local_batch
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.recording import Manifest, Reader, RowNames, Writer
 from tests.cases import each_case
+from tests.unit.batch.exact import local_batch
 
 BATCHES, ROWS = 4, 3
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dataplane.batch.concat import joined
 from dataplane.batch.field import Field
-from dataplane.batch.joined import joined
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r

@@ -12,12 +12,11 @@ from hypothesis import given
 
 from dataplane.batch import cuts, slicing, stretches
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.columns import plan
+from dataplane.batch.columns import LocalMemory, plan
 from dataplane.batch.concat import concat
-from dataplane.batch.layout import ShardLayout, check_contents
-from dataplane.batch.local import LocalMemory, aligned_bytes
-from dataplane.batch.narrowing import narrowed
+from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.pieces import opened
+from dataplane.batch.put_options import narrowed
 from dataplane.batch.ref import BatchRef, frame_of
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch

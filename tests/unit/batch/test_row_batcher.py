@@ -1,4 +1,4 @@
-"""Rows gathered as they come: each comes out as it would by itself, and what is refused leaves nothing behind."""
+"""Rows that came one by one, joined or written into one memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,32 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import gathering
-from dataplane.batch.columns import columns_of
-from dataplane.batch.gathering import Gathered
+from dataplane.batch import row_batcher
+from dataplane.batch.columns import columns_of, values_of
+from dataplane.batch.row_batcher import RowMemory, joined, owned
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 
-pytestmark = pytest.mark.skipif(gathering._write is None, reason="the extension was not built: no C compiler")
+_LISTS = st.lists(st.integers(-9, 9), max_size=4)
+_KINDS: list[st.SearchStrategy[list[Any]]] = [
+    st.lists(_LISTS.filter(len), min_size=1, max_size=3),
+    st.lists(st.text("abcé", max_size=3), min_size=1, max_size=3),
+    st.lists(st.binary(max_size=3), min_size=1, max_size=3),
+    st.lists(st.floats(allow_nan=False), min_size=1, max_size=3),
+    st.lists(st.fixed_dictionaries({"a": st.integers(0, 9)}, optional={}), min_size=1, max_size=3),
+    st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3))), min_size=1, max_size=3),
+]
+
+
+@given(st.one_of(*[st.lists(kind, min_size=1, max_size=5) for kind in _KINDS]))
+def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[Any]]) -> None:
+    values = [owned(values_of("x", rows)) for rows in several]
+    if any(each.index is not None or each.field != values[0].field for each in values):
+        return
+    assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
+
+
+needs_extension = pytest.mark.skipif(row_batcher._write is None, reason="the extension was not built: no C compiler")
 
 _INTS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -30,19 +49,20 @@ def rows(draw: st.DrawFn) -> dict[str, Any]:
     return {"ids": ids, "logp": logp, "array": array[:, ::-1] if draw(st.booleans()) else array}
 
 
-def of(columns: dict[str, Any]) -> Gathered:
-    gathered = Gathered.of([(name, values.field) for name, values in columns_of(columns)])
+def of(columns: dict[str, Any]) -> RowMemory:
+    gathered = RowMemory.of([(name, values.field) for name, values in columns_of(columns)])
     assert gathered is not None
     return gathered
 
 
-def listed(gathered: Gathered, start: int, stop: int) -> dict[str, list[Any]]:
+def listed(gathered: RowMemory, start: int, stop: int) -> dict[str, list[Any]]:
     return {name: column(values).to_list() for name, values in gathered.columns(start, stop).items()}
 
 
 _ONE = {"ids": [[1, 2]], "logp": [[0.5]], "array": np.zeros((1, 2, 2), np.int64)}
 
 
+@needs_extension
 @given(st.lists(rows(), min_size=1, max_size=8), st.data())
 def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.DataObject) -> None:
     gathered = of(_ONE)
@@ -95,21 +115,22 @@ def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
     assert listed(gathered, 0, 2)["ids"] == [[1, 2], [1, 2]]
 
 
+@needs_extension
 @each_case(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
 def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
-    assert gathering._write is not None
-    assert gathering._copy is not None
+    assert row_batcher._write is not None
+    assert row_batcher._copy is not None
     memory = bytearray(b"\xaa" * 16)
     if error is not None:
         with pytest.raises(error):
-            gathering._write([[1]], memory, at, False)
+            row_batcher._write([[1]], memory, at, False)
         with pytest.raises(error):
-            gathering._copy(np.ones(1, np.int64), memory, at)
+            row_batcher._copy(np.ones(1, np.int64), memory, at)
     elif at == 9:  # seven bytes are left
-        assert gathering._write([[1]], memory, at, False) is None
+        assert row_batcher._write([[1]], memory, at, False) is None
         with pytest.raises(ValueError, match="not in the memory"):
-            gathering._copy(np.ones(1, np.int64), memory, at)
+            row_batcher._copy(np.ones(1, np.int64), memory, at)
     else:
-        assert gathering._write([[1], []], memory, at, False) == (1, 0)
+        assert row_batcher._write([[1], []], memory, at, False) == (1, 0)
     assert memory[:8] == b"\xaa" * 8
     assert (memory[8:] == b"\xaa" * 8) == (at != 8)

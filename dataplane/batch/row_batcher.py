@@ -1,24 +1,28 @@
-"""Rows that came one by one, written one behind another as they come, in memory that is used again.
+"""Rows that came one by one, as the columns of one block.
 
-A row of an agent is a few arrays and lists of numbers. To keep a copy of each and to join thousands of copies takes
-twice as long as to write each byte once, where it stays; and new memory for each block is a page fault for each row.
+Rows of one schema are either written one behind another as they come, in memory that is used again (`RowMemory`), or
+kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers: to keep a
+copy of each and to join thousands of copies takes twice as long as to write each byte once, where it stays; and new
+memory for each block is a page fault for each row.
 
-Invariants: nothing is converted. A row that is taken is of the form's names, types and shapes, so that it comes
-out as it would by itself; one that is refused leaves nothing behind.
+Invariants: nothing is converted. Columns go together where their fields are equal, so that every row comes out as it
+would by itself; a row that is refused leaves nothing behind. What was taken may be changed by who gave it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
 from dataplane.batch.infer import FLOATS, INTS
-from dataplane.batch.values import Values, dense, ragged_run
+from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.row_sources import Rectangle, RowSource, Run
+from dataplane.batch.values import Values, bounds_of, dense, ragged_run
 
 _write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
 _copy: Callable[[Any, bytearray, int], None] | None
@@ -31,26 +35,83 @@ except ImportError:  # there was no C compiler
 _LEAST = 16 << 10  # bytes of memory for a column
 
 
-class _Column(Protocol):
-    """One column, of which so many `rows` were taken, in so many bytes."""
+class RowSchema:
+    """Columns of these names and fields."""
 
-    rows: int
-    nbytes: int
+    def __init__(self, columns: Sequence[tuple[str, Values]]) -> None:
+        self._fields = [(name, values.field) for name, values in columns]
+        self.alone = any(_indexed(values) for _, values in columns)
+        """Whether its rows can not be joined with others."""
+        self.simple = not self.alone and self.gathered() is not None
+        """Whether rows can be `gathered` as they come."""
 
-    def take(self, given: Any) -> int:
-        """Take rows, if they are seen at once to be alike; how many."""
+    def gathered(self) -> RowMemory | None:
+        """Memory for such rows, if it is simple."""
+        return RowMemory.of(self._fields)
 
-    def cut(self, rows: int) -> None:
-        """Forget all but the first rows."""
+    def joined(self, several: Sequence[Sequence[Values]]) -> Mapping[str, Values]:
+        """The columns of all rows."""
+        parts = zip(*several, strict=True)
+        return {name: joined(of) for (name, _), of in zip(self._fields, parts, strict=True)}
 
-    def values(self, start: int, stop: int) -> Values:
-        """These rows, in place."""
+
+def _indexed(values: Values) -> bool:
+    return values.index is not None or any(_indexed(child) for child in values.children)
 
 
-class Gathered:
+def owned(values: Values) -> Values:
+    """The same values in memory of their own."""
+    data = values.data
+    if data is not None:
+        data = _source(values.field, values.rows, data.copied(), values.offsets)
+    children = tuple(map(owned, values.children)) if values.children else ()
+    return Values(
+        values.field, values.rows, data, values.offsets, values.shapes, values.presence, children, values.index
+    )
+
+
+def joined(several: Sequence[Values]) -> Values:
+    """One column of all rows. The fields of all are equal, and none has an index (`Values.index`)."""
+    first = several[0]
+    if len(several) == 1:
+        return first
+    rows, data, offsets, shapes = sum([values.rows for values in several]), None, None, None
+    if first.offsets is not None:
+        offsets = _offsets([values.offsets for values in several if values.offsets is not None])
+    if first.shapes is not None:
+        shapes = np.concatenate([values.shapes for values in several if values.shapes is not None])
+    if first.data is not None:
+        runs = [values.data.run() for values in several if values.data is not None]
+        data = _source(first.field, rows, np.concatenate(runs), offsets)
+    presence = [np.concatenate(flags) for flags in zip(*[values.presence for values in several], strict=True)]
+    children = [joined(of) for of in zip(*[values.children for values in several], strict=True)]
+    return Values(first.field, rows, data, offsets, shapes, tuple(presence), tuple(children))
+
+
+def _offsets(several: Sequence[Index]) -> Index:
+    """The offsets of the rows of several columns, one behind another."""
+    if len(several) == 1:
+        return several[0]
+    counts = [len(each) - 1 for each in several]
+    offsets = np.zeros(sum(counts) + 1, np.int64)
+    np.concatenate([each[1:] for each in several], out=offsets[1:])
+    bases = np.cumsum([each[-1] for each in several[:-1]])
+    offsets[1 + counts[0] :] += np.repeat(bases, counts[1:])
+    return offsets
+
+
+def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:
+    """Rows that lie one behind another."""
+    if offsets is not None:
+        return Run(data, bounds_of(field, offsets))
+    shape = [dimension for dimension in field.shape if dimension is not None]
+    return Rectangle(data.view(storage(field.dtype)).reshape(rows, *shape))
+
+
+class RowMemory:
     """Rows of columns of these names and fields."""
 
-    def __init__(self, columns: Sequence[tuple[str, _Column]]) -> None:
+    def __init__(self, columns: Sequence[tuple[str, _DenseMemory | _NumbersMemory]]) -> None:
         self._names = tuple([name for name, _ in columns])
         self._columns = [column for _, column in columns]
         self.rows = 0
@@ -59,9 +120,9 @@ class Gathered:
         """The bytes of their values."""
 
     @classmethod
-    def of(cls, fields: Sequence[tuple[str, Field]]) -> Gathered | None:
+    def of(cls, fields: Sequence[tuple[str, Field]]) -> RowMemory | None:
         """None where some column is more than an array or lists of numbers."""
-        columns = [(name, _column(field)) for name, field in fields]
+        columns = [(name, _column_memory(field)) for name, field in fields]
         found = [(name, column) for name, column in columns if column is not None]
         return cls(found) if found and len(found) == len(columns) else None
 
@@ -96,14 +157,14 @@ class Gathered:
         self.rows, self.nbytes = rows, sum([column.nbytes for column in self._columns])
 
 
-def _column(field: Field) -> _Column | None:
+def _column_memory(field: Field) -> _DenseMemory | _NumbersMemory | None:
     if field.kind == "dense" and not is_bits(field.dtype):
-        return _Dense(field)
-    return _Numbers(field == FLOATS) if field in (INTS, FLOATS) and _write is not None else None
+        return _DenseMemory(field)
+    return _NumbersMemory(field == FLOATS) if field in (INTS, FLOATS) and _write is not None else None
 
 
-class _Dense:
-    """Arrays of one dtype, whose rows have one shape."""
+class _DenseMemory:
+    """One column of arrays of one dtype, whose rows have one shape: so many `rows`, in so many bytes."""
 
     def __init__(self, field: Field) -> None:
         self.rows = self.nbytes = 0
@@ -115,6 +176,7 @@ class _Dense:
         self._copies = _copy if self._dtype.kind in "biufc" else None  # of others NumPy shows no buffer
 
     def take(self, given: Any) -> int:
+        """Take rows, if they are seen at once to be alike; how many."""
         if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
             return 0
         rows = 1
@@ -139,15 +201,17 @@ class _Dense:
         return rows
 
     def cut(self, rows: int) -> None:
+        """Forget all but the first rows."""
         self.rows, self.nbytes = rows, rows * self._unit
 
     def values(self, start: int, stop: int) -> Values:
+        """These rows, in place."""
         taken = np.frombuffer(self._memory, np.uint8, (stop - start) * self._unit, start * self._unit)
         return dense("", taken.view(self._dtype).reshape(stop - start, *self._shape))
 
 
-class _Numbers:
-    """Lists of ints, or of floats."""
+class _NumbersMemory:
+    """One column of lists of ints, or of floats: as `_DenseMemory`."""
 
     def __init__(self, floats: bool) -> None:
         self.rows = self.nbytes = 0

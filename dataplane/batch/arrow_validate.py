@@ -1,11 +1,13 @@
-"""Arrow values of others, validated in full, once, before anybody follows what is in them.
+"""Arrow values of others, validated in full, once, before anybody follows what is in them; and tables in files.
 
 Offsets, indexes, run ends, type ids, null counts and UTF-8 of an Arrow array are what its maker says, and pyarrow
 believes them: a false offset ends the process. So what comes from a caller, a file or another process comes through
 here first. Numbers cost nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
 
 Invariants: `check` looks at the rows of the array alone, whatever it is a slice of; what passes can be followed
-by any code. What is in the array must not change afterwards: it is the caller's, as in every put.
+by any code. What is in the array must not change afterwards: it is the caller's, as in every put. A table of a file is
+of the types that `arrow_out` writes and no others: some types cost no bytes, as 2^60 nulls, or lists of no elements,
+and are a value each as soon as somebody looks at them.
 
 Rejected: `validate(full=True)` of the whole. Of a slice of structs or lists it validates all that the slice was cut
 from: a table that is put in a thousand slices would be validated a thousand times.
@@ -18,7 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from dataplane.batch.arrow import VARIABLE
 from dataplane.batch.values import mismatch
+from dataplane.errors import Corrupt, DataplaneError
 
 
 def check(column: str, array: Any) -> None:
@@ -73,3 +77,55 @@ def _inside(array: Any) -> Iterator[Any]:
         offsets = array.offsets
         first, last = offsets[0].as_py(), offsets[len(offsets) - 1].as_py()
         yield array.values.slice(first, last - first)
+
+
+def encode_table(table: Any) -> Any:
+    """The table as an Arrow IPC stream: a buffer."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def decode_table(data: bytes) -> Any:
+    """The table that `encode_table` gave. Raises Corrupt for anything else."""
+    try:
+        with pa.ipc.open_stream(data) as stream:
+            _check_types(stream.schema)
+            table = stream.read_all()
+        table.validate()
+        for field, column in zip(table.schema, table.columns, strict=True):
+            check(field.name, column)
+    except DataplaneError as error:
+        raise Corrupt(f"a table that was not written so: {error}") from error
+    except Exception as error:  # the boundary: bytes of a file, of which pyarrow raises as it pleases
+        raise Corrupt(f"a table that is none: {error}") from error
+    return table
+
+
+def _check_types(schema: Any) -> None:
+    for field in schema:
+        if not _is_column(field.type):
+            raise Corrupt(f"column {field.name!r} is of the type {field.type}, which no table of ours has")
+
+
+def _is_column(kind: Any) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = kind.storage_type
+        if kind.extension_name == VARIABLE:
+            return bool(pa.types.is_primitive(stored.field(0).type.value_type) and _is_items(stored.field(1).type))
+        return kind.extension_name == "arrow.fixed_shape_tensor" and _is_items(stored)
+    if pa.types.is_struct(kind):
+        return all(_is_column(child.type) for child in kind)
+    if pa.types.is_large_list(kind):
+        return _is_items(kind.value_type)
+    return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or _is_items(kind)
+
+
+def _is_items(kind: Any) -> bool:
+    """Numbers, or lists of a fixed size of them, which have elements."""
+    while pa.types.is_fixed_size_list(kind):
+        if kind.list_size < 1:
+            return False
+        kind = kind.value_type
+    return bool(pa.types.is_primitive(kind))

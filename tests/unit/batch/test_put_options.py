@@ -12,7 +12,7 @@ from hypothesis import given
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.dtypes import INTEGERS, storage
 from dataplane.batch.field import Field
-from dataplane.batch.narrowing import narrowed
+from dataplane.batch.put_options import narrowed
 from dataplane.batch.rows import Rows
 from tests.unit.batch.exact import piece, same
 
