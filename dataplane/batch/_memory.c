@@ -1,4 +1,4 @@
-/* Joins buffers into one place, past the caches; and says which are equal. Both at the pace of memory.
+/* Joins buffers into one place, past the caches, at the pace of memory.
  *
  * A copy of more bytes than the caches hold is bound by memory. An ordinary store first reads the line that it
  * overwrites; a non-temporal one does not, so a copy moves two bytes over the bus for each and not three. The C
@@ -6,11 +6,8 @@
  * large processors): tensors of tens of MiB, and rows of some KiB that are joined, never get there. What is
  * written here goes to other processes, so that it is not left in this one's caches is no loss.
  *
- * Bytes that are read once in order, by `memcmp` or a hash, come at 17 GB/s to two cores here; several pages at a
- * time, at 21 to 24: a core waits for few lines at once, and what it fetches ahead by itself ends with the page.
- *
  * What always holds: nothing is written unless all sources together are as many bytes as the target; the
- * interpreter's lock is not held while bytes are moved or compared.
+ * interpreter's lock is not held while bytes are moved.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -56,36 +53,10 @@ static void stream(char *to, const char *from, size_t count)
 }
 
 static void settle(void) { _mm_sfence(); } /* before anybody is told that the bytes are there */
-
-static inline __m128i unlike_line(const char *a, const char *b)
-{
-    __m128i first = _mm_or_si128(_mm_xor_si128(load(a), load(b)), _mm_xor_si128(load(a + 16), load(b + 16)));
-    __m128i last = _mm_or_si128(_mm_xor_si128(load(a + 32), load(b + 32)), _mm_xor_si128(load(a + 48), load(b + 48)));
-    return _mm_or_si128(first, last);
-}
-
-/* `a` is in the caches already. */
-static int differ(const char *a, const char *b, size_t count)
-{
-    for (; count >= WAYS * PAGE; a += WAYS * PAGE, b += WAYS * PAGE, count -= WAYS * PAGE) {
-        __m128i unlike = _mm_setzero_si128();
-        for (size_t at = 0; at < PAGE; at += LINE)
-            for (size_t way = at; way < WAYS * PAGE; way += PAGE) {
-                _mm_prefetch(b + way + AHEAD, _MM_HINT_T0);
-                unlike = _mm_or_si128(unlike, unlike_line(a + way, b + way));
-            }
-        if (_mm_movemask_epi8(_mm_cmpeq_epi8(unlike, _mm_setzero_si128())) != 0xffff)
-            return 1;
-    }
-    return memcmp(a, b, count) != 0;
-}
 #else
 static void stream(char *to, const char *from, size_t count) { memcpy(to, from, count); }
 static void settle(void) {}
-static int differ(const char *a, const char *b, size_t count) { return memcmp(a, b, count) != 0; }
 #endif
-
-enum { BLOCK = 256 << 10 }; /* of the first row, which stays in a core's own cache while others are compared with it */
 
 static void release(Py_buffer *views, Py_ssize_t count)
 {
@@ -146,53 +117,10 @@ static PyObject *join(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *equal(PyObject *self, PyObject *args)
-{
-    PyObject *rows, *found = NULL;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "O!:equal", &PyTuple_Type, &rows))
-        return NULL;
-    Py_ssize_t count = PyTuple_Size(rows);
-    Py_buffer *views = acquire(rows, count);
-    char *unlike = PyMem_Calloc(count ? count : 1, 1);
-    if (!views || !unlike) {
-        if (!unlike)
-            PyErr_NoMemory();
-        goto done;
-    }
-    for (Py_ssize_t i = 1; i < count; i++)
-        if (views[i].len != views[0].len) {
-            PyErr_Format(PyExc_ValueError, "rows of %zd and of %zd bytes", views[0].len, views[i].len);
-            goto done;
-        }
-    if (count) {
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t at = 0; at < views[0].len; at += BLOCK) {
-            size_t some = (size_t)(views[0].len - at < BLOCK ? views[0].len - at : BLOCK);
-            for (Py_ssize_t i = 1; i < count; i++)
-                if (!unlike[i])
-                    unlike[i] = (char)differ((const char *)views[0].buf + at, (const char *)views[i].buf + at, some);
-        }
-        Py_END_ALLOW_THREADS
-    }
-    found = PyList_New(count);
-    for (Py_ssize_t i = 0; found && i < count; i++)
-        if (PyList_SetItem(found, i, PyBool_FromLong(!unlike[i])) < 0)
-            Py_CLEAR(found);
-done:
-    PyMem_Free(unlike);
-    if (views)
-        release(views, count);
-    return found;
-}
-
 static PyMethodDef methods[] = {
     {"join", join, METH_VARARGS,
      "join(target, sources)\n--\n\n"
      "Write the bytes of all buffers of a tuple, one behind another, into a writable buffer."},
-    {"equal", equal, METH_VARARGS,
-     "equal(rows)\n--\n\n"
-     "For each buffer of a tuple, all as long, whether it has the bytes of the first."},
     {NULL, NULL, 0, NULL},
 };
 

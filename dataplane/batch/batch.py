@@ -47,25 +47,18 @@ class Column:
         self._bind(name, field, selections, order)
 
     @classmethod
-    def of(cls, name: str, field: Field, selections: Sequence[Selection], order: Index | None = None) -> Column:
-        """The column of rows that are opened already. Raises Corrupt as the constructor does."""
-        count = sum(len(selection.rows) for selection in selections)
-        _check_order(name, order, count)
-        return cls.__new__(cls)._bind(name, field, tuple(selections), order)
-
-    @classmethod
-    def _of_cut(
-        cls, name: str, field: Field, selections: Sequence[Selection], order: Index | None, cut: cuts.Cut
+    def of(
+        cls,
+        name: str,
+        field: Field,
+        selections: Sequence[Selection],
+        order: Index | None = None,
+        cut: cuts.Cut = cuts.NOTHING,
     ) -> Column:
-        """As `of`, of what a cut leaves of each row."""
-        count = sum(len(selection.rows) for selection in selections)
-        _check_order(name, order, count)
-        return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut=cut)
-
-    @classmethod
-    def one(cls, name: str, field: Field, selection: Selection) -> Column:
-        """The column of rows of one piece, which was opened already."""
-        return cls.__new__(cls)._bind(name, field, (selection,), None, len(selection.rows))
+        """The column of rows that are opened already, or of what a cut leaves of each. Raises Corrupt as `Column`."""
+        if order is not None:
+            _check_order(name, order, sum(len(selection.rows) for selection in selections))
+        return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut)
 
     def _bind(
         self,
@@ -73,7 +66,6 @@ class Column:
         field: Field,
         selections: tuple[Selection, ...],
         order: Index | None,
-        rows: int | None = None,
         cut: cuts.Cut = cuts.NOTHING,
     ) -> Column:
         self._cut = cut
@@ -81,9 +73,7 @@ class Column:
         self.field = field
         self._selections = selections
         self._order = order
-        if rows is None:
-            rows = sum([len(selection.rows) for selection in selections]) if order is None else len(order)
-        self._rows = rows
+        self._rows = sum([len(selection.rows) for selection in selections]) if order is None else len(order)
         self._device: Any = None
         return self
 
@@ -146,7 +136,7 @@ class Column:
         if not present.all():
             row = int(np.argmin(present))
             raise mismatch(name, "not every row has it: use to_list()", row=row, expected="a value", found="none")
-        return Column.__new__(Column)._bind(name, keys[key], selections, order, cut=self._cut)._on(self._device)
+        return self._derived(selections, order, self._cut, name=name, field=keys[key])
 
     def numpy(self) -> Any:
         """Read-only arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
@@ -165,11 +155,10 @@ class Column:
         the device's current stream waits. Text, bytes and objects, and what `numpy()` gives, stay on the host.
         "cpu": the tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
         found = device_of(device)
-        column = Column.__new__(Column)._bind(self.name, self.field, self._selections, self._order, cut=self._cut)
-        if found.type != "cpu":
-            column._device = found
-            if self.field.kind in ("dense", "ragged", "struct"):
-                _ = column._tensor
+        column = self._derived(self._selections, self._order, self._cut)
+        column._device = None if found.type == "cpu" else found
+        if column._device is not None and self.field.kind in ("dense", "ragged", "struct"):
+            _ = column._tensor
         return column
 
     @property
@@ -181,8 +170,7 @@ class Column:
         """The same rows in the dtypes in which they are stored, if those are narrower (`put(narrow=...)`), not
         copied if they are contiguous; of rows that are stored in several dtypes, in the narrowest that holds all."""
         field = narrowest(self.field, [stored for stored, _ in self._selections])
-        order, cut = self._order, self._cut
-        return Column.__new__(Column)._bind(self.name, field, self._selections, order, cut=cut)._on(self._device)
+        return self._derived(self._selections, self._order, self._cut, field=field)
 
     @property
     def device(self) -> str:
@@ -259,9 +247,19 @@ class Column:
         offsets, shapes = reading.tables(self.reading, self.field)
         return np.diff(offsets) if shapes is None else shapes[:, 0]
 
-    def _on(self, device: Any) -> Column:
-        self._device = device
-        return self
+    def _derived(
+        self,
+        selections: tuple[Selection, ...],
+        order: Index | None,
+        cut: cuts.Cut,
+        *,
+        name: str = "",
+        field: Field | None = None,
+    ) -> Column:
+        """Other rows, on the same device."""
+        column = Column.__new__(Column)._bind(name or self.name, field or self.field, selections, order, cut)
+        column._device = self._device
+        return column
 
     @cached_property
     def reading(self) -> Reading:
@@ -274,11 +272,10 @@ class Column:
 
     def _slice(self, rows: range) -> Column:
         """The rows at these positions, which share the pieces and so their memory."""
-        column = Column.__new__(Column)
         cut = cuts.take(self._cut, _positions(rows)) if self._cut else self._cut
         if self._order is not None:
             chosen = self._order[_positions(rows)]
-            return column._bind(self.name, self.field, self._selections, chosen, cut=cut)._on(self._device)
+            return self._derived(self._selections, chosen, cut)
         selections, start = [], 0
         for stored, own in self._selections:
             # The positions of the range that fall into this piece, as a range of its rows.
@@ -288,16 +285,13 @@ class Column:
                 positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(_positions(inside))
                 selections.append(Selection(stored, own.take(positions)))
         selections = selections if rows.step > 0 else selections[::-1]
-        return column._bind(self.name, self.field, tuple(selections), None, cut=cut)._on(self._device)
+        return self._derived(tuple(selections), None, cut)
 
 
 def taken(column: Column, positions: Index) -> Column:
     """The column of the rows at these positions, none of them negative. IndexError beyond the end."""
-    selections, order = column._selections, column._order
-    if order is None:
-        order = np.arange(sum(len(own) for _, own in selections))
-    cut = cuts.take(column._cut, positions)
-    return Column._of_cut(column.name, column.field, selections, order[positions], cut)._on(column._device)
+    order = np.arange(len(column)) if column._order is None else column._order
+    return column._derived(column._selections, order[positions], cuts.take(column._cut, positions))
 
 
 def _positions(rows: range) -> Index:

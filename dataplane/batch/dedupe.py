@@ -1,8 +1,8 @@
 """Which rows of a column are equal, by content.
 
 A row is its dtype, shape and bytes. Rows that are the same memory, as the same image given for each of a prompt's
-responses, are one row. Small rows are equal where the xxh3-128 of those is. Large ones that look alike at a few places
-are compared with the first of them: to read them takes all of the time, and `copying.equal` reads faster than a hash.
+responses, are one row. Others are equal where the xxh3-128 of those is. To read large rows takes all of the time, so
+only those are hashed that look like another at a few places.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from dataplane.batch.layout import Index
-from dataplane.batch.row_sources import RowSource, equal
+from dataplane.batch.row_sources import RowSource
 from dataplane.batch.values import Values
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -51,30 +50,14 @@ def digests(values: Values, each: Each = map) -> Sequence[bytes]:
 
 
 def _keys(values: Values, each: Each) -> Sequence[Hashable]:
-    """Equal for equal rows. A large row is compared with the first that looks like it, and hashed if it differs."""
+    """Equal for equal rows. Large rows that look like no other are not hashed."""
     source = values.data
     if source is None or source.nbytes < _LARGE_ROW * values.rows or not source.in_place:
         return digests(values, each)
     rows, places = _memories(source, values.rows)
-    groups = [group for group in _alike(values, source, rows) if len(group) > 1]
-    known: dict[int, Hashable] = {}
-    differ: list[int] = []
-    for group, same in zip(groups, _compared(source, groups, each), strict=True):
-        known |= dict.fromkeys(np.array(group)[same].tolist(), group[0])
-        differ += np.array(group)[~same].tolist()
-    known |= zip(differ, _hashed(values, source, differ, each), strict=True)
+    several = [i for group in _alike(values, source, rows) if len(group) > 1 for i in group]
+    known = dict(zip(several, _hashed(values, source, several, each), strict=True))
     return [known.get(rows[place], rows[place]) for place in places]
-
-
-def _compared(source: RowSource, groups: Sequence[Sequence[int]], each: Each) -> list[npt.NDArray[np.bool_]]:
-    """For each row of each group, whether it has the bytes of the group's first."""
-    views = [[memoryview(source.row(i)) for i in group] for group in groups]
-    chunks = [(k, at) for k, (first, *_) in enumerate(views) for at in range(0, len(first), _CHUNK)]
-    same = [np.ones(len(group), np.bool_) for group in groups]
-    found = each(lambda chunk: equal([view[chunk[1] : chunk[1] + _CHUNK] for view in views[chunk[0]]]), chunks)
-    for (k, _), flags in zip(chunks, found, strict=True):
-        same[k] &= flags
-    return same
 
 
 def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[list[int]]:

@@ -33,12 +33,10 @@ _SMALL_ROW = 1024  # below this many bytes a row, joining byte strings beats an 
 _STREAMED = 4 << 20  # bytes from which on a copy goes past the caches: about what a core has of its own
 
 _join: Callable[[Bytes, tuple[Any, ...]], None] | None
-_equal: Callable[[tuple[Any, ...]], list[bool]] | None
 try:
-    from dataplane.batch._memory import equal as _equal
     from dataplane.batch._memory import join as _join
 except ImportError:  # there was no C compiler
-    _join = _equal = None
+    _join = None
 
 
 def copy(target: Bytes, source: Bytes) -> None:
@@ -61,14 +59,6 @@ def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int,
         np.concatenate([row.reshape(-1) for row in rows], out=into)
     else:
         np.concatenate(rows, out=into.reshape(-1, *item_shape))
-
-
-def equal(rows: Sequence[Any]) -> list[bool]:
-    """Of each of these buffers, all as long, whether it has the bytes of the first."""
-    if _equal is not None:
-        return _equal(tuple(rows))
-    first = np.frombuffer(rows[0], np.uint8)
-    return [True, *(np.array_equal(first, np.frombuffer(row, np.uint8)) for row in rows[1:])]
 
 
 def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:

@@ -80,11 +80,10 @@ def values_of(column: str, tensor: Tensor) -> Values:
 
 
 def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
-    """Tensors of one dtype: dense where they are 0-d, else ragged. Raises SchemaMismatch naming the first other."""
+    """Tensors of one dtype and number of dimensions: dense where they are 0-d, else ragged. Raises SchemaMismatch."""
     arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
     if arrays is None:
         rows = [_plain(column, row, i)[0] for i, row in enumerate(rows)]
-        check_alike(column, [(str(row.dtype)[6:], row.ndim) for row in rows])
         if rows[0].ndim and any(row.device.type != "cpu" for row in rows):
             shapes = [tuple(row.shape) for row in rows]
             head = ragged(column, name, shapes, leading(shapes))
@@ -94,8 +93,6 @@ def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
             joined = _Joined(rows, bounds_of(head.field, head.offsets), item_shape, name, mark)
             return msgspec.structs.replace(head, data=joined)
         arrays = [_bits(row.cpu(), name) for row in rows]
-    if len({(array.dtype, array.ndim) for array in arrays}) > 1:
-        check_alike(column, [(str(row.dtype)[6:], row.ndim) for row in rows])
     if not arrays[0].ndim:
         return dense(column, np.array(arrays, storage(name)), name)
     return ragged_rows(column, name, arrays)
@@ -110,9 +107,8 @@ def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
     torch = _torch()
     if not set(map(type, rows)) <= {torch.Tensor, torch.nn.Parameter}:
         return None
-    dtypes = {row.dtype for row in rows}
     name = str(rows[0].dtype)[6:]
-    if (name in BITS and len(dtypes) > 1) or not _known(name):
+    if not _known(name):
         return None
     try:
         return [row.numpy() for row in rows] if name not in BITS else [_bits(row, name) for row in rows]
@@ -129,15 +125,6 @@ def alike(rows: Sequence[Any]) -> bool:
         return False
     looks = {(row.dtype, row.ndim, row.layout, row.is_nested) for row in rows}
     return len(looks) == 1 and rows[0].layout == torch.strided and not rows[0].is_nested
-
-
-def check_alike(column: str, looks: Sequence[tuple[str, int]]) -> None:
-    """Raises SchemaMismatch where (dtype, number of dimensions) are not the same in all rows."""
-    for i, look in enumerate(looks):
-        if look != looks[0]:
-            (dtype, ndim), (other, dims) = looks[0], look
-            expected, found = f"{dtype} with {ndim} dimensions", f"{other} with {dims} dimensions"
-            raise mismatch(column, f"{found}, rows before it are {expected}", row=i, expected=expected, found=found)
 
 
 def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:

@@ -97,7 +97,7 @@ def _joined_column(column: Column, bounds: Index, cut: Cut) -> Column:
         shapes[:, 0] = np.add.reduceat(items.shapes[:, 0], bounds[:-1])
     values = ragged_run(column.field, items.values, items.offsets[bounds], shapes)
     whole = materialise(Plan(values.rows, (planned_column(column.name, values),)))[column.name]
-    return Column._of_cut(column.name, column.field, whole._selections, whole._order, cut) if cut else whole
+    return Column.of(column.name, column.field, whole._selections, whole._order, cut) if cut else whole
 
 
 class Opening:
@@ -115,7 +115,7 @@ class Opening:
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*ref.sources(name))
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
-            return Column._of_cut(name, field, opened(name, field, there, frame.cut), order, frame.cut)
+            return Column.of(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
         return listed if frame.bounds is None else _joined_column(listed, frame.bounds.array(), frame.cut)
 

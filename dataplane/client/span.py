@@ -54,7 +54,7 @@ class Shown:
         if rows.stop > self._laid.rows:
             raise refuse(span.columns[0][0], f"row {rows.stop - 1} of a shard with {self._laid.rows}")
         for (name, field, _), layout in zip(span.columns, layouts, strict=True):
-            columns[name] = Column.one(name, field, Selection(Stored(name, layout, memory), rows))
+            columns[name] = Column.of(name, field, (Selection(Stored(name, layout, memory), rows),))
         return Batch(columns)
 
 

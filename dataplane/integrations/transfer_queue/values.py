@@ -58,9 +58,7 @@ def _variants(column: Column) -> list[_Variant]:
     for name, field in column.field.children:
         present, rows = reading.presence(column.reading, name, field)
         if present.any():
-            child = Column.__new__(Column)._bind(
-                f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut
-            )
+            child = Column.of(f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut)
             found.append(_Variant(name, present, child))
     return found
 

@@ -20,7 +20,6 @@ LARGE = row_sources._STREAMED
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
         monkeypatch.setattr(row_sources, "_join", None)
-        monkeypatch.setattr(row_sources, "_equal", None)
     elif row_sources._join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     return str(request.param)
@@ -73,15 +72,3 @@ def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments
     with pytest.raises(error):
         join(*arguments)
     assert not np.asarray(arguments[0]).any() or isinstance(arguments[0], bytes)
-
-
-@each_case("nbytes", [1, 63, 64, 4096, 16383, 16384, 16385, (256 << 10) - 1, 256 << 10, 600_001])
-@each_case("begin", [0, 3])
-def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -> None:
-    first = some(nbytes)
-    rows = [first, *(np.concatenate((some(begin + i), first))[begin + i :] for i in range(4))]
-    assert row_sources.equal([memoryview(row) for row in rows]) == [True] * 5
-    for at in {0, nbytes // 3, nbytes // 2, nbytes - 1, max(0, nbytes - 65), min(nbytes - 1, 4096)}:
-        rows[2][at] ^= 128
-        assert row_sources.equal([memoryview(row) for row in rows]) == [True, True, False, True, True]
-        rows[2][at] ^= 128

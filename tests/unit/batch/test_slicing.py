@@ -66,7 +66,7 @@ class Shards:
         field, cut = ref.schema[name], frame_of(ref, name)[0].cut
         if not cut:
             return Column(name, field, there, order)
-        return Column._of_cut(name, field, opened(name, field, there, cut), order, cut)
+        return Column.of(name, field, opened(name, field, there, cut), order, cut)
 
     def fetched(self, ref: BatchRef) -> dict[int, Any]:
         """The shards where nothing is there but what a reader of another host has fetched."""
