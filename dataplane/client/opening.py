@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -127,20 +127,21 @@ class Opening:
             return Column(name, field, [piece], None if frame.order is None else frame.order.array())
         if len(frame.parts) >= _LEAST:
             cells = [part.cells[slot] for part in frame.parts]
-            ordinal = cells[0].ordinal
-            if len({cell.ordinal for cell in cells}) == 1 and self._lie_alike(
-                keys := tuple([cell.shard[:2] for cell in cells]), ordinal
-            ):
+            keys, ordinal = tuple([cell.shard[:2] for cell in cells]), cells[0].ordinal
+            if len({cell.ordinal for cell in cells}) == 1 and self._lie_alike(keys, ordinal):
                 stacked = self._stacked(name, field, ordinal, keys, self._rows(frame))
                 if stacked is not None:
                     return Column.of(name, field, [stacked], None if frame.order is None else frame.order.array())
-        found, order = _once(*ref.sources(name))
-        kinds = [self._alike(piece) for piece in found]
-        if len(set(kinds)) < 2:
-            return Column.of(name, field, self._opened(name, field, found[0].ordinal, found) if found else [], order)
-        sources, kinds, order = self._together(found, kinds, order)
+        sources, order = _once(*ref.sources(name))
+        numbers: dict[tuple[object, int], int] = {}
+        kinds = np.array([numbers.setdefault(self._kind(piece), len(numbers)) for piece in sources], np.int64)
+        runs = 1 + np.count_nonzero(np.diff(kinds))
+        if runs > len(numbers) and self._are_worth_a_pass(sources, kinds):
+            by, places = _sorted(sources, kinds)
+            sources, kinds = tuple([sources[at] for at in by.tolist()]), kinds[by]
+            order = places if order is None else places[order]
         selections: list[Selection] = []
-        for _, several in groupby(zip(kinds, sources, strict=True), lambda each: each[0]):
+        for _, several in groupby(zip(kinds.tolist(), sources, strict=True), lambda each: each[0]):
             alike = [piece for _, piece in several]
             selections += self._opened(name, field, alike[0].ordinal, alike)
         return Column.of(name, field, selections, order)
@@ -165,42 +166,27 @@ class Opening:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
-    def _alike(self, piece: refs.Piece) -> tuple[object, int]:
+    def _kind(self, piece: refs.Piece) -> tuple[object, int]:
         """The same for pieces that lie alike, which are the same column of shards. Raises Misuse where a shard has no
         such column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
-    def _together(
-        self, sources: Sequence[refs.Piece], kinds: list[tuple[object, int]], order: Index | None
-    ) -> tuple[Sequence[refs.Piece], list[tuple[object, int]], Index | None]:
-        """The same rows and their kinds, pieces that lie alike one after another where more of them are then read in
-        one pass."""
-        if len(sources) < _LEAST:
-            return sources, kinds, order
-        numbers: dict[tuple[object, int], int] = {}
-        own = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
-        runs = 1 + np.count_nonzero(np.diff(own))
-        if runs == len(numbers) or not any(map(self._is_small, self._many(sources, own))):
-            return sources, kinds, order
-        by, places = _sorted(sources, own)
-        listed = by.tolist()
-        turned = places if order is None else places[order]
-        return [sources[at] for at in listed], [kinds[at] for at in listed], turned
-
-    def _many(self, sources: Sequence[refs.Piece], kinds: Index) -> Iterator[list[refs.Piece]]:
-        """Those of a kind of which there are enough to be read in one pass."""
+    def _are_worth_a_pass(self, sources: Sequence[refs.Piece], kinds: Index) -> bool:
+        """Whether pieces of some kind are enough, and small enough, to be read in one pass."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
-            yield [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
+            pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
+            keys, ordinal = tuple([(piece.node, piece.shard) for piece in pieces]), pieces[0].ordinal
+            if self._is_small(keys, ordinal):
+                return True
+        return False
 
-    def _is_small(self, pieces: Sequence[refs.Piece]) -> bool:
-        """Whether pieces that lie alike can be read in one pass, and are small enough for that."""
-        columns, ordinal = self._held.laid((pieces[0].node, pieces[0].shard)).outline.columns, pieces[0].ordinal
-        if _indexed(columns[ordinal][1]):
+    def _is_small(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
+        """Whether columns that lie alike can be read in one pass, and are small enough for that."""
+        if _indexed(_column(self._held.laid(keys[0]), ordinal)):
             return False
-        stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
-        return stack.nbytes(ordinal) <= _MOST * len(pieces)
+        return self._stack(keys).nbytes(ordinal) <= _MOST * len(keys)
 
     def _opened(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Sequence[Selection]:
         keys = tuple([(piece.node, piece.shard) for piece in pieces])
@@ -220,12 +206,12 @@ class Opening:
     ) -> Selection | None:
         """These rows of the shards, which lie alike, as one; None where they are large, where one row stands for
         several, or where so little of them is wanted that it is not worth it."""
-        if _indexed(_column(self._held.laid(keys[0]), ordinal)):
+        if not self._is_small(keys, ordinal):
             return None
         stack = self._stack(keys)
         rows, total = stack.rows, int(stack.rows.sum())
         whole = several.cover(rows)
-        if stack.nbytes(ordinal) > _MOST * len(keys) or not (whole or 2 * len(several) >= total):
+        if not (whole or 2 * len(several) >= total):
             return None
         stacked = stack.column(name, ordinal)
         check_fits(name, stacked.layout.field, field)
