@@ -117,28 +117,33 @@ def identify(fd: int) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def create(directory: int, path: Path) -> int:
-    """A new file with that name in the directory, open for writing. Raises OSError; then there is none."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+def open_direct(directory: int, name: str, flags: int) -> int:
+    """The file of that name in the directory, past the page cache where its file system can. Raises OSError; then a
+    file that was to be made is not there."""
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path.name, flags | os.O_DIRECT, 0o600, dir_fd=directory)
+        return os.open(name, flags | os.O_DIRECT, 0o600, dir_fd=directory)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system without O_DIRECT
             raise
-    with suppress(FileNotFoundError):
-        os.unlink(path.name, dir_fd=directory)
-    return os.open(path.name, flags, 0o600, dir_fd=directory)
+    if flags & os.O_CREAT:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+    return os.open(name, flags, 0o600, dir_fd=directory)
+
+
+def create(directory: int, path: Path) -> int:
+    """A new file with that name in the directory, open for writing. Raises OSError; then there is none."""
+    return open_direct(directory, path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def open_written(directory: int, file: SpillFile, *, direct: bool = True) -> int:
     """The file, open for reading. Raises Corrupt if it is missing, OSError if the system does not open it."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        try:
-            fd = os.open(file.path.name, flags | (os.O_DIRECT if direct else 0), dir_fd=directory)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        if direct:
+            fd = open_direct(directory, file.path.name, flags)
+        else:
             fd = os.open(file.path.name, flags, dir_fd=directory)
     except OSError as error:
         if error.errno in _GONE:
@@ -173,13 +178,20 @@ def pwrite(fd: int, data: memoryview, offset: int) -> None:
         done += written
 
 
-def _pread(fd: int, file: SpillFile, buffer: memoryview, offset: int) -> None:
+def pread(fd: int, memory: memoryview, offset: int) -> bool:
+    """Fill the memory from the file. Returns whether that had so many bytes."""
     done = 0
-    while done < len(buffer):
-        count = os.preadv(fd, [buffer[done:]], offset + done)
+    while done < len(memory):
+        count = os.preadv(fd, [memory[done:]], offset + done)
         if count == 0:
-            raise corrupt(file, "was cut short")
+            return False
         done += count
+    return True
+
+
+def _pread(fd: int, file: SpillFile, memory: memoryview, offset: int) -> None:
+    if not pread(fd, memory, offset):
+        raise corrupt(file, "was cut short")
 
 
 def _now(work: Callable[[], None]) -> None:

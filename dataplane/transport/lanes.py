@@ -45,6 +45,8 @@ from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.door import Door
 from dataplane.transport.offers import DONE, Offered
+from dataplane.transport.sockets import exactly as exactly
+from dataplane.transport.sockets import mapping
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ _GRANTED = b"\x02"
 _MOST = 1 << 14  # stretches of a request
 _TOLD = 1 << 20  # bytes that one end of a lane tells the other
 _CONNECTIONS = 256
-_SAY_S, _STEP_S = 5.0, 20.0  # seconds for a request, and for each step between ends that know each other
+_SAY_S = 5.0  # seconds for a request
 _KEPT, _KEPT_S = 64, 20.0
 _AT_ONCE = 3  # reads of one address: more are no faster, and need more workers (measured: decision 0017)
 _PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
@@ -336,19 +338,6 @@ class Lanes(Transport):
             await asyncio.to_thread(way.close)
 
 
-def exactly(stream: socket.socket, count: int, within_s: float | None = None) -> bytes:
-    """So many bytes of the socket. Raises EOFError if it ends before, and TimeoutError after so many seconds."""
-    deadline = time.monotonic() + (_STEP_S if within_s is None else within_s)
-    data = bytearray()
-    while len(data) < count:
-        stream.settimeout(max(deadline - time.monotonic(), 1e-3))
-        more = stream.recv(count - len(data))
-        if not more:
-            raise EOFError("the other end has gone")
-        data += more
-    return bytes(data)
-
-
 def tell(stream: socket.socket, what: bytes) -> None:
     """Send something that the other end of a lane must know, at most a megabyte, which it reads with `told`."""
     stream.sendall(_LENGTH.pack(len(what)) + what)
@@ -390,10 +379,9 @@ def _ready(stream: socket.socket, within_s: float) -> bool:
 @contextmanager
 def mapped(memory: Memory) -> Iterator[Bytes]:
     """The memory, for reading. Views of it that are left delay its end."""
-    before = memory.offset % mmap.ALLOCATIONGRANULARITY
-    file = mmap.mmap(memory.fd, before + memory.size, prot=mmap.PROT_READ, offset=memory.offset - before)
+    file = mapping(memory)
     try:
-        yield np.frombuffer(file, np.uint8)[before:]
+        yield np.frombuffer(file, np.uint8)[memory.offset % mmap.ALLOCATIONGRANULARITY :]
     finally:
         with suppress(BufferError):
             file.close()

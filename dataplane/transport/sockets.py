@@ -34,6 +34,7 @@ _BATCH = 1 << 20  # bytes that are gathered at a time
 _CHUNK = 8 << 20  # bytes sent or received by one call, between which it is looked whether to go on
 _WAKE = 1 << 20  # bytes that have to have come before a thread that waits for more than twice as many is woken
 _TIMEVAL = struct.Struct("ll")
+_STEP_S = 20.0  # for each step between ends that know each other
 _LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
 
 Stretch = tuple[int, int]
@@ -178,7 +179,7 @@ def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
         stream.settimeout(timeout_s)
 
 
-def exactly(stream: socket.socket, count: int, timeout_s: float) -> bytes:
+def exactly(stream: socket.socket, count: int, timeout_s: float = _STEP_S) -> bytes:
     """So many bytes, within so much time for all of them. Raises OSError, EOFError."""
     data = bytearray(count)
     ends, done = time.monotonic() + timeout_s, 0

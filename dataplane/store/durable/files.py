@@ -12,7 +12,6 @@ The functions here are for threads: each may wait for the disk. They raise OSErr
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.store.extents import RangeSet
 from dataplane.store.shared import MOST
-from dataplane.store.spillfile import CHUNK, create, pwrite, whole_pages
+from dataplane.store.spillfile import CHUNK, create, open_direct, pread, pwrite, whole_pages
 
 _SUM = 8  # bytes of one
 
@@ -76,7 +75,7 @@ def write(directory: int, places: Sequence[Place], contents: Sequence[memoryview
     a failure the file is unchanged. Large shards begin at a page of memory, as O_DIRECT requires. `places` are those
     of `placed`."""
     path, begin = name(places[0].file), places[0].start
-    fd = create(directory, Path(path)) if fresh else _opened(directory, path, os.O_WRONLY)
+    fd = create(directory, Path(path)) if fresh else open_direct(directory, path, os.O_WRONLY | os.O_NONBLOCK)
     try:
         try:
             _write(fd, places, contents)
@@ -123,7 +122,7 @@ def read(directory: int, place: Place, memory: memoryview) -> None:
     from those written."""
     path = name(place.file)
     try:
-        fd = _opened(directory, path, os.O_RDONLY)
+        fd = open_direct(directory, path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         raise _corrupt(place, "is gone") from None
     try:
@@ -142,23 +141,9 @@ def read(directory: int, place: Place, memory: memoryview) -> None:
             raise _corrupt(place, "has other bytes than were written")
 
 
-def _opened(directory: int, path: str, flags: int) -> int:
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT, dir_fd=directory)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without O_DIRECT
-            raise
-    return os.open(path, flags, dir_fd=directory)
-
-
 def _read(fd: int, place: Place, memory: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(memory):
-        count = os.preadv(fd, [memory[done:]], offset + done)
-        if not count:
-            raise _corrupt(place, "was cut short")
-        done += count
+    if not pread(fd, memory, offset):
+        raise _corrupt(place, "was cut short")
 
 
 def _corrupt(place: Place, what: str) -> Corrupt:
