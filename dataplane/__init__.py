@@ -71,7 +71,7 @@ _HOMES = {
     "batch.concat": ("concat",),
     "batch.field": ("Field",),
     "batch.ref": ("BatchRef",),
-    "batch.shares": ("packed_share",),
+    "batch.slicing": ("packed_share",),
     "client.draft": ("dense", "ragged"),
     "observe.stats": ("Stats",),
     "client.loader": ("loader",),

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dataplane.batch import cuts, reading, tensordicts, views
+from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Memory as Memory
 from dataplane.batch.pieces import Piece as Piece
-from dataplane.batch.pieces import Reading, Selection, narrowest, opened, reading_of
+from dataplane.batch.pieces import Reading, Selection, opened
 from dataplane.batch.rows import Rows, positions_in
 from dataplane.batch.values import mismatch
 from dataplane.device.naming import device_of
@@ -169,7 +170,7 @@ class Column:
     def narrow(self) -> Column:
         """The same rows in the dtypes in which they are stored, if those are narrower (`put(narrow=...)`), not
         copied if they are contiguous; of rows that are stored in several dtypes, in the narrowest that holds all."""
-        field = narrowest(self.field, [stored for stored, _ in self._selections])
+        field = _narrowest(self.field, [stored.layout.field for stored, _ in self._selections])
         return self._derived(self._selections, self._order, self._cut, field=field)
 
     @property
@@ -264,7 +265,7 @@ class Column:
     @cached_property
     def reading(self) -> Reading:
         """The rows as they are in memory, for the other modules of this package."""
-        return reading_of(self.field, self._selections, self._order, self._cut)
+        return reading.reading_of(self.field, self._selections, self._order, self._cut)
 
     @cached_property
     def _tensor(self) -> Any:
@@ -286,6 +287,20 @@ class Column:
                 selections.append(Selection(stored, own.take(positions)))
         selections = selections if rows.step > 0 else selections[::-1]
         return self._derived(tuple(selections), None, cut)
+
+
+def _narrowest(field: Field, parts: Sequence[Field]) -> Field:
+    """The field in the narrowest dtypes of integers that hold what these parts of it do."""
+    if field.kind == "struct":
+        keys = [dict(part.children) for part in parts]
+        found = [(k, _narrowest(child, [own[k] for own in keys if k in own])) for k, child in field.children]
+        return Field("struct", children=tuple(found))
+    if not is_integer(field.dtype) or not parts:
+        return field
+    dtype = np.result_type(*[storage(part.dtype) for part in parts])
+    if dtype.kind not in "iu" or dtype.itemsize >= storage(field.dtype).itemsize:
+        return field
+    return Field(field.kind, dtype.name, field.shape)
 
 
 def taken(column: Column, positions: Index) -> Column:

@@ -139,7 +139,8 @@ class _Rules:
         and of all; and where the flags of structs are. None if a column has not one row, or has shapes or an index."""
         if not self._plain or any(numbers[rule.start + 1] != 1 for rule in self._columns):
             return None
-        offsets, flags = [], []
+        offsets: list[tuple[int, int, int, int]] = []
+        flags: list[int] = []
         for _, field, start, *_ in self._columns:
             if field.kind == "struct":
                 flags += numbers[start + 2 : start + 2 + 2 * len(field.children) : 2]

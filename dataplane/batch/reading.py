@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import cuts, cutting, parts
+from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.pieces import Reading, Selection, Stored, reading_of
+from dataplane.batch.layout import Bytes, Index, Tables
+from dataplane.batch.pieces import Copied, Reading, Selection, Stored
 from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.rows import Rows
 from dataplane.errors import LimitExceeded
@@ -31,6 +32,46 @@ _LARGE_ROW = 256 << 10
 
 _MOST_IN_PLACE = 4096
 """Rows of a column that are mapped: of some 65,000 mappings that Linux lets a process have."""
+
+
+def reading_of(field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> Reading:
+    """The rows of a column of this field: those stored in another dtype as its own, unless a cut is to be made first,
+    which widens what it leaves."""
+    if field.kind in ("dense", "ragged") and not cut:
+        selections = tuple([_fitted(field, selection) for selection in selections])
+    return Reading(selections, order, cut)
+
+
+def _fitted(field: Field, selection: Selection) -> Selection:
+    own = selection.stored.layout.field.dtype
+    if own == field.dtype or storage(own) == storage(field.dtype):
+        return selection
+    return Selection(_Widened(selection, field.dtype), Rows.range(0, len(selection.rows)))
+
+
+class _Widened(Copied):
+    """Rows of a stored column, each as often as it is named, in another dtype than they are stored in. Nothing is
+    widened before their values are looked at."""
+
+    def __init__(self, selection: Selection, dtype: str) -> None:
+        self._field = selection.stored.layout.field
+        super().__init__(selection.stored.name, Field(self._field.kind, dtype, self._field.shape), len(selection.rows))
+        self._narrow = Reading((selection,), None)
+
+    @cached_property
+    def tables(self) -> Tables:
+        if self._field.kind == "dense":
+            return Tables(None, None, (), None)
+        return Tables(*tables(self._narrow, self._field), (), None)
+
+    def _values(self, private: bool) -> Bytes:
+        if self._field.kind == "dense":
+            narrow = dense(self._narrow, self._field)
+        else:
+            narrow = items(self._narrow, self._field).values
+        wide = narrow.astype(storage(self.layout.field.dtype)).reshape(-1).view(np.uint8)
+        wide.setflags(write=private)
+        return wide
 
 
 class Items(NamedTuple):

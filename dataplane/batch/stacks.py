@@ -22,7 +22,6 @@ from dataplane.batch.field import most_items, refuse
 from dataplane.batch.layout import (
     Bytes,
     ColumnHeader,
-    ColumnLayout,
     Index,
     Numbers,
     Outline,
@@ -30,7 +29,7 @@ from dataplane.batch.layout import (
     check_shapes,
     width,
 )
-from dataplane.batch.pieces import Stored
+from dataplane.batch.pieces import Copied, Stored
 from dataplane.batch.row_sources import offsets_of
 
 
@@ -96,17 +95,15 @@ class Stack:
         return Stacked(name, each, start, self._table, self._shards)
 
 
-class Stacked(Stored):
+class Stacked(Copied):
     """A column of a stack."""
 
     def __init__(self, name: str, each: ColumnHeader, start: int, table: Numbers, shards: Scattered) -> None:
-        self.name = name
         self._form = each
         self._start = start
         self._table = table
         self._shards = shards
-        rows = int(self._stored.sum())
-        self.layout = ColumnLayout(each.field, rows, rows, ())
+        super().__init__(name, each.field, int(self._stored.sum()))
 
     @property
     def _stored(self) -> Index:
@@ -140,14 +137,6 @@ class Stacked(Stored):
         values = self._gathered(0 if self._form.field.kind == "dense" else 1)
         values.setflags(write=private)
         return values
-
-    def read(self, start: int, stop: int) -> Bytes:
-        """See `Stored.read`."""
-        return self.values[start:stop]
-
-    def own(self, start: int, stop: int) -> Bytes:
-        """See `Stored.own`."""
-        return self.values[start:stop].copy()
 
     def _gathered(self, buffer: int) -> npt.NDArray[Any]:
         """A buffer of all shards, one behind another."""

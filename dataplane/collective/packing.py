@@ -1,8 +1,11 @@
-"""A batch as bytes that another rank can read in place: a header, and runs of bytes with their positions.
+"""A batch as bytes that another rank can read in place: a header, and runs of bytes in the places that it names.
 
-The sender's runs are the memory of its batch, in the shared memory if rows lie in one run. The receiver's memory is
-one block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is split
-into pieces of at most `PIECE` bytes, and short neighbouring runs are one piece.
+The sender's runs are where its batch lies, in the shared memory where rows lie in one run. The receiver's memory is one
+block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is cut into pieces
+of at most `PIECE` bytes, and runs that are short and lie behind one another go as one piece.
+
+Rows of a reference may repeat (`BatchRef.repeat`), and stored rows may be what many rows mean (`put(dedupe=...)`). What
+crosses between ranks is each stored row once.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ import numpy as np
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import PlannedColumn, layout_of, plan
 from dataplane.batch.field import Field
-from dataplane.batch.layout import Bytes, ColumnLayout, aligned
+from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
+from dataplane.batch.pieces import Selection, Stored
 from dataplane.batch.rows import Rows
-from dataplane.collective.distinct import distinct
 from dataplane.collective.memory import Received
 from dataplane.errors import ProtocolMismatch
 
@@ -137,3 +140,30 @@ def _together(short: list[tuple[int, Bytes]]) -> tuple[int, Bytes]:
     for start, each in short:
         joined[start - first : start - first + len(each)] = each
     return first, joined
+
+
+def distinct(column: Column) -> tuple[Column, Index | None]:
+    """The column's distinct stored rows, in the order in which they are stored, and for each row of the column its
+    position among those; the column itself and None where no row comes twice."""
+    reading = column.reading
+    if reading.run is not None or not reading.rows:
+        return column, None
+    part, rows = reading.places()
+    once, order = np.unique(np.stack([part, rows]), axis=1, return_inverse=True)
+    if once.shape[1] == len(rows):
+        return column, None
+    selections = []
+    for number, (stored, _) in enumerate(reading.parts):
+        chosen = once[1][once[0] == number]
+        if len(chosen):
+            selections.append(_selected(stored, chosen))
+    return Column.of(column.name, column.field, selections), order.reshape(-1).astype(np.int64)
+
+
+def _selected(stored: Stored, rows: Index) -> Selection:
+    """These stored rows. Objects are named by the index: without it, parts that rows have in common are not found."""
+    index = stored.tables.stored_row
+    if stored.layout.field.kind != "object" or index is None:
+        return Selection(stored.unindexed(), Rows.index(rows))
+    named, first = np.unique(index, return_index=True)
+    return Selection(stored, Rows.index(first[np.searchsorted(named, rows)]))

@@ -1,19 +1,26 @@
-"""Which rows of which columns of a shard exist after some of them were freed.
+"""Which rows of which columns of a shard exist after some were freed, and the pages that nobody can read any more.
 
 A column is cut into blocks of `BLOCK` rows. A block that was freed in part has a bit for each row; a whole or freed
 block costs nothing. So a shard costs at most a bit for each cell, and mostly far less.
 
-Invariant: a freed cell never exists again.
+The values of a row are one run in each buffer of its column, and so are those of consecutive rows. So freed rows are a
+few byte ranges, whose whole pages can be given back (`dead_pages`). Tables (row offsets, shapes, presence flags) stay:
+reading the other rows needs them. So do the values of an indexed column, where rows share them.
+
+Invariants: a freed cell never exists again; a returned page has values of freed rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.layout import Bytes, ShardLayout
 from dataplane.batch.rows import Index, Rows
+from dataplane.batch.stretches import merged, row_values
+from dataplane.config import PAGE
 
 BLOCK = 1 << 16
 
@@ -164,3 +171,23 @@ def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
     for block, start, stop in zip(blocks, edges, [*edges[1:], len(index)], strict=True):
         if start < stop:
             yield block, index[start:stop] - block * BLOCK
+
+
+def dead_pages(
+    layout: ShardLayout, live: npt.NDArray[np.bool_], columns: Iterable[int], rows: Rows, memory: Bytes
+) -> Iterator[tuple[int, int]]:
+    """The (start, end) in the shard's `memory` of whole pages of freed values around these rows of these columns,
+    which are freed according to `live` [column, row]. May return pages again."""
+    for ordinal in columns:
+        dead = _dead_rows(~live[ordinal], rows)
+        for start, end in merged(row_values(layout.columns[ordinal][1], dead, memory, shared=False), gap=0):
+            first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+            if first < last:
+                yield first, last
+
+
+def _dead_rows(dead: npt.NDArray[np.bool_], rows: Rows) -> Index:
+    """The freed rows of the runs of such that contain some of these rows."""
+    edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
+    within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(*edges[run]) for run in within[within >= 0])])

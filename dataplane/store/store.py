@@ -40,10 +40,9 @@ from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.carried import Carried, laid_out
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.freeings import Freeings
-from dataplane.store.hollow import dead_pages
 from dataplane.store.kept import Kept, OfferTo
 from dataplane.store.links import Links, Selected
-from dataplane.store.live import Live
+from dataplane.store.live import Live, dead_pages
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
