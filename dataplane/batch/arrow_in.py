@@ -4,7 +4,7 @@ Slices and chunks are seen as their rows. Dictionaries are decoded. Null becomes
 struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types that no
 column has become objects too, where MessagePack holds their Python values; else they are refused.
 
-Invariants: nothing is followed that was not checked (`arrow_check`): the public functions check, or say that
+Invariants: nothing is followed that was not checked (`arrow_validate`): the public functions check, or say that
 their caller has.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
+from dataplane.batch.arrow_types import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
 from dataplane.batch.arrow_validate import check
 from dataplane.batch.dtypes import is_time, storage
 from dataplane.batch.field import MAX_BYTES
@@ -44,7 +44,7 @@ _NAT = np.iinfo(np.int64).min
 
 
 def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Values]]:
-    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. `checked`: they passed `arrow_check` before.
+    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. `checked`: they passed `arrow_validate`.
     Raises SchemaMismatch."""
     names = Counter(table.schema.names)
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -60,7 +60,7 @@ def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
 
 
 def converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """As `values_of`, of what passed `arrow_check`.
+    """As `values_of`, of what passed `arrow_validate.check`.
 
     The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
     try:

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataplane.batch import reading
-from dataplane.batch.arrow import Element, VariableShapeTensorType, element, metadata, to_native
+from dataplane.batch import gather
+from dataplane.batch.arrow_types import Element, VariableShapeTensorType, element, metadata, to_native
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.pieces import Reading
 from dataplane.batch.row_sources import as_bytes
+from dataplane.batch.stored_column import Reading
 from dataplane.batch.values import mismatch
 
 _INT32_MAX = (1 << 31) - 1
@@ -46,8 +46,8 @@ def array(name: str, field: Field, rows: Reading, *, nullable: bool = True) -> A
     if field.kind == "struct":
         return _struct(name, field, rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
-        return pa.array(list(map(bytes, reading.whole(name, rows))), pa.large_binary())
-    values, offsets, _, _ = reading.items(rows, field)
+        return pa.array(list(map(bytes, gather.whole(name, rows))), pa.large_binary())
+    values, offsets, _, _ = gather.items(rows, field)
     kind = pa.large_string() if field.kind == "text" else pa.large_binary()
     result = pa.Array.from_buffers(kind, len(offsets) - 1, [None, _buffer(offsets), _buffer(values)])
     if field.kind == "text":
@@ -75,7 +75,7 @@ def _values(kind: Element, native: npt.NDArray[Any], nullable: bool) -> Any:
 
 def _dense(field: Field, rows: Reading, nullable: bool) -> Any:
     kind = element(field.dtype)
-    native = to_native(field.dtype, reading.dense(rows, field))
+    native = to_native(field.dtype, gather.dense(rows, field))
     shape = field.item_shape + kind.tail
     values = _values(kind, native, nullable)
     if not shape:
@@ -94,7 +94,7 @@ def _lists(values: Any, offsets: npt.NDArray[np.int64], *, large: bool = True) -
 
 def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
     kind = element(field.dtype)
-    items, offsets, shapes, _ = reading.items(rows, field)
+    items, offsets, shapes, _ = gather.items(rows, field)
     values = _values(kind, to_native(field.dtype, items), nullable)
     uniform = field.shape + kind.tail
     elements = int(offsets[-1]) * math.prod(field.item_shape + kind.tail)
@@ -122,7 +122,7 @@ def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
 def _struct(name: str, field: Field, rows: Reading) -> Any:
     children, fields = [], []
     for key, child in field.children:
-        present, inner = reading.presence(rows, key, child)
+        present, inner = gather.presence(rows, key, child)
         values = array(f"{name}.{key}", child, inner, nullable=False)
         if not present.all():
             values = spread(values, present)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataplane.batch.arrow import VARIABLE
+from dataplane.batch.arrow_types import VARIABLE
 from dataplane.batch.values import mismatch
 from dataplane.errors import Corrupt, DataplaneError
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dataplane.batch import cuts, reading, tensordicts, views
+from dataplane.batch import cuts, gather, tensordicts, views
 from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
-from dataplane.batch.pieces import Memory as Memory
-from dataplane.batch.pieces import Piece as Piece
-from dataplane.batch.pieces import Reading, Selection, opened
 from dataplane.batch.rows import Rows, positions_in
+from dataplane.batch.stored_column import Memory as Memory
+from dataplane.batch.stored_column import Piece as Piece
+from dataplane.batch.stored_column import Reading, Selection, opened
 from dataplane.batch.values import mismatch
 from dataplane.device.naming import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
@@ -96,7 +96,7 @@ class Column:
     @cached_property
     def nbytes(self) -> int:
         """The bytes of the values of all rows, a repeated row counted each time; offsets are not counted."""
-        return reading.nbytes(self.reading, self.field)
+        return gather.nbytes(self.reading, self.field)
 
     def __len__(self) -> int:
         return self._rows
@@ -133,7 +133,7 @@ class Column:
             there = ", ".join(keys) or "none"
             raise mismatch(self.name, f"there is no key {key!r}; there are {there}", expected=there, found=repr(key))
         name = f"{self.name}.{key}"
-        present, selections, order = reading.keyed(self.reading, key)
+        present, selections, order = gather.keyed(self.reading, key)
         if not present.all():
             row = int(np.argmin(present))
             raise mismatch(name, "not every row has it: use to_list()", row=row, expected="a value", found="none")
@@ -146,7 +146,7 @@ class Column:
         text, bytes and object: a 1-D array of Python objects. struct: a list of a dict for each row.
         """
         if self.field.kind == "dense" and self._order is None and len(self._selections) == 1 and not self._cut:
-            found = reading.in_place(self._selections[0], self.field)
+            found = gather.in_place(self._selections[0], self.field)
             if found is not None:
                 return found
         return views.numpy(self.name, self.field, self.reading)
@@ -221,7 +221,7 @@ class Column:
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
-        `large_binary` of MessagePack. See `dataplane.batch.arrow` for dtypes that Arrow lacks.
+        `large_binary` of MessagePack. See `dataplane.batch.arrow_types` for dtypes that Arrow lacks.
 
         Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s; if more than
         their first dimension varies, Arrow has no type for so many, and this raises SchemaMismatch.
@@ -245,7 +245,7 @@ class Column:
         """
         if self.field.kind not in MEASURED:
             return None
-        offsets, shapes = reading.tables(self.reading, self.field)
+        offsets, shapes = gather.tables(self.reading, self.field)
         return np.diff(offsets) if shapes is None else shapes[:, 0]
 
     def _derived(
@@ -265,7 +265,7 @@ class Column:
     @cached_property
     def reading(self) -> Reading:
         """The rows as they are in memory, for the other modules of this package."""
-        return reading.reading_of(self.field, self._selections, self._order, self._cut)
+        return gather.reading_of(self.field, self._selections, self._order, self._cut)
 
     @cached_property
     def _tensor(self) -> Any:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch import refcodec
+from dataplane.batch import ref_codec
 from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.frame import Cell, Frame, Part, Place, join
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.refcodec import together
+from dataplane.batch.ref_codec import together
 from dataplane.batch.rows import Rows
 from dataplane.errors import Misuse, SchemaMismatch
 
@@ -54,7 +54,7 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     ordered = {name: columns[name] for name in fields}
     origins = [ref._origin for ref in filled if ref._origin is not None]
     origin = join(origins) if len(origins) == len(filled) else None
-    traces = refcodec.together(*(ref.traces for ref in filled))
+    traces = ref_codec.together(*(ref.traces for ref in filled))
     return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin, traces)
 
 

@@ -3,7 +3,7 @@
 A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
 rows that happen to be equally long. Lists of numbers, text, bytes and dicts become the columns that their name
 says; what no column of one type can hold exactly becomes objects: arrays of text or records, arrays and tensors of
-several dtypes, and whatever else users have (`objects`). Rows of text and bytes are columns of those, of whatever
+several dtypes, and whatever else users have (`object_codec`). Rows of text and bytes are columns of those, of whatever
 type each is: `numpy.str_` comes back as str, bytearray as bytes. Numbers are converted only where nothing is
 lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists
 without any element are taken for token lists, int64, so that they go together with the rows of other batches.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import objects, tensors
+from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_DEPTH, Field
 from dataplane.batch.layout import Index
@@ -66,13 +66,13 @@ def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
         return _dicts(column, rows, depth)
     if kinds and tensors.is_tensor(rows[0]):
         if all(tensors.is_tensor(row) for row in rows):
-            return tensors.values_of_rows(column, rows) if _are_alike(rows) else objects.values_of(column, rows)
+            return tensors.values_of_rows(column, rows) if _are_alike(rows) else object_codec.values_of(column, rows)
         if all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
             return _mixed_arrays(column, rows)
     elif tensors.is_tensor(next((row for row in rows if not isinstance(row, np.ndarray)), None)):
         return _mixed_arrays(column, rows)
     numbers = _numbers(rows, kinds)
-    return objects.values_of(column, rows) if numbers is None else dense(column, numbers)
+    return object_codec.values_of(column, rows) if numbers is None else dense(column, numbers)
 
 
 def _flat(row: Any) -> Any:
@@ -127,7 +127,7 @@ def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
             raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
     name = name_of(first.dtype)
     if name is None or not _are_alike(rows):
-        return objects.values_of(column, [row.view(np.ndarray) for row in rows])
+        return object_codec.values_of(column, [row.view(np.ndarray) for row in rows])
     if is_bits(name):
         rows = [row.view(storage(name)) for row in rows]
     if not first.ndim:
@@ -143,13 +143,13 @@ def _are_alike(rows: Sequence[Any]) -> bool:
 def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
     """Arrays and tensors in one list, if that is all there is, and they are of one dtype."""
     if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     bits = [
         tensors.host_bits(column, row) if tensors.is_tensor(row) else (name_of(row.dtype) or "", row) for row in rows
     ]
     name = bits[0][0]
     if not name or len({(dtype, array.ndim) for dtype, array in bits}) > 1:
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     arrays = [array.view(storage(name)) for _, array in bits]
     return ragged_rows(column, name, arrays) if arrays[0].ndim else dense(column, np.array(arrays), name)
 
@@ -172,7 +172,7 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
         return _nested_lists(column, rows)
     numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else _NO_NUMBERS
     if numbers is None:
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,))
     return ragged_run(head.field, numbers, _offsets(head))
 
@@ -186,13 +186,13 @@ def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
     # A row that ends early, as [] among [[1, 2]], has no elements; it takes the others' trailing dimensions.
     whole = [(*shape, *full[0][len(shape) :]) for shape in shapes if shape and (len(shape) == ndim or not shape[-1])]
     if len(whole) < len(rows) or ndim > MAX_DEPTH:
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     for _ in range(ndim):
         flat = chain.from_iterable(flat)
     leaves = list(flat)
     numbers = _numbers(leaves, set(map(type, leaves))) if leaves else _NO_NUMBERS
     if numbers is None:
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), whole, leading(whole))
     return ragged_run(head.field, numbers, _offsets(head), head.shapes)
 
@@ -217,7 +217,7 @@ def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:
 def _dicts(column: str, rows: Sequence[dict[Any, Any]], depth: int) -> Values:
     keys = list(dict.fromkeys(chain.from_iterable(rows)))
     if depth >= MAX_DEPTH or len(keys) > _MAX_KEYS or not all(type(key) is str for key in keys):
-        return objects.values_of(column, rows)
+        return object_codec.values_of(column, rows)
     presence, children = [], []
     for key in keys:
         flags = np.fromiter((key in row for row in rows), np.bool_, len(rows))

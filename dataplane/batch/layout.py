@@ -18,7 +18,7 @@ The buffers of each kind, in order, for `stored` rows (which is `rows`, unless t
     struct   for each child one presence buffer uint8 [stored]; child k holds one row for each 1 in it
 
 An indexed column stores each distinct row once: its last buffer is int64 [rows], the stored row of each row. An indexed
-object column may store rows that no index names: the parts that several of its rows have (`parts`). Of a struct's
+object column may store rows that no index names: the parts that several of its rows have (`object_rows`). Of a struct's
 children only objects are indexed; else the struct is. Integers are little-endian.
 
 An encoded layout is an `Outline`, which is all but the numbers, and the numbers one after another: of each column its

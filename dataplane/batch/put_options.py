@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.columns import columns_of, values_of
 from dataplane.batch.dedupe import Each
 from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import Field
+from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes
 from dataplane.batch.values import Values, bounds_of, mismatch
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 
 
 def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Values]:
-    """The columns, of which those that `narrow` names are narrowed; `each` as for `columns.plan`. Raises
+    """The columns, of which those that `narrow` names are narrowed; `each` as for `put_plan.plan`. Raises
     SchemaMismatch as that, and for a name of no column or of one without integers; Misuse for what names none."""
     names = _names(narrow)
     found: dict[str, Values] = {}
@@ -174,7 +174,7 @@ def refuses(objects: Any) -> bool:
 
 
 def without_objects(columns: Any) -> BatchRef | Mapping[str, Values]:
-    """The columns, or the reference. Raises SchemaMismatch as `columns.plan`, and for a column that is of objects."""
+    """The columns, or the reference. Raises SchemaMismatch as `put_plan.plan`, and for a column that is of objects."""
     if isinstance(columns, BatchRef):
         for name, field in columns.schema.items():
             _refuse_objects(name, field, None)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import cuts, refcodec, slicing
+from dataplane.batch import cuts, ref_codec, slicing
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import (
     Cell,
@@ -39,8 +39,8 @@ from dataplane.batch.frame import (
     origin_rows,
     rows_by_stream,
 )
-from dataplane.batch.links import link_of, shard_of
 from dataplane.batch.rows import Index, Rows, Selector, positions_of
+from dataplane.batch.shard_ids import link_of, shard_of
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
@@ -104,7 +104,7 @@ class BatchRef:
         Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError if that describes
         nothing storable.
         """
-        if len(node) != refcodec.NODE_BYTES or rows < 0:
+        if len(node) != ref_codec.NODE_BYTES or rows < 0:
             raise ValueError(f"{rows} rows on node {node.hex()!r}")
         named: dict[str, Place] = {}
         cells: list[Cell] = []
@@ -188,14 +188,14 @@ class BatchRef:
 
     def encode(self) -> bytes:
         """The reference as bytes, for any channel. `decode` is the inverse."""
-        return refcodec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
+        return ref_codec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
         """The reference that `encode` gave. Raises ProtocolMismatch for other bytes; executes nothing."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
-        return cls(*refcodec.unpack(encoded))
+        return cls(*ref_codec.unpack(encoded))
 
     # rows
 
@@ -512,7 +512,7 @@ class BatchRef:
         for name, (field, frame, slot) in other._columns.items():
             index, first = places[frame]
             columns[name] = Place(field, index, first + slot)
-        traces = refcodec.together(self.traces, other.traces)
+        traces = ref_codec.together(self.traces, other.traces)
         return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin, traces)
 
 

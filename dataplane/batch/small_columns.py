@@ -1,4 +1,4 @@
-"""Small, simple columns laid out at once, byte by byte as `batch.columns` plans them, in a tenth of its time.
+"""Small, simple columns laid out at once, byte by byte as `batch.put_plan` plans them, in a tenth of its time.
 
 A trajectory that is put by itself has some 25 columns of a few bytes to a few kilobytes each: token ids in a list,
 log-probabilities in an array, text, a reward. What a plan makes of each (values, buffers, a layout) takes several times
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataplane.batch import objects, tensors
+from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_COLUMNS, MAX_NDIM, Field, is_text
 from dataplane.batch.frame import Place
@@ -153,7 +153,7 @@ def single(name: str, values: Any, *, as_object: bool) -> Single | None:
     """One column whose values are a list of one, or a tensor [1]; `as_object`: whatever the value looks like. None for
     what is not small or not simple. Raises SchemaMismatch for an object that can not be held."""
     if as_object:
-        (row,) = objects.encode(name, values)
+        (row,) = object_codec.encode(name, values)
         return None if row.parts or len(row.tree) > LARGE else Single(_OBJECT, len(row.tree), row.tree)
     if type(values) is not list:
         return _tensor("dense", values) if tensors.is_tensor(values) and values.ndim == 1 else None

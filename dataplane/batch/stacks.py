@@ -29,8 +29,8 @@ from dataplane.batch.layout import (
     check_shapes,
     width,
 )
-from dataplane.batch.pieces import Copied, Stored
 from dataplane.batch.row_sources import offsets_of
+from dataplane.batch.stored_column import Copied, Stored
 
 
 class Scattered:

@@ -23,7 +23,7 @@ from dataplane.errors import SchemaMismatch
 class Values(msgspec.Struct, frozen=True, eq=False):
     """`rows` rows of a column. `data` holds the values of every kind but struct; `offsets` and `shapes` are those
     of the layout; `presence` and `children` are a struct's, one flag a row and key. Where there is an `index`, data and
-    offsets are of stored rows, and it says which of them each row is: an object column's alone (`parts`)."""
+    offsets are of stored rows, and it says which of them each row is: an object column's alone (`object_rows`)."""
 
     field: Field
     rows: int

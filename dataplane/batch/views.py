@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import objects, reading, tensors
+from dataplane.batch import gather, object_codec, tensors
 from dataplane.batch.dtypes import decoded
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.pieces import Reading
+from dataplane.batch.stored_column import Reading
 from dataplane.batch.values import mismatch, mismatch_in
 from dataplane.device.copies import copied
 from dataplane.device.memory import lent
@@ -36,7 +36,7 @@ RowView = Callable[[str, Field, Reading], list[Any]]
 def numpy(name: str, field: Field, rows: Reading) -> Any:
     """An array [rows, ...] for dense, text, bytes and object; a list of a value a row for ragged and struct."""
     if field.kind == "dense":
-        return reading.read_only(reading.dense(rows, field))
+        return gather.read_only(gather.dense(rows, field))
     values = numpy_rows(name, field, rows)
     if field.kind in ("ragged", "struct"):
         return values
@@ -49,22 +49,22 @@ def numpy(name: str, field: Field, rows: Reading) -> Any:
 def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
     """A read-only array or NumPy scalar a row; Python values of text, bytes and object."""
     if field.kind == "dense":
-        return list(reading.read_only(reading.dense(rows, field)))
+        return list(gather.read_only(gather.dense(rows, field)))
     if field.kind == "ragged":
-        return reading.rows_of(rows, field)
+        return gather.rows_of(rows, field)
     if field.kind == "struct":
         return _records(name, field, rows, numpy_rows)
     return python(name, field, rows)
 
 
 def python(
-    name: str, field: Field, rows: Reading, *, decode: bool = True, copies: objects.Copies | None = None
+    name: str, field: Field, rows: Reading, *, decode: bool = True, copies: object_codec.Copies | None = None
 ) -> list[Any]:
     """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
     dicts of bytes unless they are to be decoded. `copies`: what columns share that are read one after another, all of
     which stay in memory meanwhile."""
     if field.kind == "dense":
-        values: list[Any] = decoded(field.dtype, reading.dense(rows, field)).tolist()
+        values: list[Any] = decoded(field.dtype, gather.dense(rows, field)).tolist()
         return values
     if field.kind == "ragged":
         return _lists(field, rows)
@@ -73,14 +73,14 @@ def python(
     if field.kind == "text":
         return _text(name, field, rows)
     if field.kind == "bytes":
-        return [row.tobytes() for row in reading.spans(rows)]
-    if decode and reading.is_plain(rows) and reading.nbytes(rows, field) <= _SMALL_ROW * rows.rows:
-        whole, edges, _, _ = reading.items(rows, field)
-        return objects.decode_rows(name, whole.tobytes(), edges.tolist())
-    copies = objects.Copies() if copies is None else copies
+        return [row.tobytes() for row in gather.spans(rows)]
+    if decode and gather.is_plain(rows) and gather.nbytes(rows, field) <= _SMALL_ROW * rows.rows:
+        whole, edges, _, _ = gather.items(rows, field)
+        return object_codec.decode_rows(name, whole.tobytes(), edges.tolist())
+    copies = object_codec.Copies() if copies is None else copies
     return [
-        objects.decode_row(name, row, lookup, decode=decode, number=number, copies=copies)
-        for number, (row, lookup) in enumerate(reading.objects(rows))
+        object_codec.decode_row(name, row, lookup, decode=decode, number=number, copies=copies)
+        for number, (row, lookup) in enumerate(gather.objects(rows))
     ]
 
 
@@ -90,9 +90,9 @@ def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
     if device is not None and (there := _there(name, field, rows, device)) is not None:
         return there
     if field.kind == "dense":
-        return _tensor(name, field.dtype, reading.dense(rows, field, private=device is None), device)
+        return _tensor(name, field.dtype, gather.dense(rows, field, private=device is None), device)
     if field.kind == "ragged" and field.varying == 1:
-        values, offsets, _, _ = reading.items(rows, field, private=device is None)
+        values, offsets, _, _ = gather.items(rows, field, private=device is None)
         edges = _tensor(name, "int64", offsets, device)
         return tensors.jagged(_tensor(name, field.dtype, values, device), edges, np.diff(offsets))
     if field.kind in ("ragged", "struct"):
@@ -130,7 +130,7 @@ def packed(name: str, field: Field, rows: Reading, device: Any = None) -> tuple[
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
-    values, offsets, _, _ = reading.items(rows, field, private=device is None)
+    values, offsets, _, _ = gather.items(rows, field, private=device is None)
     return _tensor(name, field.dtype, values, device), _tensor(name, "int64", offsets, device)
 
 
@@ -139,10 +139,10 @@ def torch_rows(name: str, field: Field, rows: Reading, device: Any = None) -> li
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
-        own = None if device is not None else reading.own_rows(rows, field)
+        own = None if device is not None else gather.own_rows(rows, field)
         if own is not None:
             return [tensors.from_bits(name, field.dtype, row) for row in own]
-        values, offsets, shapes, _ = reading.items(rows, field, private=device is None)
+        values, offsets, shapes, _ = gather.items(rows, field, private=device is None)
         flat, edges = _tensor(name, field.dtype, values, device), offsets.tolist()
         parts = [flat[a:b] for a, b in pairwise(edges)]
         return parts if shapes is None else [p.view(s) for p, s in zip(parts, shapes.tolist(), strict=True)]
@@ -164,7 +164,7 @@ def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _lists(field: Field, rows: Reading) -> list[Any]:
-    values, offsets, shapes, _ = reading.items(rows, field)
+    values, offsets, shapes, _ = gather.items(rows, field)
     values, edges = decoded(field.dtype, values), offsets.tolist()
     if shapes is None:
         flat = values.tolist()
@@ -174,7 +174,7 @@ def _lists(field: Field, rows: Reading) -> list[Any]:
 
 
 def _text(name: str, field: Field, rows: Reading) -> list[str]:
-    values, offsets, _, _ = reading.items(rows, field)
+    values, offsets, _, _ = gather.items(rows, field)
     raw, edges = values.tobytes(), offsets.tolist()
     if raw.isascii():  # then characters are bytes, and one decoding serves all rows
         text = raw.decode("ascii")
@@ -188,7 +188,7 @@ def _text(name: str, field: Field, rows: Reading) -> list[str]:
 def _records(name: str, field: Field, rows: Reading, view: RowView) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = [{} for _ in range(rows.rows)]
     for key, child in field.children:
-        present, inner = reading.presence(rows, key, child)
+        present, inner = gather.presence(rows, key, child)
         try:
             values = view(f"{name}.{key}", child, inner)
         except SchemaMismatch as error:

@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import row_batcher
-from dataplane.batch.columns import columns_of
 from dataplane.batch.put_options import Narrow
+from dataplane.batch.put_plan import columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_batcher import RowMemory, RowSchema
 from dataplane.batch.values import Values, mismatch

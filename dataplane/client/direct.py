@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.pieces import Memory
+from dataplane.batch.stored_column import Memory
 from dataplane.client.holding import Held
 from dataplane.client.memory import CarriedShard
 from dataplane.clock import Deadline

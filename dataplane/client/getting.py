@@ -16,9 +16,9 @@ import numpy as np
 from dataplane.batch import cuts, slicing
 from dataplane.batch.batch import Batch
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import shard_of
 from dataplane.client import keeping
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.direct import Direct

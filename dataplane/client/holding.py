@@ -18,9 +18,9 @@ import numpy as np
 
 from dataplane.batch.layout import Outline
 from dataplane.batch.layout_check import CheckedLayout, check_layouts
-from dataplane.batch.pieces import Memory
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.stacks import Scattered, Stack
+from dataplane.batch.stored_column import Memory
 from dataplane.client.memory import Bytes, CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.wire import messages as m

@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 
 from dataplane.batch import tensors
-from dataplane.batch.columns import PlannedColumn, layout_of
 from dataplane.batch.layout import Bytes
-from dataplane.batch.pieces import Memory
+from dataplane.batch.put_plan import PlannedColumn, layout_of
+from dataplane.batch.stored_column import Memory
 from dataplane.client.connection import Connection
 from dataplane.client.direct import Direct
 from dataplane.client.memory import Access, HeldShard, Segment

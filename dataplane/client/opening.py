@@ -7,19 +7,19 @@ from itertools import groupby
 
 import numpy as np
 
-from dataplane.batch import reading
+from dataplane.batch import gather
 from dataplane.batch import ref as refs
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.columns import Plan, materialise, planned_column
 from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
 from dataplane.batch.layout import ColumnHeader, Index, Outline
 from dataplane.batch.layout_check import CheckedLayout
-from dataplane.batch.pieces import Selection, check_fits, opened
+from dataplane.batch.put_plan import Plan, materialise, planned_column
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
+from dataplane.batch.stored_column import Selection, check_fits, opened
 from dataplane.batch.values import ragged_run
 from dataplane.client.holding import Held, Holding
 from dataplane.errors import Misuse
@@ -91,7 +91,7 @@ class _Several:
 def _joined_column(column: Column, bounds: Index, cut: Cut) -> Column:
     """The rows `bounds[i]` up to `bounds[i + 1]` of a ragged column joined, for each i, and what a cut leaves of them:
     a copy."""
-    items = reading.items(column.reading, column.field)
+    items = gather.items(column.reading, column.field)
     shapes = None if items.shapes is None else items.shapes[bounds[:-1]].copy()
     if shapes is not None and items.shapes is not None:
         shapes[:, 0] = np.add.reduceat(items.shapes[:, 0], bounds[:-1])

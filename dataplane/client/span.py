@@ -16,8 +16,8 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import ColumnLayout
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.pieces import Memory, Selection, Stored, check_fits
 from dataplane.batch.ref import Span
+from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.errors import Misuse, ProtocolMismatch

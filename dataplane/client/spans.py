@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dataplane.batch.refcodec import MOST_TRACES
+from dataplane.batch.ref_codec import MOST_TRACES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext

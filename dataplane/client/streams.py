@@ -23,10 +23,10 @@ import numpy as np
 import xxhash
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.columns import Plan, columns_of
 from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.put_options import Narrow, Objects, refuses
+from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, flows, unfinished

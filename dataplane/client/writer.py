@@ -1,6 +1,6 @@
 """Writes columns into the node's memory.
 
-A put plans its columns (`batch.columns`), reserves room for all of them at once, writes each byte once, at its final
+A put plans its columns (`batch.put_plan`), reserves room for all of them at once, writes each byte once, at its final
 place, and seals. Columns of some size become their own shards, so that one that nobody asks for is neither kept in
 memory nor read back because of another; small ones share a shard. A payload that fits a message is sent in it, which
 saves a round trip.
@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dataplane.batch import put_options, tensors
-from dataplane.batch.columns import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.put_options import Narrow
+from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange

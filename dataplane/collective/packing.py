@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import PlannedColumn, layout_of, plan
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.pieces import Selection, Stored
+from dataplane.batch.put_plan import PlannedColumn, layout_of, plan
 from dataplane.batch.rows import Rows
+from dataplane.batch.stored_column import Selection, Stored
 from dataplane.collective.memory import Received
 from dataplane.errors import ProtocolMismatch
 

@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from dataplane.batch import media
+from dataplane.batch import images
 
 _KINDS = {
     "PIL.BmpImagePlugin": "BmpImageFile",
@@ -48,5 +48,5 @@ def uninstall() -> None:
 def _reduced(image: Any) -> Any:
     from PIL import ImageFile
 
-    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else media.opened_from(image)  # who unpickles may not be told that
-    return image.__reduce_ex__(4) if found is None else (media.reopened, found)
+    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else images.opened_from(image)  # who unpickles may not be told that
+    return image.__reduce_ex__(4) if found is None else (images.reopened, found)

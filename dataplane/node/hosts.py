@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import shard_of
 from dataplane.cluster.joining import Cluster
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment

@@ -25,15 +25,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from dataplane.batch import arrow_in, arrow_out, parts, reading
-from dataplane.batch.arrow import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
+from dataplane.batch import arrow_in, arrow_out, gather, object_rows
+from dataplane.batch.arrow_types import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
 from dataplane.batch.arrow_validate import check
 from dataplane.batch.batch import Batch
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.parts import LARGE
-from dataplane.batch.pieces import Reading
+from dataplane.batch.object_rows import LARGE
 from dataplane.batch.row_sources import as_bytes
+from dataplane.batch.stored_column import Reading
 from dataplane.batch.values import Values, byte_rows, dense, ragged_rows
 from dataplane.batch.values import struct as struct_of
 from dataplane.errors import Corrupt, DataplaneError
@@ -96,7 +96,7 @@ class Encoder:
     def _struct(self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any]) -> tuple[Any, Any]:
         children, fields = [], []
         for key, child in field.children:
-            present, own = reading.presence(rows, key, child)
+            present, own = gather.presence(rows, key, child)
             array, said = self._column(f"{path}.{key}", child, own, at[present], nullable=False)
             if not present.all():
                 array = arrow_out.spread(array, present)
@@ -110,7 +110,7 @@ class Encoder:
     def _is_media(self, path: str, field: Field, rows: Reading) -> bool:
         known = self.media.get(path)
         if known is None and rows.rows and field.kind != "text":
-            known = reading.nbytes(rows, field) >= LARGE * rows.rows
+            known = gather.nbytes(rows, field) >= LARGE * rows.rows
             if known and field.kind != "bytes":
                 found = [self._hash(each, keep=False) for each in _items(field, rows)]
                 known = len(set(found)) < len(found)
@@ -142,8 +142,8 @@ class Encoder:
 
     def _objects(self, path: str, rows: Reading, at: npt.NDArray[Any]) -> Any:
         cells = []
-        for number, (data, lookup) in zip(at.tolist(), reading.objects(rows), strict=True):
-            row = parts.row_of(path, data, lookup)
+        for number, (data, lookup) in zip(at.tolist(), gather.objects(rows), strict=True):
+            row = object_rows.row_of(path, data, lookup)
             if not row.parts:
                 cells.append(row.tree)
                 continue
@@ -162,8 +162,8 @@ def hash_of(data: Any, seed: int) -> str:
 def _items(field: Field, rows: Reading) -> Sequence[Any]:
     """The medium of each row: arrays, or runs of bytes."""
     if field.kind == "bytes":
-        return reading.spans(rows)
-    return reading.rows_of(rows, field) if field.kind == "ragged" else list(reading.dense(rows, field))
+        return gather.spans(rows)
+    return gather.rows_of(rows, field) if field.kind == "ragged" else list(gather.dense(rows, field))
 
 
 def _tensor(kind: Any) -> dict[str, Any]:
@@ -261,18 +261,18 @@ def _from_media(path: str, field: Field, array: Any, find: Find) -> Values:
 
 
 def _from_objects(array: Any, find: Find) -> Values:
-    return parts.values_of([_object(data, find) for data in _cells(array)])
+    return object_rows.values_of([_object(data, find) for data in _cells(array)])
 
 
-def _object(data: bytes, find: Find) -> parts.Row:
+def _object(data: bytes, find: Find) -> object_rows.Row:
     if not data.startswith(_REFERS):
-        return parts.Row(data)
+        return object_rows.Row(data)
     at = len(_REFERS) + _COUNT.size
     (count,) = _COUNT.unpack(data[len(_REFERS) : at])
     end = at + count * _DIGEST
     if end > len(data):
         raise ValueError(f"{count} parts in a cell of {len(data)} bytes")
-    return parts.Row(data[end:], [find(data[i : i + _DIGEST].hex()) for i in range(at, end, _DIGEST)])
+    return object_rows.Row(data[end:], [find(data[i : i + _DIGEST].hex()) for i in range(at, end, _DIGEST)])
 
 
 def _cells(array: Any) -> Iterator[bytes]:

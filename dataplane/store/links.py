@@ -1,7 +1,7 @@
 """The owners of the cells of a shard that has several.
 
-Each owner has cells under a link of its own (`batch.links`): the first those of the whole shard, each other those that
-it retained. A cell is dead once nobody owns it any more.
+Each owner has cells under a link of its own (`batch.shard_ids`): the first those of the whole shard, each other those
+that it retained. A cell is dead once nobody owns it any more.
 
 Invariants: freeing what an owner does not have does nothing, so a repeated free does no harm; each dead cell is
 reported once.
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.links import MAX_LINK
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import MAX_LINK
 from dataplane.errors import LimitExceeded
 from dataplane.store.live import BLOCK, Flags, Live, by_block
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.byte_ranges import merged, row_values
 from dataplane.batch.layout import Bytes, ShardLayout
 from dataplane.batch.rows import Index, Rows
-from dataplane.batch.stretches import merged, row_values
 from dataplane.config import PAGE
 
 BLOCK = 1 << 16

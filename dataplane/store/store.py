@@ -29,8 +29,8 @@ import numpy as np
 
 from dataplane.batch.layout import aligned
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Misuse, ProtocolMismatch

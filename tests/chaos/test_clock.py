@@ -13,7 +13,7 @@ PACKAGE = Path(dataplane.__file__).parent
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime")}
 WALL |= {("datetime", name) for name in ("now", "utcnow", "today")}
 #: Dates are values there, that users put or that certificates name: no attribute has one of the names above.
-VALUES = {"batch/kinds.py", "cluster/certificates.py"}
+VALUES = {"batch/builtin_codec.py", "cluster/certificates.py"}
 #: Shown to people beside what happened, and used for nothing else.
 SHOWN = {"web/feed.py", "web/looks.py"}
 #: Who reads one has imported it: others need not be parsed.

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.batch.columns import Plan, plan
 from dataplane.batch.layout import ColumnLayout
+from dataplane.batch.put_plan import Plan, plan
 from dataplane.wire import messages as m
 from tests.cases import each_case
 from tests.chaos.raw import Raw

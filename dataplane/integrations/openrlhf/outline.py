@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dataplane.batch.dtypes import storage
-from dataplane.batch.objects import encode_rows
+from dataplane.batch.object_codec import encode_rows
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.rows import LazyRow
 

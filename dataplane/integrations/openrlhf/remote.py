@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from dataplane.batch.batch import Column
-from dataplane.batch.objects import decode_row
+from dataplane.batch.object_codec import decode_row
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.integrations.openrlhf.ledger import Ledger

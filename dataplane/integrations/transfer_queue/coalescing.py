@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.batch import media, tensordicts, tensors
+from dataplane.batch import images, tensordicts, tensors
 from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
 from dataplane.client.tablerows import Rows
@@ -136,7 +136,7 @@ def _is_large(value: Any, depth: int = _DEPTH) -> bool:
         return len(value) >= LEAST
     if tensors.is_tensor(value):
         return int(value.numel() * value.element_size()) >= TENSOR
-    return media.is_image(value) or (isinstance(value, np.ndarray) and value.nbytes >= LEAST)
+    return images.is_image(value) or (isinstance(value, np.ndarray) and value.nbytes >= LEAST)
 
 
 def _entries(fields: Any) -> list[tuple[Any, Any]]:

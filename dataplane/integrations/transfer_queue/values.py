@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import objects, reading, tensordicts, tensors, views
+from dataplane.batch import gather, object_codec, tensordicts, tensors, views
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.infer import infer
@@ -56,7 +56,7 @@ def _variants(column: Column) -> list[_Variant]:
     in place, without a copy."""
     found = []
     for name, field in column.field.children:
-        present, rows = reading.presence(column.reading, name, field)
+        present, rows = gather.presence(column.reading, name, field)
         if present.any():
             child = Column.of(f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut)
             found.append(_Variant(name, present, child))
@@ -132,7 +132,7 @@ def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
                     held[f".{key}/{str(each.dtype)[6:]}/{each.ndim}"].append((row, each))
                     rest[key] = None  # keeps its place
         plain.append(rest)
-    yield "=object", None, objects.values_of(name, plain)
+    yield "=object", None, object_codec.values_of(name, plain)
     for kind, found in held.items():
         flags = np.zeros(len(values), np.bool_)
         flags[[row for row, _ in found]] = True
@@ -143,12 +143,12 @@ def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: b
     """The fields as a TensorDict of this many rows; `dense`: tensors that were put dense stay dense."""
     from tensordict import TensorDict
 
-    copies = objects.Copies()
+    copies = object_codec.Copies()
     found = {name: field(batch[name], dense=dense, copies=copies) for name in names} if batch is not None else {}
     return TensorDict(found, batch_size=[rows])
 
 
-def field(column: Column, *, dense: bool, copies: objects.Copies | None = None) -> Any:
+def field(column: Column, *, dense: bool, copies: object_codec.Copies | None = None) -> Any:
     """One field: a tensor, or a NonTensorStack. `copies`: shared by fields that are read together."""
     found = _variants(column)
     if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
@@ -175,7 +175,7 @@ def _tensor(found: _Variant, *, dense: bool) -> Any:
     return tensordicts.stacked(rows)
 
 
-def _rows(column: Column, found: Sequence[_Variant], copies: objects.Copies | None) -> list[Any]:
+def _rows(column: Column, found: Sequence[_Variant], copies: object_codec.Copies | None) -> list[Any]:
     """One value a row, of any kind."""
     values: list[Any] = [None] * len(column)
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from dataplane.batch.concat import concat, described, of_rows
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.frame import Cell, Shard
-from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.shard_ids import shard_of
 from dataplane.client.sync import Plane
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.process import with_plane

@@ -23,7 +23,7 @@ from transfer_queue.metadata import extract_field_schema
 
 from dataplane.batch import tensordicts, tensors, views
 from dataplane.batch.batch import Column
-from dataplane.batch.objects import Copies
+from dataplane.batch.object_codec import Copies
 from dataplane.batch.values import mismatch_in
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED

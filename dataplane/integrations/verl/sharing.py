@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch import objects, parts
-from dataplane.batch.columns import values_of
+from dataplane.batch import object_codec, object_rows
+from dataplane.batch.put_plan import values_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import Single, SmallColumns, laid_out_row, single
 from dataplane.batch.values import Values
@@ -114,7 +114,7 @@ def _values(columns: Mapping[str, Any]) -> dict[str, Values]:
     values = {}
     for name, each in columns.items():
         if id(each) not in seen:
-            seen[id(each)] = (objects.values_of if type(each) is Objects else values_of)(name, each)
+            seen[id(each)] = (object_codec.values_of if type(each) is Objects else values_of)(name, each)
         values[name] = seen[id(each)]
     return values
 
@@ -293,4 +293,4 @@ def _stored_apart(values: Mapping[str, Values], how: Mapping[str, bytes], timeou
 
 
 def _stored_in_parts(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
-    return _stored({name: parts.shared(name, each) for name, each in values.items()}, how, timeout)
+    return _stored({name: object_rows.shared(name, each) for name, each in values.items()}, how, timeout)

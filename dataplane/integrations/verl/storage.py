@@ -24,7 +24,7 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.managers.base import StorageManager
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.objects import Copies
+from dataplane.batch.object_codec import Copies
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied

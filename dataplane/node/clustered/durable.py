@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from dataplane.batch.links import shard_of
 from dataplane.batch.ref import ShardKey
+from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained import Retained

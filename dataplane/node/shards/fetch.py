@@ -17,9 +17,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from dataplane.batch.links import shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, ProtocolMismatch

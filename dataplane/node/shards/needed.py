@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dataplane.batch.links import link_of
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import link_of
 from dataplane.errors import LimitExceeded, OwnerDied
 from dataplane.store.freeings import Cause
 from dataplane.store.store import Store

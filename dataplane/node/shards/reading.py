@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from dataplane.batch.stretches import Stretches, rounded, total, without
+from dataplane.batch.byte_ranges import ByteRanges, rounded, total, without
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
@@ -67,8 +67,8 @@ class Wanted:
     owner: bytes
     shard: int
     memory: memoryview
-    stretches: Stretches
-    there: Stretches
+    stretches: ByteRanges
+    there: ByteRanges
     whole: bool
     fresh: bool
 
@@ -131,14 +131,14 @@ class Reading:
             return True
         return True
 
-    async def read(self, wanted: Wanted) -> Stretches:
+    async def read(self, wanted: Wanted) -> ByteRanges:
         """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges that
         were read, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         async with self._turns.turn(wanted.owner):
             with self._one_more():
                 return await self._read(wanted)
 
-    async def _read(self, wanted: Wanted) -> Stretches:
+    async def _read(self, wanted: Wanted) -> ByteRanges:
         owner, why = wanted.owner, "no transport is on both sides"
         member = member_of(self._membership, owner)
         for transport in self._choice.of(owner, member.transports):
@@ -159,14 +159,14 @@ class Reading:
         member_of(self._membership, owner)
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
-    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: Wanted) -> Stretches:
+    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: Wanted) -> ByteRanges:
         """Read at the owner, or where it says. If there is no copy there any more, read at the next place; if bytes
         from the owner's disk were wrong, read again once it has read them back itself."""
         avoid: list[bytes] = []
         while True:
             whole = wanted.whole and len(avoid) < _COPIES_TRIED
             offered = await self._ask(member, transport, wanted, whole=whole, avoid=avoid)
-            came: Stretches = []
+            came: ByteRanges = []
             try:
                 if offered.holder and not whole:
                     raise TransportError("it sends elsewhere who wants it from there")
@@ -186,7 +186,7 @@ class Reading:
             if offered.holder:
                 avoid.append(offered.holder)
 
-    async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> Stretches:
+    async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> ByteRanges:
         """Read what is offered at that address, and check it if it comes from a disk. Returns the ranges."""
         stretches, began = wanted.stretches, time.monotonic_ns()
         if offered.chunk:
@@ -212,7 +212,7 @@ class Reading:
         self.timed("fetch", began, total(stretches))
         return stretches
 
-    async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> Stretches:
+    async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> ByteRanges:
         """Read at a node with a copy; nothing if that fails."""
         member = self._membership.members.get(holder)
         address = None if member is None else member.transports.get(transport.name)
@@ -221,7 +221,7 @@ class Reading:
         try:
             async with self._running.needing(holder):
                 offered = await self._ask(member, transport, wanted, owner=wanted.owner, patience_s=0.0)
-                came: Stretches = []
+                came: ByteRanges = []
                 try:
                     came = await self._take(transport, address, offered, wanted)
                 finally:
@@ -255,7 +255,7 @@ class Reading:
                     raise
                 await asyncio.sleep(_AGAIN_S)
 
-    def _withdraw(self, member: Member, offered: pm.Offered, wanted: Wanted, came: Stretches) -> None:
+    def _withdraw(self, member: Member, offered: pm.Offered, wanted: Wanted, came: ByteRanges) -> None:
         number, whole = self._peers.next_id(), bool(came) and wanted.whole
         withdraw = pm.Withdraw(number, self._node, offered.ticket, total(came), whole)
         self._peers.tell(member.address, withdraw, Done)
@@ -266,7 +266,7 @@ class Reading:
         await self._checking.aclose()
 
 
-def _check(memory: memoryview, stretches: Stretches, chunk: int, sums: bytes) -> None:
+def _check(memory: memoryview, stretches: ByteRanges, chunk: int, sums: bytes) -> None:
     """In a thread. Raises _Damaged if a chunk of these ranges does not match its checksum."""
     for start, stop in stretches:
         for begin in range(start, stop, chunk):

@@ -13,10 +13,10 @@ from typing import TypeAlias
 import numpy as np
 
 from dataplane.batch import cuts
+from dataplane.batch.byte_ranges import ByteRanges, is_sliceable, merged, tables, total, values, without
 from dataplane.batch.layout import Bytes, check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import Rows
-from dataplane.batch.stretches import Stretches, is_sliceable, merged, tables, total, values, without
 from dataplane.errors import Misuse
 from dataplane.node.shards.reading import Reading, Wanted
 from dataplane.wire import messages as m
@@ -71,7 +71,7 @@ class Remote:
         self._size = size
         self._whole = size < _WORTH
         self._wants: list[Want] = []
-        self._there: Stretches = [(0, size)] if whole else []
+        self._there: ByteRanges = [(0, size)] if whole else []
         self._turn = asyncio.Lock()
         self.patch: Patch | None = None
         """By which it is made, rather than fetched."""
@@ -98,7 +98,7 @@ class Remote:
         """Whether these rows of these columns are here, if any of the shard is in memory."""
         return self.complete or all(want in self._wants for want in wants)
 
-    def _stretches(self, want: bytes) -> Stretches:
+    def _stretches(self, want: bytes) -> ByteRanges:
         """The places of these bytes of the only column. Raises Misuse."""
         columns = self._layout.columns
         found = np.frombuffer(want[: len(want) // 16 * 16], "<i8").reshape(-1, 2)
@@ -158,13 +158,13 @@ class Remote:
         await self._fetch(memory, everything, fresh=fresh)
         check_contents(self._layout, array)
 
-    def _wanted(self, want: Want, memory: Bytes) -> Stretches:
+    def _wanted(self, want: Want, memory: Bytes) -> ByteRanges:
         if isinstance(want, bytes):
             return self._stretches(want)
         ordinals, rows, cut = want
         return values(self._layout, ordinals, rows, memory, cuts.decode(cut, len(rows)))
 
-    async def _fetch(self, memory: memoryview, wanted: Stretches, *, fresh: bool) -> None:
+    async def _fetch(self, memory: memoryview, wanted: ByteRanges, *, fresh: bool) -> None:
         missing = without(wanted, self._there)
         if missing:
             whole = total(self._there) + total(missing) == self._size

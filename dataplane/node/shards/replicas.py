@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
+from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import LocalMemory, Plan, materialise, plan
 from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
+from dataplane.batch.put_plan import LocalMemory, Plan, materialise, plan
 from dataplane.batch.rows import Rows
 
 

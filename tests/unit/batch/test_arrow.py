@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.batch.arrow import VariableShapeTensorType
-from dataplane.batch.columns import values_of
+from dataplane.batch.arrow_types import VariableShapeTensorType
+from dataplane.batch.put_plan import values_of
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import column, local_batch, same

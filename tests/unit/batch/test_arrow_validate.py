@@ -15,9 +15,9 @@ import pytest
 from dataplane.batch import arrow_in, arrow_validate
 from dataplane.batch.arrow_validate import check
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import LocalMemory, plan
 from dataplane.batch.layout import check_contents
 from dataplane.batch.layout_check import check_layout
+from dataplane.batch.put_plan import LocalMemory, plan
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
 from tests.cases import each_case

@@ -27,9 +27,9 @@ def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None
 import sys
 import dataplane.batch.layout
 assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
-import dataplane.batch.batch, dataplane.batch.columns
+import dataplane.batch.batch, dataplane.batch.put_plan
 import numpy as np
-batch = dataplane.batch.columns.materialise(dataplane.batch.columns.plan(
+batch = dataplane.batch.put_plan.materialise(dataplane.batch.put_plan.plan(
     {
         "x": np.zeros(3), "t": ["a", "b", "c"], "r": [[1], [], [2]], "o": [None, 1, (2,)],
         "s": [{"a": np.ones(2)}, {}, {}],

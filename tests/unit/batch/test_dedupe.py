@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dataplane.batch import dedupe
-from dataplane.batch.columns import plan, values_of
+from dataplane.batch.put_plan import plan, values_of
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import infer
-from dataplane.batch.columns import values_of
+from dataplane.batch.put_plan import values_of
 from dataplane.batch.values import Values
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import LocalMemory, plan
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents, decode
 from dataplane.batch.layout_check import check_layout, check_layouts
+from dataplane.batch.put_plan import LocalMemory, plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from dataplane.batch import infer
-from dataplane.batch.columns import columns_of, values_of
+from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.row_batcher import RowMemory, joined, owned
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same

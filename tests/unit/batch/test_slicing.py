@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import cuts, slicing, stretches
+from dataplane.batch import byte_ranges, cuts, slicing
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.columns import LocalMemory, plan
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
-from dataplane.batch.pieces import opened
 from dataplane.batch.put_options import narrowed
+from dataplane.batch.put_plan import LocalMemory, plan
 from dataplane.batch.ref import BatchRef, frame_of
 from dataplane.batch.rows import Rows
+from dataplane.batch.stored_column import opened
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import filled, same
@@ -73,10 +73,10 @@ class Shards:
         found = {}
         for (_, number), wanted in slicing.wanted(ref).items():
             layout, whole = self.layouts[number], self.memories[number]
-            parts = stretches.tables(layout)
+            parts = byte_ranges.tables(layout)
             for ordinals, rows, cut in wanted:
                 decoded = cuts.decode(cuts.encode(cut), len(rows))
-                parts = parts + stretches.values(layout, ordinals, rows, whole, decoded)
+                parts = parts + byte_ranges.values(layout, ordinals, rows, whole, decoded)
             memory = np.full_like(aligned_bytes(len(whole)), 0xFF)
             for start, stop in parts:
                 memory[start:stop] = whole[start:stop]

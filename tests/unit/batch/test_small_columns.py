@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch import infer, objects
-from dataplane.batch.columns import plan
+from dataplane.batch import infer, object_codec
 from dataplane.batch.field import MAX_COLUMNS
+from dataplane.batch.put_plan import plan
 from dataplane.batch.small_columns import LARGE, Single, laid_out, laid_out_row, single
 from tests.cases import each_case
 from tests.unit.batch.exact import filled
@@ -103,7 +103,7 @@ def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> Non
     for name in found:
         value, as_object = columns[name]
         scalar = isinstance(value, torch.Tensor) and not value.ndim
-        given[name] = objects.values_of(name, [value]) if as_object else value[None] if scalar else [value]
+        given[name] = object_codec.values_of(name, [value]) if as_object else value[None] if scalar else [value]
     assert (row.payload, row.layout, row.columns) == planned(given)
     assert row.nbytes == len(row.payload)
 

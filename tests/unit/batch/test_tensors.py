@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane.batch.columns import values_of
 from dataplane.batch.dtypes import BITS
+from dataplane.batch.put_plan import values_of
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same

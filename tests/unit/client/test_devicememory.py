@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.columns import plan
+from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
 from dataplane.client.devicememory import MappedDevice

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
+from dataplane.batch.put_plan import plan
 from dataplane.batch.ref import BatchRef, Span, span_of
 from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin

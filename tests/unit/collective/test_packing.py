@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.columns import LocalMemory, plan
+from dataplane.batch.put_plan import LocalMemory, plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
 from dataplane.collective.memory import Received

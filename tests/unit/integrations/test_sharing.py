@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataplane.batch.columns import values_of
+from dataplane.batch.put_plan import values_of
 from dataplane.integrations.sharing import LEAST, Known, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.columns import materialise, plan
+from dataplane.batch.put_plan import materialise, plan
 from dataplane.errors import Corrupt
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
 from tests.cases import each_case

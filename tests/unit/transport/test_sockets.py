@@ -1,4 +1,4 @@
-"""Stretches through real sockets: large and small, in any mixture, whole or not at all."""
+"""ByteRanges through real sockets: large and small, in any mixture, whole or not at all."""
 
 from __future__ import annotations
 

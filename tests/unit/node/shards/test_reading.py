@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from dataplane.batch.stretches import Stretches
+from dataplane.batch.byte_ranges import ByteRanges
 from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
 from dataplane.node.shards.reading import Reading, Wanted
@@ -85,7 +85,7 @@ async def reading(owner: Owner) -> AsyncIterator[Reading]:
     await made.aclose()
 
 
-async def read(reading: Reading, chosen: Stretches, there: Stretches | None = None, *, fresh: bool = True) -> Any:
+async def read(reading: Reading, chosen: ByteRanges, there: ByteRanges | None = None, *, fresh: bool = True) -> Any:
     target = np.zeros(SIZE, np.uint8)
     for start, stop in there or []:
         target[start:stop] = CONTENT[start:stop]

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import cuts, cutting, parts
+from dataplane.batch import cuts, gather_slices, object_rows
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, Index, Tables
-from dataplane.batch.pieces import Copied, Reading, Selection, Stored
 from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.rows import Rows
+from dataplane.batch.stored_column import Copied, Reading, Selection, Stored
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)
@@ -96,7 +96,7 @@ def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArr
     """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
     dtype, shape, unit = _item(field)
     if reading.cut:
-        return cutting.dense(reading, field, private=private)
+        return gather_slices.dense(reading, field, private=private)
     if not unit or not reading.rows:
         return np.empty((reading.rows, *shape), dtype)
     if (run := reading.run) is not None:
@@ -143,7 +143,7 @@ def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
 def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
     """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
     if reading.cut:
-        return Items(*cutting.packed(reading, field), shared=False)
+        return Items(*gather_slices.packed(reading, field), shared=False)
     dtype = storage(field.dtype) if field.dtype else _BYTE
     shape, unit = field.item_shape, field.item_nbytes
     if (run := reading.run) is not None and run[0].layout.field.varying == field.varying:
@@ -167,7 +167,7 @@ def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
 def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
     """Each row of a ragged column as a read-only array over the pieces. No copies."""
     if reading.cut:
-        return cutting.rows(reading, field)
+        return gather_slices.rows(reading, field)
     dtype = storage(field.dtype)
     per_part = [_part_rows(stored, rows, dtype) for stored, rows in reading.parts]
     rows = [row for part in per_part for row in part]
@@ -182,7 +182,7 @@ def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
         return None
     if reading.cut:
-        return cutting.rows(reading, field, _own_row)
+        return gather_slices.rows(reading, field, _own_row)
     dtype = storage(field.dtype)
     found: list[npt.NDArray[Any]] = []
     for stored, rows in in_order(reading):
@@ -238,7 +238,7 @@ def is_plain(reading: Reading) -> bool:
 def whole(name: str, reading: Reading) -> list[Any]:
     """Each row of an object column as bytes that mean no others. Raises Corrupt."""
     try:
-        return [parts.whole(row, lookup) for row, lookup in objects(reading)]
+        return [object_rows.whole(row, lookup) for row, lookup in objects(reading)]
     except ValueError as error:
         raise refuse(name, f"a row is not an encoded value: {error}") from error
 
@@ -263,7 +263,7 @@ def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
 def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
     """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
     if reading.cut:
-        return cutting.tables(reading, field)
+        return gather_slices.tables(reading, field)
     shapes = _shapes(reading, field) if field.varying > 1 else None
     return offsets_of(_lengths(reading) if shapes is None else shapes.prod(axis=1)), shapes
 
@@ -324,7 +324,7 @@ def nbytes(reading: Reading, field: Field) -> int:
             total += nbytes(presence(reading, key, child)[1], child)
         return total
     if reading.cut:
-        return int(cutting.tables(reading, field)[0][-1]) * field.item_nbytes
+        return int(gather_slices.tables(reading, field)[0][-1]) * field.item_nbytes
     return int(_lengths(reading, scaled=True).sum())
 
 

@@ -2,9 +2,10 @@
 
 None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
 a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
-types (`kinds`), classes of users (`classes`) and PIL's images (`media`). Bytes, arrays and images of some KiB lie
-beside the MessagePack (`parts`), where they are copied once on either side. Anything beyond is refused, since it would
-come back as something else or need pickle: functions, locks, generators, text with lone surrogates.
+types (`builtin_codec`), classes of users (`instance_codec`) and PIL's images (`images`). Bytes, arrays and images of
+some KiB lie beside the MessagePack (`object_rows`), where they are copied once on either side. Anything beyond is
+refused, since it would come back as something else or need pickle: functions, locks, generators, text with lone
+surrogates.
 
 Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
 class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
@@ -23,11 +24,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import classes, kinds, media, parts, tensors
+from dataplane.batch import builtin_codec, images, instance_codec, object_rows, tensors
+from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.dtypes import check_text, exact_dtype, exact_name, storage
 from dataplane.batch.field import refuse
-from dataplane.batch.kinds import Unfit
-from dataplane.batch.parts import LARGE, Lookup, Row
+from dataplane.batch.object_rows import LARGE, Lookup, Row
 from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
@@ -65,7 +66,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Picture(msgspec.Struct, array_like=True, frozen=True):
-    """An image (`media.Picture`), with its info; `rest` are keys of that which are as in the image's file."""
+    """An image (`images.Picture`), with its info; `rest` are keys of that which are as in the image's file."""
 
     module: str
     kind: str
@@ -109,18 +110,18 @@ def encode(column: str, rows: Sequence[Any]) -> list[Row]:
 
 def values_of(column: str, rows: Sequence[Any]) -> Values:
     """The rows as an object column, in which equal large parts are stored once. Raises SchemaMismatch as `encode`."""
-    return parts.values_of(encode(column, rows))
+    return object_rows.values_of(encode(column, rows))
 
 
 def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
-    """Each row as the bytes that an object column holds of it (`parts`). Raises SchemaMismatch as `encode`."""
-    return [parts.joined(row) for row in encode(column, rows)]
+    """Each row as the bytes that an object column holds of it (`object_rows`). Raises SchemaMismatch as `encode`."""
+    return [object_rows.joined(row) for row in encode(column, rows)]
 
 
 def decode_row(
     column: str,
     data: Any,
-    lookup: Lookup = parts.nowhere,
+    lookup: Lookup = object_rows.nowhere,
     *,
     decode: bool = True,
     number: int = -1,
@@ -134,11 +135,11 @@ def decode_row(
     class, and what to import.
     """
     try:
-        tree, found = parts.split(data, lookup)
+        tree, found = object_rows.split(data, lookup)
         # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
         reader = _Reader(found, decode, Copies() if copies is None else copies)
         return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
-    except classes.Absent as absent:
+    except instance_codec.Absent as absent:
         missing, _, _ = str(absent).partition(":")
         message = f"{'it' if number >= 0 else 'a row'} holds {absent}"
         raise mismatch(column, message, row=number, expected="a class of this process", found=missing) from absent
@@ -154,7 +155,7 @@ def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
         *_FALSE,
         msgspec.MsgspecError,
         SchemaMismatch,
-        classes.Absent,
+        instance_codec.Absent,
     ):  # of a row that has parts, or is none: it says so by itself
         copies = Copies()
         rows = enumerate(pairwise(edges))
@@ -194,19 +195,19 @@ class _Writer:
             return _extension(_PAIRS, [self._plain(part, depth + 1) for item in value.items() for part in item])
         if kind is tuple:
             return _extension(_TUPLE, [self._plain(item, depth + 1) for item in value])
-        if (found := kinds.parts_of(value)) is not None:
+        if (found := builtin_codec.parts_of(value)) is not None:
             return self._named(_KIND, found, depth)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, kind, depth)
         if tensors.is_tensor(value):
             return _extension(_TENSOR, self._header(value, _tensor))
-        if media.is_image(value):
+        if images.is_image(value):
             return self._image(value, depth)
-        if (found := classes.parts_of(value)) is not None:
+        if (found := instance_codec.parts_of(value)) is not None:
             return self._named(_CLASS, found, depth)
         raise Unfit(_name(kind), _hint(kind))
 
-    def _named(self, code: int, found: tuple[str, kinds.Parts], depth: int) -> msgspec.msgpack.Ext:
+    def _named(self, code: int, found: tuple[str, builtin_codec.Parts], depth: int) -> msgspec.msgpack.Ext:
         name, own = found
         return _extension(code, [name, *[self._plain(part, depth + 1) for part in own]])
 
@@ -221,7 +222,7 @@ class _Writer:
         return _Header(name, shape, self._beside(data))
 
     def _image(self, image: Any, depth: int) -> msgspec.msgpack.Ext:
-        picture: media.Picture = self._once(image, media.taken)
+        picture: images.Picture = self._once(image, images.taken)
         info, rest = dict(image.info), []
         try:
             packed = _encode(self._plain(info, depth + 1))
@@ -347,12 +348,12 @@ class _Reader:
         if type(info) is not dict:
             raise ValueError("an image's info is no dict")
         data: Any = self._view(header.data)
-        if not media.is_deferred(header.frame, header.mode, len(data)):
+        if not images.is_deferred(header.frame, header.mode, len(data)):
             data = self._bytes(header.data)
         own = header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette
-        picture = media.Picture(*own, data)
-        image = media.made(picture, info, header.rest)
-        return image if self._decode else {"bytes": media.as_file(image), "path": None}
+        picture = images.Picture(*own, data)
+        image = images.made(picture, info, header.rest)
+        return image if self._decode else {"bytes": images.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
         """The bytes, or those of the part that is meant."""
@@ -377,11 +378,11 @@ class _Reader:
 
 def _container(code: int, items: list[Any]) -> Any:
     if code == _PAIRS:
-        return kinds.pairs(items)
+        return builtin_codec.pairs(items)
     if code == _OBJECTS:
         return _objects(*items)
     name, *parts = items
-    return (kinds if code == _KIND else classes).made(name, parts)
+    return (builtin_codec if code == _KIND else instance_codec).made(name, parts)
 
 
 def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:

@@ -17,8 +17,8 @@ from dataplane.batch.cuts import Cut, Index
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes
-from dataplane.batch.pieces import Reading, Stored
 from dataplane.batch.row_sources import offsets_of
+from dataplane.batch.stored_column import Reading, Stored
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[Stored, int, int], Bytes]

@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from dataplane.batch.kinds import Parts, Unfit
+from dataplane.batch.builtin_codec import Parts, Unfit
 
 _BASES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bytes, list, dict, tuple, object)}
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it

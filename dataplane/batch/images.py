@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from dataplane.batch.kinds import Unfit
-from dataplane.batch.parts import LARGE
+from dataplane.batch.builtin_codec import Unfit
+from dataplane.batch.object_rows import LARGE
 
 Image = Any  # PIL is an extra: what the package does must not depend on its annotations
 

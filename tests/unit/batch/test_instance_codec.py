@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.batch.object_codec import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.batch import parts, reading, tensordicts, tensors
+from dataplane.batch import gather, object_rows, tensordicts, tensors
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.dedupe import Each, distinct
 from dataplane.batch.dtypes import name_of
@@ -34,10 +34,10 @@ from dataplane.batch.layout import (
     decode,
     encode,
 )
-from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.row_sources import Job as Job
 from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.rows import Rows
+from dataplane.batch.stored_column import Reading, Selection
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
 from dataplane.errors import Corrupt, SchemaMismatch
 
@@ -316,26 +316,26 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     if field.kind == "dense":
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
             stored = rows.parts[0].stored
-            source = reading.dense(Reading((Selection(stored, Rows.range(0, stored.layout.stored)),), None), field)
+            source = gather.dense(Reading((Selection(stored, Rows.range(0, stored.layout.stored)),), None), field)
             _, index = rows.places()
             return Values(field, rows.rows, Rectangle(source).take(index))
-        return Values(field, rows.rows, Rectangle(reading.dense(rows, field)))
+        return Values(field, rows.rows, Rectangle(gather.dense(rows, field)))
     if field.kind == "struct":
         keys, presence, children = [], [], []
         for key, child in field.children:
-            flags, inner = reading.presence(rows, key, child)
+            flags, inner = gather.presence(rows, key, child)
             keys.append(key)
             presence.append(flags)
             children.append(_from_reading(f"{column}.{key}", child, inner))
         return struct(keys, presence, children, rows.rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
-        return parts.values_of([parts.row_of(column, row, lookup) for row, lookup in reading.objects(rows)])
+        return object_rows.values_of([object_rows.row_of(column, row, lookup) for row, lookup in gather.objects(rows)])
     if rows.run is not None:
-        values, offsets, shapes, shared = reading.items(rows, field)
+        values, offsets, shapes, shared = gather.items(rows, field)
         if shared:
             return Values(field, rows.rows, Run(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
-    offsets, shapes = reading.tables(rows, field)
-    views = reading.rows_of(rows, field) if field.kind == "ragged" else reading.spans(rows)
+    offsets, shapes = gather.tables(rows, field)
+    views = gather.rows_of(rows, field) if field.kind == "ragged" else gather.spans(rows)
     item_shape = None if shapes is not None else field.item_shape
     return Values(field, rows.rows, Joined(views, bounds_of(field, offsets), item_shape), offsets, shapes)
 

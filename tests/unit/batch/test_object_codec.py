@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.batch.object_codec import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import same

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
 
-from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.batch.object_codec import decode_row, encode_rows
 from dataplane.errors import Corrupt
 from tests.cases import each_case
 from tests.unit.batch.pictures import MODES, WIDE, file, is_lazy, noise, opened

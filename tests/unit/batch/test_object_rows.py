@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.batch import Column
-from dataplane.batch.objects import decode_row
-from dataplane.batch.parts import LARGE
+from dataplane.batch.object_codec import decode_row
+from dataplane.batch.object_rows import LARGE
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt
 from tests.cases import each_case

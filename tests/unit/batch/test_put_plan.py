@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dataplane.batch.columns import plan
 from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
+from dataplane.batch.put_plan import plan
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same

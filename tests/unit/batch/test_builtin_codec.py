@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dataplane.batch.objects import decode_row
+from dataplane.batch.object_codec import decode_row
 from dataplane.errors import Corrupt
 from tests.cases import each_case
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from dataplane.batch import tensors
 from dataplane.batch.batch import Batch, Column
-from dataplane.batch.columns import values_of
 from dataplane.batch.dtypes import name_of
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes
+from dataplane.batch.put_plan import values_of
 from dataplane.batch.row_sources import Job
 from dataplane.batch.values import mismatch
 from dataplane.device.copies import fill

@@ -1,7 +1,7 @@
 """Which bytes of a shard some rows of some columns are: what has to be read, or sent, for them and nothing else.
 
 A column's tables (offsets, shapes, indexes, presence) say where its rows are; they are few bytes, and are wanted whole,
-since they are checked whole. Of the values, those of the rows. Stretches are (start, stop) in the extent, ascending and
+since they are checked whole. Of the values, those of the rows. Ranges are (start, stop) in the extent, ascending and
 apart from each other; those that nearly touch are one.
 """
 
@@ -18,14 +18,14 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout
 from dataplane.batch.rows import Rows
 
-Stretches: TypeAlias = list[tuple[int, int]]
+ByteRanges: TypeAlias = list[tuple[int, int]]
 
-_GAP = 512  # bytes between two stretches that cost less to take along than to name and gather: 1.5 us, see 0019
+_GAP = 512  # bytes between two ranges that cost less to take along than to name and gather: 1.5 us, see 0019
 
 
-def merged(stretches: Iterable[tuple[int, int]], gap: int = _GAP) -> Stretches:
+def merged(ranges: Iterable[tuple[int, int]], gap: int = _GAP) -> ByteRanges:
     """The same in order, each once, neighbours as one."""
-    array = np.array(list(stretches), np.int64).reshape(-1, 2)
+    array = np.array(list(ranges), np.int64).reshape(-1, 2)
     array = array[array[:, 0] < array[:, 1]]
     if len(array) < 2:
         return [(start, stop) for start, stop in array.tolist()]
@@ -37,9 +37,9 @@ def merged(stretches: Iterable[tuple[int, int]], gap: int = _GAP) -> Stretches:
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-def without(wanted: Stretches, there: Stretches) -> Stretches:
+def without(wanted: ByteRanges, there: ByteRanges) -> ByteRanges:
     """What of the wanted is not there."""
-    made: Stretches = []
+    made: ByteRanges = []
     first = 0
     for start, stop in wanted:
         while first < len(there) and there[first][1] <= start:
@@ -55,29 +55,29 @@ def without(wanted: Stretches, there: Stretches) -> Stretches:
     return made
 
 
-def rounded(stretches: Stretches, unit: int, size: int) -> Stretches:
+def rounded(ranges: ByteRanges, unit: int, size: int) -> ByteRanges:
     """The same, in whole units of a memory of that size."""
-    return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in stretches), gap=0)
+    return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in ranges), gap=0)
 
 
-def total(stretches: Iterable[tuple[int, int]]) -> int:
+def total(ranges: Iterable[tuple[int, int]]) -> int:
     """Their bytes."""
-    return sum(stop - start for start, stop in stretches)
+    return sum(stop - start for start, stop in ranges)
 
 
-def tables(layout: ShardLayout) -> Stretches:
+def tables(layout: ShardLayout) -> ByteRanges:
     """The tables of all columns."""
-    return merged(stretch for _, column in layout.columns for stretch in _tables(column))
+    return merged(each for _, column in layout.columns for each in _tables(column))
 
 
-def _tables(column: ColumnLayout) -> Stretches:
+def _tables(column: ColumnLayout) -> ByteRanges:
     kind = column.field.kind
     found = [(offset, offset + size) for offset, size in column.buffers]
     if kind == "dense":
         found = found[1:]
     elif kind != "struct":
         del found[1]  # the values
-    return found + [stretch for child in column.children for stretch in _tables(child)]
+    return found + [each for child in column.children for each in _tables(child)]
 
 
 def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
@@ -87,16 +87,16 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
     return not cut or (field.kind in ("dense", "ragged") and all(step[1] in range(len(field.shape)) for step in cut))
 
 
-def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes, cut: Cut = NOTHING) -> Stretches:
+def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes, cut: Cut = NOTHING) -> ByteRanges:
     """The values of these rows, ascending, of these columns, or what a cut that is made along dimensions that they have
     leaves of them in their first. `memory` is the extent, with tables that are sound."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]
-    return merged(stretch for column in columns for stretch in row_values(column, rows.array(), memory, cut))
+    return merged(each for column in columns for each in row_values(column, rows.array(), memory, cut))
 
 
 def row_values(
     column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut = NOTHING, *, shared: bool = True
-) -> Stretches:
+) -> ByteRanges:
     """The values of these rows, ascending, or what a cut leaves of them; unless `shared`, without those of indexed
     columns, which other rows may have too. All is clipped to the buffers: what was sound when it was checked may have
     been changed since by a hostile process."""
@@ -110,7 +110,7 @@ def row_values(
         rows = np.clip(index[rows], 0, column.stored - 1)
         rows = rows if cut else np.unique(rows)
     if column.field.kind == "struct":
-        found: Stretches = []
+        found: ByteRanges = []
         for (offset, size), child in zip(column.buffers, column.children, strict=False):
             there = memory[offset : offset + size].view(np.bool_)
             kept = there[rows]
@@ -138,7 +138,7 @@ def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, In
 
 def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> tuple[Index, Index]:
     """Where the parts of rows begin and end that the steps of a cut along their first dimension leave. Of the other
-    dimensions all is taken along: what lies between is mostly less than it takes to name a stretch."""
+    dimensions all is taken along: what lies between is mostly less than it takes to name a each."""
     shape = column.field.shape
     if column.field.kind == "dense":
         lengths = np.full(len(rows), shape[0] or 0, np.int64)
@@ -158,6 +158,6 @@ def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> t
     return starts.reshape(-1), stops.reshape(-1)
 
 
-def _all(column: ColumnLayout) -> Stretches:
+def _all(column: ColumnLayout) -> ByteRanges:
     own = [(offset, offset + size) for offset, size in column.buffers]
-    return own + [stretch for child in column.children for stretch in _all(child)]
+    return own + [each for child in column.children for each in _all(child)]
