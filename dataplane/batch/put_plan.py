@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch import gather, object_rows, tensordicts, tensors
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.dedupe import Each, distinct
 from dataplane.batch.dtypes import name_of
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text, most_items, refuse
@@ -29,7 +29,6 @@ from dataplane.batch.layout import (
     Index,
     ShardLayout,
     aligned,
-    aligned_bytes,
     check_shapes,
     decode,
     encode,
@@ -147,33 +146,6 @@ def layout_of(columns: Iterable[PlannedColumn]) -> bytes:
         headers.append((column.name, column.header(base, numbers)))
         base += column.nbytes
     return encode(headers, numbers)
-
-
-class LocalMemory:
-    """A `Memory` over an array of bytes. Views that can be written are copies."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._data = data
-        self._data.setflags(write=False)
-
-    def read(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.read`."""
-        return self._data[offset : offset + nbytes]
-
-    def private(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.private`."""
-        return self._data[offset : offset + nbytes].copy()
-
-    own = private
-
-
-def materialise(planned: Plan) -> Batch:
-    """The batch that the plan describes, written to new memory of this process by this thread."""
-    memory = aligned_bytes(planned.nbytes)
-    for job in planned.jobs(memory):
-        job()
-    held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
-    return Batch({name: Column(name, c.field, [Piece(c, held, rows)]) for name, c in planned.layout().columns})
 
 
 def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -10,17 +11,15 @@ import numpy as np
 from dataplane.batch import gather
 from dataplane.batch import ref as refs
 from dataplane.batch.batch import Column, Piece
-from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
-from dataplane.batch.layout import ColumnHeader, Index, Outline
+from dataplane.batch.layout import Bytes, ColumnHeader, Index, Outline, Tables
 from dataplane.batch.layout_check import CheckedLayout
-from dataplane.batch.put_plan import Plan, materialise, planned_column
 from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
-from dataplane.batch.stored_column import Selection, check_fits, opened
-from dataplane.batch.values import ragged_run
+from dataplane.batch.stored_column import Copied, Selection, check_fits, opened
 from dataplane.client.holding import Held, Holding
 from dataplane.errors import Misuse
 
@@ -88,16 +87,25 @@ class _Several:
         return self._ranges and bool(((self._stops == there) & (self._lengths == there)).all())
 
 
-def _joined_column(column: Column, bounds: Index, cut: Cut) -> Column:
-    """The rows `bounds[i]` up to `bounds[i + 1]` of a ragged column joined, for each i, and what a cut leaves of them:
-    a copy."""
-    items = gather.items(column.reading, column.field)
-    shapes = None if items.shapes is None else items.shapes[bounds[:-1]].copy()
-    if shapes is not None and items.shapes is not None:
-        shapes[:, 0] = np.add.reduceat(items.shapes[:, 0], bounds[:-1])
-    values = ragged_run(column.field, items.values, items.offsets[bounds], shapes)
-    whole = materialise(Plan(values.rows, (planned_column(column.name, values),)))[column.name]
-    return Column.of(column.name, column.field, whole._selections, whole._order, cut) if cut else whole
+class _Joined(Copied):
+    """The rows `bounds[i]` up to `bounds[i + 1]` of a ragged column joined, for each i."""
+
+    def __init__(self, column: Column, bounds: Index) -> None:
+        super().__init__(column.name, column.field, len(bounds) - 1)
+        self._items = gather.items(column.reading, column.field)
+        self._bounds = bounds
+
+    @cached_property
+    def tables(self) -> Tables:
+        bounds, shapes = self._bounds, self._items.shapes
+        if shapes is not None:
+            along = np.add.reduceat(shapes[:, 0], bounds[:-1])
+            shapes = np.column_stack([along, shapes[bounds[:-1], 1:]])
+        return Tables(self._items.offsets[bounds], shapes, (), None)
+
+    def _values(self, private: bool) -> Bytes:
+        data = as_bytes(self._items.values)
+        return data.copy() if private else gather.read_only(data)
 
 
 class Opening:
@@ -117,7 +125,10 @@ class Opening:
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
             return Column.of(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
-        return listed if frame.bounds is None else _joined_column(listed, frame.bounds.array(), frame.cut)
+        if frame.bounds is None:
+            return listed
+        joined = _Joined(listed, frame.bounds.array())
+        return Column.of(name, field, [Selection(joined, Rows.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
         """The rows of a column that a frame lists, before they are joined."""

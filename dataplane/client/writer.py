@@ -91,24 +91,30 @@ class Writer:
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
-        if many or dedupe or _on_device(columns):
-            planning = functools.partial(_planned, columns, dedupe, self.each, ordering.noted())
-            return await asyncio.get_running_loop().run_in_executor(self._pool, planning)
-        return _planned(columns, dedupe, self.each, ordering.noted())
+        work = functools.partial(plan, columns, dedupe=dedupe, each=self.each)
+        return await self._prepared(work, in_thread=bool(many or dedupe) or _on_device(columns))
 
     async def narrowed(self, columns: Any, narrow: Narrow) -> Any:
         """The columns, with the named ones as the narrowest integers that hold them. Raises SchemaMismatch, Misuse."""
-        narrowing = functools.partial(_narrowed, columns, narrow, self.each, ordering.noted())
-        if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, narrowing)
-        return narrowing()
+        work = functools.partial(put_options.narrowed, columns, narrow, self.each)
+        return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
     async def without_objects(self, columns: Any) -> Any:
         """The columns, or the reference. Raises SchemaMismatch if one is of objects."""
-        checking = functools.partial(_without_objects, columns, ordering.noted())
-        if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, checking)
-        return checking()
+        work = functools.partial(put_options.without_objects, columns)
+        return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
+
+    async def _prepared(self, work: Callable[[], T], *, in_thread: bool) -> T:
+        """What the work on columns gives, after all that the caller's streams had to do."""
+        streams = ordering.noted()
+        if not in_thread and not streams:
+            return work()
+
+        def ordered() -> T:
+            with ordering.as_called(streams) if streams else nullcontext():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
     async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
         """Write the planned columns, under the scope if it is not empty; those that `keep` keeps are left to it.
@@ -290,23 +296,6 @@ def _nbytes_of(columns: Any) -> int:
     values = columns.values() if isinstance(columns, Mapping) else ()
     sizes = [getattr(each, "nbytes", None) for each in values]
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
-
-
-def _narrowed(columns: Any, narrow: Narrow, each: Any, streams: Sequence[Any]) -> Any:
-    with ordering.as_called(streams) if streams else nullcontext():
-        return put_options.narrowed(columns, narrow, each)
-
-
-def _without_objects(columns: Any, streams: Sequence[Any]) -> Any:
-    with ordering.as_called(streams) if streams else nullcontext():
-        return put_options.without_objects(columns)
-
-
-def _planned(columns: Any, dedupe: Collection[str], each: Any, streams: Sequence[Any]) -> Plan:
-    if not streams:
-        return plan(columns, dedupe=dedupe, each=each)
-    with ordering.as_called(streams):
-        return plan(columns, dedupe=dedupe, each=each)
 
 
 def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.layout import aligned_bytes, check_contents
+from dataplane.batch.layout import Bytes, aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.put_plan import LocalMemory, Plan, materialise, plan
+from dataplane.batch.put_plan import Plan, plan
 from dataplane.batch.rows import Rows
 
 
@@ -53,6 +53,33 @@ def filled(planned: Plan) -> np.ndarray[Any, Any]:
     for job in planned.jobs(memory, piece=64):
         job()
     return memory
+
+
+class LocalMemory:
+    """A `Memory` over an array of bytes. Views that can be written are copies."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._data.setflags(write=False)
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.read`."""
+        return self._data[offset : offset + nbytes]
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.private`."""
+        return self._data[offset : offset + nbytes].copy()
+
+    own = private
+
+
+def materialise(planned: Plan) -> Batch:
+    """The batch that the plan describes, written to new memory of this process by this thread."""
+    memory = aligned_bytes(planned.nbytes)
+    for job in planned.jobs(memory):
+        job()
+    held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
+    return Batch({name: Column(name, c.field, [Piece(c, held, rows)]) for name, c in planned.layout().columns})
 
 
 def local_batch(columns: Any) -> Batch:

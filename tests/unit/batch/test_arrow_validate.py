@@ -17,13 +17,13 @@ from dataplane.batch.arrow_validate import check
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.layout import check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.put_plan import LocalMemory, plan
+from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
 from tests.cases import each_case
 from tests.mutation import mutated
 from tests.processes import Worker
-from tests.unit.batch.exact import filled
+from tests.unit.batch.exact import LocalMemory, filled
 
 TEXT = pa.large_string()
 FAR = 1 << 40

@@ -27,15 +27,24 @@ def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None
 import sys
 import dataplane.batch.layout
 assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
-import dataplane.batch.batch, dataplane.batch.put_plan
 import numpy as np
-batch = dataplane.batch.put_plan.materialise(dataplane.batch.put_plan.plan(
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.layout import aligned_bytes
+from dataplane.batch.put_plan import plan
+from dataplane.batch.rows import Rows
+from dataplane.client.memory import CarriedShard
+planned = plan(
     {
         "x": np.zeros(3), "t": ["a", "b", "c"], "r": [[1], [], [2]], "o": [None, 1, (2,)],
         "s": [{"a": np.ones(2)}, {}, {}],
     },
     dedupe=["t"],
-))
+)
+memory = aligned_bytes(planned.nbytes)
+for job in planned.jobs(memory):
+    job()
+held, rows = CarriedShard(memory.data, 0, len(memory)), Rows.range(0, planned.rows)
+batch = Batch({name: Column(name, c.field, [Piece(c, held, rows)]) for name, c in planned.layout().columns})
 for column in batch.values():
     column.numpy(), column.to_list(), column.nbytes
 assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"

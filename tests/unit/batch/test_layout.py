@@ -12,12 +12,12 @@ from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents, decode
 from dataplane.batch.layout_check import check_layout, check_layouts
-from dataplane.batch.put_plan import LocalMemory, plan
+from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError
 from tests.cases import each_case
-from tests.unit.batch.exact import filled
+from tests.unit.batch.exact import LocalMemory, filled
 
 _PLAN = plan(
     {

@@ -15,13 +15,13 @@ from dataplane.batch.batch import Column, Piece
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.put_options import narrowed
-from dataplane.batch.put_plan import LocalMemory, plan
+from dataplane.batch.put_plan import plan
 from dataplane.batch.ref import BatchRef, frame_of
 from dataplane.batch.rows import Rows
 from dataplane.batch.stored_column import opened
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import filled, same
+from tests.unit.batch.exact import LocalMemory, filled, same
 
 NODE = bytes(8)
 ROWS = 7

@@ -9,12 +9,12 @@ import pytest
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import Field
-from dataplane.batch.put_plan import plan
+from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.ref import BatchRef, Span, span_of
 from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin
 from dataplane.client.span import Shown
-from dataplane.client.writer import _layout_of, _payload
+from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
 from dataplane.wire import messages as m
 from dataplane.wire.places import pack
@@ -34,7 +34,7 @@ def stored(columns: dict[str, Any]) -> tuple[BatchRef, bytes, bytes]:
     """A reference to all of a shard of these columns, its layout, and its bytes."""
     planned = plan(columns)
     placed = [(c.name, c.field, c.logical_nbytes, 7, i) for i, c in enumerate(planned.columns)]
-    return BatchRef.of(NODE, planned.rows, placed), _layout_of(planned.columns), _payload(planned.columns)
+    return BatchRef.of(NODE, planned.rows, placed), layout_of(planned.columns), _payload(planned.columns)
 
 
 def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> m.Held:

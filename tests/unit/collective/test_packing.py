@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.put_plan import LocalMemory, plan
+from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
 from dataplane.collective.memory import Received
 from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import filled, local_batch
+from tests.unit.batch.exact import LocalMemory, filled, local_batch
 
 ROWS = 23
 KINDS: dict[str, Any] = {

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.put_plan import materialise, plan
+from dataplane.batch.put_plan import plan
 from dataplane.errors import Corrupt
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
 from tests.cases import each_case
-from tests.unit.batch.exact import local_batch, same
+from tests.unit.batch.exact import local_batch, materialise, same
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8"]
 TIMES = ["M8[ns]", "M8[s]", "M8[D]", "M8[us]", "m8[s]", "m8[D]", ">M8[s]", ">m8[ms]"]
