@@ -312,11 +312,6 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     return Values(field, rows.rows, Joined(views, bounds_of(field, offsets), item_shape), offsets, shapes)
 
 
-def planned_column(name: str, values: Values) -> PlannedColumn:
-    """What storing these values takes, as they are. Raises SchemaMismatch as `plan`."""
-    return _planned(name, values, None)
-
-
 def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
     if values.field.kind == "struct":
         try:

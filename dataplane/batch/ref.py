@@ -41,6 +41,7 @@ from dataplane.batch.frame import (
 )
 from dataplane.batch.rows import Index, Rows, Selector, positions_of
 from dataplane.batch.shard_ids import link_of, shard_of
+from dataplane.config import format_size
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
@@ -181,7 +182,7 @@ class BatchRef:
         shown = [f"{name}: {column.field!r}" for name, column in self._columns.items()]
         more = [f"{len(shown) - 6} more"] if len(shown) > 7 else []
         rows = f"{self._rows} row{'' if self._rows == 1 else 's'}"
-        return f"BatchRef({rows}, {_spell_bytes(self.nbytes)}; {', '.join((shown[:6] + more) if more else shown)})"
+        return f"BatchRef({rows}, {format_size(self.nbytes)}; {', '.join((shown[:6] + more) if more else shown)})"
 
     def __reduce__(self) -> tuple[Callable[[bytes], BatchRef], tuple[bytes]]:
         return decode, (self.encode(),)
@@ -393,11 +394,8 @@ class BatchRef:
         found: dict[ShardKey, dict[tuple[int, ...], list[Rows]]] = {}
         for frame in self._frames:
             for part in frame.parts:
-                ordinals: dict[ShardKey, set[int]] = {}
-                for cell in part.cells:
-                    ordinals.setdefault(cell.shard[:2], set()).add(cell.ordinal)
-                for key, chosen in ordinals.items():
-                    found.setdefault(key, {}).setdefault(tuple(sorted(chosen)), []).append(part.rows)
+                for key, ordinals in slicing.ordinals_of(part.cells):
+                    found.setdefault(key, {}).setdefault(ordinals, []).append(part.rows)
         return {
             key: [(ordinals, _distinct(several)) for ordinals, several in by_columns.items()]
             for key, by_columns in found.items()
@@ -562,8 +560,3 @@ def _distinct(several: Sequence[Rows]) -> Rows:
 def _require_count(count: Any, least: int, refusal: str) -> None:
     if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
         raise Misuse(refusal.format(repr(count)))
-
-
-def _spell_bytes(nbytes: int) -> str:
-    power = min(max(nbytes.bit_length() - 1, 0) // 10, 4)
-    return f"{nbytes / (1 << 10 * power):.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

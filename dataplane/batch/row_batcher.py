@@ -21,7 +21,7 @@ from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
 from dataplane.batch.infer import FLOATS, INTS, numbers_of
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import Rectangle, RowSource, Run
+from dataplane.batch.row_sources import Rectangle, RowSource, Run, offsets_of
 from dataplane.batch.values import Values, bounds_of, dense, ragged_run
 
 _LEAST = 16 << 10  # bytes of memory for a column
@@ -69,7 +69,8 @@ def joined(several: Sequence[Values]) -> Values:
         return first
     rows, data, offsets, shapes = sum([values.rows for values in several]), None, None, None
     if first.offsets is not None:
-        offsets = _offsets([values.offsets for values in several if values.offsets is not None])
+        lengths = [np.diff(values.offsets) for values in several if values.offsets is not None]
+        offsets = offsets_of(np.concatenate(lengths))
     if first.shapes is not None:
         shapes = np.concatenate([values.shapes for values in several if values.shapes is not None])
     if first.data is not None:
@@ -78,18 +79,6 @@ def joined(several: Sequence[Values]) -> Values:
     presence = [np.concatenate(flags) for flags in zip(*[values.presence for values in several], strict=True)]
     children = [joined(of) for of in zip(*[values.children for values in several], strict=True)]
     return Values(first.field, rows, data, offsets, shapes, tuple(presence), tuple(children))
-
-
-def _offsets(several: Sequence[Index]) -> Index:
-    """The offsets of the rows of several columns, one behind another."""
-    if len(several) == 1:
-        return several[0]
-    counts = [len(each) - 1 for each in several]
-    offsets = np.zeros(sum(counts) + 1, np.int64)
-    np.concatenate([each[1:] for each in several], out=offsets[1:])
-    bases = np.cumsum([each[-1] for each in several[:-1]])
-    offsets[1 + counts[0] :] += np.repeat(bases, counts[1:])
-    return offsets
 
 
 def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:

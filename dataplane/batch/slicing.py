@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dataplane.batch import cuts
 from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Cut, Index, Number, Step
 from dataplane.batch.field import Field
-from dataplane.batch.frame import Place
+from dataplane.batch.frame import Cell, Place
 from dataplane.batch.rows import Rows
 from dataplane.errors import Misuse, SchemaMismatch
 
@@ -136,12 +136,17 @@ def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cu
     found: dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]] = {}
     for frame in ref._frames:
         for cells, rows, cut in frame.wanted():
-            ordinals: dict[ShardKey, set[int]] = {}
-            for cell in cells:
-                ordinals.setdefault(cell.shard[:2], set()).add(cell.ordinal)
-            for key, chosen in ordinals.items():
-                found.setdefault(key, []).append((tuple(sorted(chosen)), rows, cut))
+            for key, ordinals in ordinals_of(cells):
+                found.setdefault(key, []).append((ordinals, rows, cut))
     return found
+
+
+def ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ...]]]:
+    """The columns that are meant of each shard."""
+    found: dict[ShardKey, set[int]] = {}
+    for cell in cells:
+        found.setdefault(cell.shard[:2], set()).add(cell.ordinal)
+    return ((key, tuple(sorted(ordinals))) for key, ordinals in found.items())
 
 
 def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int = 1) -> tuple[Index, Index]:

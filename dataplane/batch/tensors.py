@@ -66,7 +66,7 @@ def values_of(column: str, tensor: Tensor) -> Values:
     """A tensor [rows, ...] as a dense column, a nested one as a ragged column. Raises SchemaMismatch."""
     if getattr(tensor, "is_nested", False):
         return _nested(column, tensor)
-    tensor, name = _plain(column, tensor)
+    tensor, name = plain(column, tensor)
     if not tensor.ndim:
         raise mismatch(
             column, "a 0-d tensor has no rows: pass tensor[None]", expected="one value a row", found="a 0-d tensor"
@@ -83,7 +83,7 @@ def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
     """Tensors of one dtype and number of dimensions: dense where they are 0-d, else ragged. Raises SchemaMismatch."""
     arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
     if arrays is None:
-        rows = [_plain(column, row, i)[0] for i, row in enumerate(rows)]
+        rows = [plain(column, row, i)[0] for i, row in enumerate(rows)]
         if rows[0].ndim and any(row.device.type != "cpu" for row in rows):
             shapes = [tuple(row.shape) for row in rows]
             head = ragged(column, name, shapes, leading(shapes))
@@ -112,7 +112,7 @@ def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
         return None
     try:
         return [row.numpy() for row in rows] if name not in BITS else [_bits(row, name) for row in rows]
-    except (TypeError, RuntimeError):  # on a device, sparse, requires grad, a lazy conjugate: `_plain` sees to each
+    except (TypeError, RuntimeError):  # on a device, sparse, requires grad, a lazy conjugate: `plain` sees to each
         return None
 
 
@@ -129,7 +129,7 @@ def alike(rows: Sequence[Any]) -> bool:
 
 def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:
     """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch."""
-    tensor, name = _plain(column, tensor)
+    tensor, name = plain(column, tensor)
     return name, _bits(tensor.cpu(), name)
 
 
@@ -176,7 +176,7 @@ def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = Non
         log.disabled = before
 
 
-def _plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
+def plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
     """A strided tensor that can be read, and its dtype's name."""
     torch = _torch()
     name, why = str(tensor.dtype)[6:], ""
@@ -225,7 +225,7 @@ def _nested(column: str, tensor: Tensor) -> Values:
         raise mismatch(column, "a nested tensor without rows", expected="the jagged layout", found=str(tensor.layout))
     offsets = tensor.offsets().cpu().numpy().astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
-    values, name = _plain(column, tensor.values()[first:last])
+    values, name = plain(column, tensor.values()[first:last])
     field = typed_field(column, "ragged", name, (None, *values.shape[1:]))
     offsets = offsets - first
     if values.device.type == "cpu" and values.is_contiguous():

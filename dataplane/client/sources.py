@@ -71,7 +71,8 @@ class Source:
             return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
         if value.device.type != "cpu" or not value.is_contiguous():
             return None
-        return _bytes_of(value)
+        _, bits = tensors.host_bits("", value)
+        return bits.reshape(-1).view(np.uint8)
 
     def _copy(self, memory: Any) -> None:
         if isinstance(self._value, np.ndarray):
@@ -116,21 +117,9 @@ def source_of(name: str, value: Any) -> Source | None:
 
 def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
     """A tensor without gradients and lazy conjugation or negation; its dtype; the identity of its memory."""
-    import torch
-
-    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type == "meta":
-        raise _refused(name, f"a dense tensor, not {value.layout} on {value.device}")
-    value = value.detach().resolve_conj().resolve_neg()
-    tied = (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
-    return value, str(value.dtype).removeprefix("torch."), tied
-
-
-def _bytes_of(value: Any) -> Any:
-    import torch
-
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    return value.reshape(-1).view(torch.uint8).numpy()
+    value, dtype = tensors.plain(name, value)
+    value = value.detach()
+    return value, dtype, (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
 def _local(name: str, value: Any) -> Slice | None:
