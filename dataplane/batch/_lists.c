@@ -111,7 +111,74 @@ done:
     return found;
 }
 
+/* The lengths of the rows, whose numbers were written; None where one does not fit or is of another kind. */
+static PyObject *write_rows(PyObject *rows, int kind, char *to, Py_ssize_t room)
+{
+    Py_ssize_t count = PyList_Size(rows);
+    PyObject *lengths = PyTuple_New(count);
+    for (Py_ssize_t i = 0; lengths && i < count; i++) {
+        PyObject *row = PyList_GetItem(rows, i), *length = NULL;
+        int taken = 0;
+        if (PyList_CheckExact(row) && PyList_Size(row) <= room / 8) {
+            Py_ssize_t items = PyList_Size(row);
+            taken = take(row, kind, to);
+            if (taken == 1 && !(length = PyLong_FromSsize_t(items)))
+                taken = -1;
+            to += 8 * items;
+            room -= 8 * items;
+        }
+        if (taken != 1) {
+            Py_DECREF(lengths);
+            return taken ? NULL : Py_NewRef(Py_None);
+        }
+        PyTuple_SetItem(lengths, i, length);
+    }
+    return lengths;
+}
+
+static PyObject *write_numbers(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *rows, *found = NULL;
+    Py_buffer memory;
+    Py_ssize_t at;
+    int floats;
+    if (!PyArg_ParseTuple(args, "Ow*np:write", &rows, &memory, &at, &floats))
+        return NULL;
+    if (!PyList_CheckExact(rows))
+        PyErr_SetString(PyExc_TypeError, "rows come in a list");
+    else if (at < 0 || at > memory.len)
+        PyErr_SetString(PyExc_ValueError, "a place that is not in the memory");
+    else
+        found = write_rows(rows, floats ? FLOAT : INT, (char *)memory.buf + at, memory.len - at);
+    PyBuffer_Release(&memory);
+    return found;
+}
+
+static PyObject *copy(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer values, memory;
+    Py_ssize_t at;
+    if (!PyArg_ParseTuple(args, "y*w*n:copy", &values, &memory, &at))
+        return NULL;
+    int fits = at >= 0 && at <= memory.len && values.len <= memory.len - at;
+    if (fits)
+        memmove((char *)memory.buf + at, values.buf, (size_t)values.len);
+    else
+        PyErr_SetString(PyExc_ValueError, "a place that is not in the memory");
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&memory);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyMethodDef methods[] = {
+    {"copy", copy, METH_VARARGS, "copy(values, memory, at)\n--\n\nWrite an array's bytes into the memory from byte `at` on."},
+    {"write", write_numbers, METH_VARARGS,
+     "write(rows, memory, at, floats)\n--\n\n"
+     "Write the numbers of a list of lists into the memory from byte `at` on, as 64 bits each; the lengths of the rows.\n"
+     "None where they are not all of that kind, floats or ints within 64 bits, or do not fit: what was written there\n"
+     "means nothing then."},
     {"numbers", numbers, METH_O,
      "numbers(rows)\n--\n\n"
      "Whether the numbers of a list of lists are floats, as 64 bits each, and where each row begins and the last ends;\n"

@@ -11,7 +11,7 @@ would by itself; a row that is refused leaves nothing behind. What was taken may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,10 +19,18 @@ import numpy as np
 
 from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
-from dataplane.batch.infer import FLOATS, INTS, numbers_of
+from dataplane.batch.infer import FLOATS, INTS
 from dataplane.batch.layout import Bytes, Index
 from dataplane.batch.row_sources import Rectangle, RowSource, Run, offsets_of
 from dataplane.batch.values import Values, bounds_of, dense, ragged_run
+
+_write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
+_copy: Callable[[Any, bytearray, int], None] | None
+try:
+    from dataplane.batch._lists import copy as _copy
+    from dataplane.batch._lists import write as _write
+except ImportError:  # there was no C compiler
+    _copy = _write = None
 
 _LEAST = 16 << 10  # bytes of memory for a column
 
@@ -141,7 +149,7 @@ class RowMemory:
 def _column_memory(field: Field) -> _DenseMemory | _NumbersMemory | None:
     if field.kind == "dense" and not is_bits(field.dtype):
         return _DenseMemory(field)
-    return _NumbersMemory(field) if field in (INTS, FLOATS) else None
+    return _NumbersMemory(field == FLOATS) if field in (INTS, FLOATS) and _write is not None else None
 
 
 class _DenseMemory:
@@ -151,21 +159,34 @@ class _DenseMemory:
         self.rows = self.nbytes = 0
         self._dtype = storage(field.dtype)
         self._shape = field.shape
+        self._one = (1, *field.shape)  # of a row by itself, as most come
         self._unit = field.item_nbytes
         self._memory = bytearray(_LEAST)
+        self._copies = _copy if self._dtype.kind in "biufc" else None  # of others NumPy shows no buffer
 
     def take(self, given: Any) -> int:
         """Take rows, if they are seen at once to be alike; how many."""
         if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
             return 0
-        if not given.ndim or given.shape[1:] != self._shape or not given.size:
+        rows = 1
+        if given.shape != self._one:
+            if given.shape[1:] != self._shape or not given.ndim:
+                return 0
+            rows = len(given)
+        start = self.nbytes
+        end = start + rows * self._unit
+        if end == start:
             return 0
-        end = self.nbytes + given.nbytes
         if end > len(self._memory):
             self._memory = _grown(self._memory, end)
-        self._memory[self.nbytes : end] = given.tobytes()
+        try:
+            if self._copies is None:
+                raise BufferError
+            self._copies(given, self._memory, start)
+        except (BufferError, ValueError):  # not one behind another, or not of numbers
+            self._memory[start:end] = given.tobytes()
         self.nbytes = end
-        self.rows += (rows := len(given))
+        self.rows += rows
         return rows
 
     def cut(self, rows: int) -> None:
@@ -181,29 +202,31 @@ class _DenseMemory:
 class _NumbersMemory:
     """One column of lists of ints, or of floats: as `_DenseMemory`."""
 
-    def __init__(self, field: Field) -> None:
+    def __init__(self, floats: bool) -> None:
         self.rows = self.nbytes = 0
-        self._field = field
+        self._floats = floats
         self._memory = bytearray(_LEAST)
         self._lengths: list[int] = []
 
     def take(self, given: Any) -> int:
-        if type(given) is not list or not given or set(map(type, given)) != {list}:
+        if type(given) is not list or not given or _write is None:
             return 0
-        found = numbers_of(given)
-        if found is None and (any(given) or self._field != INTS):  # lists without any element are taken for ints
-            return 0
-        floats, packed, _ = found or (False, b"", b"")
-        if floats != (self._field == FLOATS):
-            return 0
-        end = self.nbytes + len(packed)
-        if end > len(self._memory):
+        lengths = _write(given, self._memory, self.nbytes, self._floats)
+        if lengths is None:
+            if set(map(type, given)) != {list}:
+                return 0
+            end = self.nbytes + 8 * sum(map(len, given))
+            if end <= len(self._memory):
+                return 0
             self._memory = _grown(self._memory, end)
-        self._memory[self.nbytes : end] = packed
-        self.nbytes = end
-        self._lengths += map(len, given)
-        self.rows += len(given)
-        return len(given)
+            return self.take(given)
+        items = sum(lengths)
+        if self._floats and not items:  # lists without any element are taken for ints
+            return 0
+        self._lengths += lengths
+        self.nbytes += 8 * items
+        self.rows += (rows := len(lengths))
+        return rows
 
     def cut(self, rows: int) -> None:
         del self._lengths[rows:]
@@ -213,7 +236,7 @@ class _NumbersMemory:
         lengths, first = self._lengths[start:stop], 8 * sum(self._lengths[:start])
         offsets = np.array([0, *accumulate(lengths)], np.int64)
         taken = np.frombuffer(self._memory, np.uint8, 8 * int(offsets[-1]), first)
-        return ragged_run(self._field, taken, offsets)
+        return ragged_run(FLOATS if self._floats else INTS, taken, offsets)
 
 
 def _grown(memory: bytearray, needed: int) -> bytearray:

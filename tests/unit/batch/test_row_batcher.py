@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import infer
+from dataplane.batch import row_batcher
 from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.row_batcher import RowMemory, joined, owned
 from tests.cases import each_case
@@ -35,7 +35,7 @@ def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[An
     assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
 
 
-needs_extension = pytest.mark.skipif(infer._read is None, reason="the extension was not built: no C compiler")
+needs_extension = pytest.mark.skipif(row_batcher._write is None, reason="the extension was not built: no C compiler")
 
 _INTS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -113,3 +113,24 @@ def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
     assert (gathered.rows, gathered.nbytes) == (1, before)
     assert gathered.take(_ONE, before) == 1
     assert listed(gathered, 0, 2)["ids"] == [[1, 2], [1, 2]]
+
+
+@needs_extension
+@each_case(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
+def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
+    assert row_batcher._write is not None
+    assert row_batcher._copy is not None
+    memory = bytearray(b"\xaa" * 16)
+    if error is not None:
+        with pytest.raises(error):
+            row_batcher._write([[1]], memory, at, False)
+        with pytest.raises(error):
+            row_batcher._copy(np.ones(1, np.int64), memory, at)
+    elif at == 9:  # seven bytes are left
+        assert row_batcher._write([[1]], memory, at, False) is None
+        with pytest.raises(ValueError, match="not in the memory"):
+            row_batcher._copy(np.ones(1, np.int64), memory, at)
+    else:
+        assert row_batcher._write([[1], []], memory, at, False) == (1, 0)
+    assert memory[:8] == b"\xaa" * 8
+    assert (memory[8:] == b"\xaa" * 8) == (at != 8)
