@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import secrets
 import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from dataplane.batch.layout import Bytes, aligned
 from dataplane.batch.put_plan import PlannedColumn
+from dataplane.client.pins import drop_later
 from dataplane.device.ordering import NOTHING
 from dataplane.device.staging import leave, outward
 
@@ -123,18 +123,14 @@ class _Hold:
         if self._device.type == "cuda" and torch.cuda.is_initialized():
             used = torch.cuda.Event()
             used.record(torch.cuda.current_stream(self._device))
-            _used.append((used, self._pin))
-            _sweep()
+            drop_later(self._pin, partial(_done, used))
 
 
-_used: deque[tuple[Any, object]] = deque()
-"""Pins of tensors that were dropped, and the events after which they may be."""
+def _done(event: Any) -> bool:
+    """Whether the device has reached the event. A forked child has no device, and does not ask."""
+    import torch
 
-
-def _sweep() -> None:
-    """Drop the pins that are due."""
-    while _used and _used[0][0].query():
-        _used.popleft()
+    return torch.cuda.is_initialized() and bool(event.query())
 
 
 class MappedDevice:
@@ -143,7 +139,6 @@ class MappedDevice:
 
     def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
         """`own`: the tensor is this process's, which keeps the memory without a pin for as long as one looks at it."""
-        _sweep()
         self._tensor = tensor
         if own:
             self._pin = pin

@@ -55,6 +55,8 @@ from dataplane.store.spillfile import Opened, SpillFile
 
 _extent_of, _damage_of, _layout_of = attrgetter("extent"), attrgetter("damage"), attrgetter("layout")
 _HOLDERS = 64  # that are named
+_HOLDERS_S = 1.0  # between looks for them, of many shards
+_MANY = 4096
 _PLACE = 64  # bytes, more than it takes to say where a shard is, but for its layout
 _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
@@ -132,6 +134,8 @@ class Store:
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
+        self._last_holders: tuple[dict[str, Any], ...] = ()
+        self._holders_until = 0.0
         self._put_bytes = 0
         self._freed_bytes = 0
         self._links_bytes = 0
@@ -776,10 +780,18 @@ class Store:
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
-        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
-        oldest shard of these; 0 for reservations."""
+        """Who holds memory, and how, the most first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the oldest
+        shard of these; 0 for what is reserved. Of more than `_MANY` shards it is up to a second old: whoever gets no
+        room asks, and all shards are looked at."""
         now = self._clock()
+        if len(self._shards) > _MANY and now < self._holders_until:
+            return self._last_holders
+        self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
+        return self._last_holders
+
+    def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
+        """See `holders`."""
         held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         since: dict[tuple[str, str, str], float] = {}
         for client, nbytes in self._reservations:
@@ -791,11 +803,19 @@ class Store:
                     key = str(client), "pinned", shard.owner or _scope(shard.scope)
                     held[key] += shard.held
                     since[key] = min(since.get(key, now), shard.since_s)
+        stored: dict[tuple[str, str, str], list[float]] = {}  # bytes, and since when
+        pinned = self.pins.shards()
         for shard in self._shards.values():  # the oldest first
-            if shard.extent is not None and not self.pins.holds(shard.number):
-                key = shard.holder, "stored", shard.owner or _scope(shard.scope)
-                held[key] += shard.held
-                since.setdefault(key, shard.since_s)
+            if shard.extent is not None and shard.number not in pinned:
+                whose = shard.holder, shard.owner, shard.scope
+                if whose in stored:
+                    stored[whose][0] += shard.size if shard.shared else shard.held
+                else:
+                    stored[whose] = [shard.held, shard.since_s]
+        for (holder, owner, scope), (nbytes, since_s) in stored.items():
+            key = holder, "stored", owner or _scope(scope)
+            held[key] += int(nbytes)
+            since.setdefault(key, since_s)
         ordered = sorted(held.items(), key=lambda item: -item[1])
         return tuple(
             {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
