@@ -89,10 +89,10 @@ class LeaseExpired(DataplaneError):
 
 
 class OutcomeUnknown(DataplaneError):
-    """A request that changes something was sent and not answered: it may have been done, or may yet be. The same
-    request again settles it: an append with the same keys, a claim with the same id and an ack are done once, an extend
-    is repeated with `replace`, and what can not be done twice, as a nack, is refused if it was done.
-    `epoch`: of the partition whose leader did not answer, where it was one."""
+    """A request that changes something was sent and not answered: it may have been executed, or may yet be. The same
+    request again settles it: an append with the same keys, a claim with the same id and an ack are executed once, an
+    extend is repeated with `replace`, and a request that cannot be repeated, as a nack, is refused if it was
+    executed. `epoch`: of the partition whose leader did not answer, if it was one."""
 
     FIELDS = {"epoch": 0}
 

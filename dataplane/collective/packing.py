@@ -1,11 +1,11 @@
-"""A batch as bytes that another rank can read in place: a header, and runs of bytes in the places that it names.
+"""A batch as bytes that another rank can read in place: a header, and runs of bytes with their positions.
 
-The sender's runs are where its batch lies, in the shared memory where rows lie in one run. The receiver's memory is one
-block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is cut into pieces
-of at most `PIECE` bytes, and runs that are short and lie behind one another go as one piece.
+The sender's runs are the memory of its batch, in the shared memory if rows lie in one run. The receiver's memory is one
+block of the header's `nbytes`; each column's buffers lie in it as in a shard (`batch.layout`). A run is split into
+pieces of at most `PIECE` bytes, and short neighbouring runs are one piece.
 
-Rows of a reference may repeat (`BatchRef.repeat`), and stored rows may be what many rows mean (`put(dedupe=...)`). What
-crosses between ranks is each stored row once.
+Rows of a reference may repeat (`BatchRef.repeat`), and a stored row may stand for several rows (`put(dedupe=...)`).
+Each stored row is sent once.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def fields(header: Header) -> list[tuple[str, Field]]:
 
 
 def unpacked(header: Header, memory: Received) -> Batch:
-    """The batch of the header, over memory that all of its pieces have arrived in. Raises Corrupt, of tables at the
-    first use."""
+    """The batch of the header, over memory with all of its pieces. Raises Corrupt; for tables at the first use."""
     columns = {}
     for name, layout in _columns(header):
         rows = header.orders.get(name)

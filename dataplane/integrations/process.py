@@ -63,8 +63,8 @@ def start(config: NodeConfig | None = None) -> Plane:
 
 
 def with_plane(work: Callable[[Plane], T]) -> T:
-    """What work with this process's plane gives; done again where its node has ended and another runs. So it is work
-    that may be done twice."""
+    """The result of `work` with this process's plane; repeated if its node has ended and another runs, so it must be
+    work that may be repeated."""
     first = plane()
     try:
         return work(first)

@@ -780,10 +780,10 @@ class Store:
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
-        """Who holds memory, and how, the most first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the oldest
-        shard of these; 0 for what is reserved. Of more than `_MANY` shards it is up to a second old: whoever gets no
-        room asks, and all shards are looked at."""
+        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
+        oldest shard of these; 0 for reservations. With more than `_MANY` shards the result may be a second old,
+        because each failed request for memory asks, and a scan visits all shards."""
         now = self._clock()
         if len(self._shards) > _MANY and now < self._holders_until:
             return self._last_holders

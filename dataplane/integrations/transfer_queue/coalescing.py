@@ -1,15 +1,16 @@
-"""Puts that are awaited at the same time, made together: hundreds of trajectories that are put singly take the time of
-a few puts, since what a put costs is a message, not its rows.
+"""Merges puts that are awaited at the same time: hundreds of trajectories that are put singly take the time of a few
+puts, because a put costs a message, whatever its rows.
 
-A put that nobody else's runs beside begins at once; those that are asked for meanwhile are the next one. Puts are made
-together where they are into one partition, have fields of the same names, dtypes and dimensions, and no key in common.
+A put begins at once if no other is running; puts that are requested meanwhile form the next one. Puts are merged if
+they go into one partition, have fields of the same names, dtypes and dimensions, and have no key in common.
 
-A put of one row that nothing else waits beside, as verl's agent loops make it when a trajectory is done, is laid out at
-once (`batch.small_columns`), without a column for each small field; what is large of it was written before with another
-response of its prompt, or the put goes the way of all others. The row lies as `values.columns` would have it lie.
+A single row with nothing else waiting, as verl's agent loops put when a trajectory is done, is laid out directly
+(`batch.small_columns`), without a column for each small field. This requires that its large values were written before,
+with another response of the same prompt; otherwise the row takes the normal path. Both paths produce the same layout
+(`values.columns`).
 
-Invariants: each put is answered as if it had been made alone, with its own error: where those of several fail,
-each is made again by itself. Of two puts of one key, the first that was asked for is made first.
+Invariants: each put has the result that it would have alone, and its own error: if a merged put fails, each of its
+puts is made again by itself. Puts of one key are made in the order of the requests.
 """
 
 from __future__ import annotations

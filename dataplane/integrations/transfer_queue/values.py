@@ -1,19 +1,18 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
-Invariants: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
-shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors), a row of a TensorDict as
-a dict. Fields of tensors that
-were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
-of the jagged layout where that can hold them, also where they were put in a NonTensorStack; the rest as a
-NonTensorStack.
+Invariants: a row is returned as it was put, whatever the other rows of the field: a tensor with its dtype and shape, a
+row of a TensorDict as a dict, any other value unchanged (text, numbers, None, lists, dicts, which may contain tensors).
+Tensors that were put dense are returned dense if that is wanted and the requested rows have one shape; otherwise
+nested, of the jagged layout if that can represent them, also if they were put in a NonTensorStack. All other fields are
+returned as a NonTensorStack.
 
-A column whose rows are of several kinds is a struct with a key for each kind, of which a row has one or more. The
-kinds, and their keys: tensors put dense, `=even/<dtype>/<dimensions>`, or nested or one by one,
-`=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the tensors that a dict has,
-`.<key>/<dtype>/<dimensions>`, of which `=object` has the keys, with None, among the dict's others.
-Dense rows are stored as ragged ones are, since other puts of the field may have another shape.
+A column with rows of several kinds is a struct with a key for each kind, of which a row has one or more. The keys:
+tensors put dense, `=even/<dtype>/<dimensions>`, or nested or one by one, `=ragged/<dtype>/<dimensions>`; `=text`;
+`=object` for everything else; and the tensors of a dict, `.<key>/<dtype>/<dimensions>`, whose keys are in the `=object`
+row, with None as the value. Dense rows are stored as ragged ones, because other puts of the field may have another
+shape.
 
-Imports torch and tensordict where they are used.
+torch and tensordict are imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The way to TransferQueue's controller: a request and its answer, from whatever thread.
+"""Requests to TransferQueue's controller, from any thread.
 
-Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
-belong to whoever asks, until he is answered, and he waits in a thread of ours anyway, so no loop is crossed on the way.
+The sockets of TransferQueue's client belong to an event loop, and the way to borrow them differs from version to
+version. Here a caller owns a socket until it has its answer, and waits in a thread of this package, so no event loop is
+involved.
 
-Invariants: a request that changes something, was sent and was not answered raises OutcomeUnknown, since the controller
-may do it yet; made again, it is done once. There are no more sockets than have been asked by at once; a socket whose
-answer did not come in time, or whose connection was lost, is closed, so a late answer is nobody's. Requests that are
-sent together are done in their order. A process ends while it is asked, and a forked child uses none of its parent's
-sockets.
+Invariants: a request that changes something, was sent and was not answered raises OutcomeUnknown, because the
+controller may still execute it; repeated, it is executed once. There are never more sockets than concurrent callers;
+a socket whose answer did not come in time, or whose connection was lost, is closed, so a late answer is ignored.
+Requests that are sent together are executed in order. A process can end while it waits, and a forked child does not
+use its parent's sockets.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Controller:
         return said
 
     def ask(self, request: str, body: Mapping[str, Any], answer: str, *, changes: bool = False) -> Any:
-        """The body of the answer. Raises Rejected (it refuses, and says why), Closed, and PeerUnavailable where there
-        is no answer, or OutcomeUnknown where the request `changes` something."""
+        """The body of the answer. Raises Rejected (with the controller's reason), Closed, and without an answer
+        PeerUnavailable, or OutcomeUnknown if the request `changes` something."""
         (said,) = self._ask([(request, body, answer)], changes=changes)
         return said
 
@@ -168,8 +169,8 @@ class Controller:
         cells: Index,
         tags: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Have it know these cells, and that the fields of `schema` are there; and the tags of rows. Raises as `ask`,
-        and Rejected where it does not take them. Told twice, it knows them as if told once."""
+        """Record these cells, the fields of `schema`, and the tags of the rows; a repeated call changes nothing.
+        Raises as `ask`, and Rejected if the controller refuses them."""
         body = {
             "partition_id": partition,
             "global_indexes": list(rows),

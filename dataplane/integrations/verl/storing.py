@@ -1,17 +1,17 @@
-"""A DataProto's columns into the plane and out of it, each as what it was.
+"""The columns of a DataProto into the plane and out of it, each with its type.
 
-| a column of | is stored as | comes back as |
+| a column of | is stored as | is returned as |
 |---|---|---|
-| `batch` | dense, or ragged where it is nested | a tensor on the CPU, in place where the rows lie in one run |
+| `batch` | dense, or ragged if it is nested | a tensor on the CPU, in place if the rows lie in one run |
 | `non_tensor_batch`, an array of numbers or times | dense | an array of that dtype |
 | ... of text, or of bytes | text, or bytes | an array of text, or of bytes, as wide as its longest row |
 | ... of text in several dimensions, of records | MessagePack, an array a row | an array of that dtype |
 | ... of objects, all dicts or None, as `multi_modal_inputs` | struct | dicts of tensors in place, or handles |
-| ... of objects, all `LazyRow` or None | not at all: it is there | as the one above |
+| ... of objects, all `LazyRow` or None | not at all: it is stored already | as the one above |
 | ... of any other objects, images among them, also in several dimensions | MessagePack, exact in type | the objects |
 
-What MessagePack does not hold (`dataplane.batch.object_codec`) is refused with the name of its column: nothing is
-pickled.
+A value that MessagePack cannot represent (`dataplane.batch.object_codec`) is refused with the name of its column:
+nothing is pickled.
 """
 
 from __future__ import annotations
