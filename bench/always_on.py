@@ -22,7 +22,7 @@ import numpy as np
 import dataplane as dp
 from bench.measure import Row, row
 from dataplane.client.connection import Connection
-from dataplane.client.turns import Turns
+from dataplane.client.loop_runner import LoopRunner
 from dataplane.diagnosis import recorder
 from dataplane.observe.ring import Recorder
 from dataplane.waiting import BITS
@@ -74,21 +74,21 @@ def _bare_id(self: Connection) -> int:
     return next(self._requests) << BITS
 
 
-def _bare_ask(self: Turns, exchange: Any) -> Any:
+def _bare_ask(self: LoopRunner, exchange: Any) -> Any:
     return self._ask(exchange, 0)
 
 
 @contextmanager
 def _with(connection: Connection, writer: Any, events: bool, places: bool) -> Iterator[None]:
-    usual, active = (Connection.next_id, Turns.ask), recorder.recorder.active
+    usual, active = (Connection.next_id, LoopRunner.ask), recorder.recorder.active
     connection.events = writer if events else None
     recorder.recorder.active = places
     if not places:
-        Connection.next_id, Turns.ask = _bare_id, _bare_ask  # type: ignore[method-assign]
+        Connection.next_id, LoopRunner.ask = _bare_id, _bare_ask  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Connection.next_id, Turns.ask = usual  # type: ignore[method-assign]
+        Connection.next_id, LoopRunner.ask = usual  # type: ignore[method-assign]
         connection.events, recorder.recorder.active = writer, active
 
 

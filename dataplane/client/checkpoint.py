@@ -27,7 +27,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.client.connection import Connection
-from dataplane.client.getting import Getter
+from dataplane.client.reader import Getter
 from dataplane.client.writer import Writer
 from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream import requests as r

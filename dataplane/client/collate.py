@@ -8,7 +8,7 @@ from typing import Any
 
 from dataplane.batch import tensors, views
 from dataplane.batch.batch import Batch, Column
-from dataplane.device.bringing import each_tensor
+from dataplane.device.host_to_device import each_tensor
 from dataplane.errors import Misuse
 
 MASK = "_mask"

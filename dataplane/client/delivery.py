@@ -19,7 +19,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import flows
 from dataplane.client.connection import Connection
-from dataplane.client.getting import Getter
+from dataplane.client.reader import Getter
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced

@@ -84,18 +84,18 @@ class OwnDevice:
         return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
-        """See `keeping.Own`."""
+        """See `kept_columns.Own`."""
         tensor = self._tensor
         if tensor is not None:  # else it was freed meanwhile
             leave(memory[: self.size], [tensor], NOTHING)
 
     def tensor(self) -> Any:
-        """See `keeping.Own`."""
+        """See `kept_columns.Own`."""
         return self._tensor
 
     def close(self, *, mapped: bool = False) -> None:
-        """See `keeping.Own`. torch counts who is to map it, one at first, and who did: where nobody came it is told
-        that one has, or it would keep the memory for good."""
+        """See `kept_columns.Own`. torch counts who is to map it, one at first, and who did: where nobody came it is
+        told that one has, or it would keep the memory for good."""
         tensor, counter = self._tensor, self._counter
         self._tensor = self._counter = None
         if tensor is not None and mapped:

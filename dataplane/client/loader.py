@@ -34,7 +34,7 @@ from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.streams import AtEnd, check_at_end, ended
 from dataplane.client.sync_streams import Delivery, Stream
 from dataplane.clock import monotonic
-from dataplane.device.bringing import arrive, brought
+from dataplane.device.host_to_device import arrive, brought
 from dataplane.device.naming import device_of
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler

@@ -5,7 +5,7 @@ middle of the same code. So nothing here blocks or takes a lock that is not reen
 views exist leaves its socket here, out of its event loop; the last view closes it.
 
 Invariants: each pin is dropped once. A forked child has its own pins for the views that it inherits
-(`client.inheriting`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
+(`client.fork_pins`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
 read.
 """
 
@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dataplane.client import inheriting, memory
-from dataplane.client.inheriting import Heir, inherit
+from dataplane.client import fork_pins, memory
+from dataplane.client.fork_pins import InheritedPins, inherit
 from dataplane.clock import Deadline
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
@@ -82,7 +82,7 @@ class Pins:
         self._lock = threading.RLock()
         self.access = memory.Access()
         """What the connection maps."""
-        self._heir: Heir | None = None
+        self._heir: InheritedPins | None = None
         self._inherited: frozenset[int] = frozenset()  # the pins that the heir holds
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
@@ -187,7 +187,7 @@ _forking = threading.Lock()
 
 def _before_fork() -> None:
     _forking.acquire()  # each fork has heirs of its own
-    deadline = Deadline.after(inheriting.ANSWER_S)
+    deadline = Deadline.after(fork_pins.ANSWER_S)
     for pins in list(_all):
         pins.before_fork(deadline)
 

@@ -23,14 +23,14 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import (
+    address_resolvers,
     arguments,
     background,
-    doors,
+    device_get,
     embedded,
-    following,
     histories,
-    placing,
-    retaining,
+    history_follower,
+    link_requests,
     spans,
     weights,
 )
@@ -38,8 +38,8 @@ from dataplane.client.connection import Connection, Exchange, Soon
 from dataplane.client.direct import Direct
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.freeing import portions
-from dataplane.client.getting import Getter
-from dataplane.client.keeping import Keeper
+from dataplane.client.kept_columns import KeptColumns
+from dataplane.client.reader import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
@@ -76,7 +76,7 @@ class AsyncPlane:
         self._pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
         self._writer = Writer(connection, self._pool)
         self._direct = Direct()
-        self._keeper = Keeper(connection, self._writer, self._direct, gpu_budget)
+        self._keeper = KeptColumns(connection, self._writer, self._direct, gpu_budget)
         self._getter = Getter(connection, self._direct)
         self._closed = False
         if connection.welcome.prewarm:
@@ -215,11 +215,11 @@ class AsyncPlane:
         if group is None:
             batch = await self.read(ref, timeout, device)
         else:
-            batch = await placing.together(self, _reference(ref), group, arguments.seconds(timeout))
+            batch = await device_get.together(self, _reference(ref), group, arguments.seconds(timeout))
         if device is None and out is None:
             return batch
-        nbytes = placing.nbytes(batch, device, out)
-        return await self._writer.in_thread(nbytes, placing.placed, batch, device, out, self._pool, ordering.noted())
+        nbytes = device_get.nbytes(batch, device, out)
+        return await self._writer.in_thread(nbytes, device_get.placed, batch, device, out, self._pool, ordering.noted())
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
         """The request of a `get` without a group; None if none is needed. Raises as that."""
@@ -233,7 +233,7 @@ class AsyncPlane:
 
     def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
         """Apply `device` and `out` of `get`, in the calling thread."""
-        return batch if device is None and out is None else placing.placed(batch, device, out, self._pool)
+        return batch if device is None and out is None else device_get.placed(batch, device, out, self._pool)
 
     async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
         """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
@@ -298,12 +298,12 @@ class AsyncPlane:
         """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
         raises as `retain`."""
         self.check()
-        return await retaining.links(self._connection, node, rows)
+        return await link_requests.links(self._connection, node, rows)
 
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
         self.check()
-        return await retaining.retain(self._connection, [_reference(ref) for ref in refs])
+        return await link_requests.retain(self._connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member of its cluster that `members` names so.
@@ -350,9 +350,9 @@ class AsyncPlane:
         """
         self.check()
         arguments.text("a stream's name", name)
-        followed = following.following(history)
+        followed = history_follower.following(history)
         wanted = arguments.settings(
-            following.tasks(tasks, followed),
+            history_follower.tasks(tasks, followed),
             max_bytes,
             max_rows,
             max_lag,
@@ -371,7 +371,7 @@ class AsyncPlane:
                 stacklevel=2,
             )
         stream = AsyncStream(self._connection, self._writer, self._getter, name, opened)
-        return following.follow(stream, followed)
+        return history_follower.follow(stream, followed)
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
         """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
@@ -587,7 +587,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         address, node = str(self._address), None
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
-        if doors.is_door(address):
+        if address_resolvers.is_door(address):
             return self._kind()(await self._through(address, soon), None, self._gpu_budget)
         try:
             opened = await self._opened(address, soon, started=node is not None)
@@ -626,11 +626,11 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     async def _through(self, door: str, soon: Soon) -> Connection:
         """A connection to the node that another system names. If that node has just died, unknown to the system yet,
         to the next."""
-        address = await asyncio.to_thread(doors.find, door, self._config)
+        address = await asyncio.to_thread(address_resolvers.find, door, self._config)
         try:
             return await self._open(address, soon)
         except PeerUnavailable:
-            address = await asyncio.to_thread(doors.find, door, None, address)
+            address = await asyncio.to_thread(address_resolvers.find, door, None, address)
             return await self._open(address, soon)
 
     async def __aenter__(self) -> AsyncPlane:

@@ -26,7 +26,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
-from dataplane.client.holding import Held
+from dataplane.client.held_shards import Held
 from dataplane.client.rownames import stretches
 from dataplane.client.sources import Source, source_of
 from dataplane.client.tables import AsyncTable

@@ -1,8 +1,8 @@
 """A get of contiguous rows of one shard, as most gets of a batch are, without the work that many shards need.
 
-The general path (`client.holding`, `client.opening`) makes a table of places, a pin for a quarter of the bytes, pieces
-and selections. Contiguous rows need none of that, and the columns of batch after batch are the same: which of a shard's
-columns those of a reference are, and that they fit, is determined once (`_layouts`).
+The general path (`client.held_shards`, `client.column_assembly`) makes a table of places, a pin for a quarter of the
+bytes, pieces and selections. Contiguous rows need none of that, and the columns of batch after batch are the same:
+which of a shard's columns those of a reference are, and that they fit, is determined once (`_layouts`).
 
 Invariants: the result is that of the general path, and so are the errors.
 """

@@ -33,7 +33,7 @@ from dataplane.client import arguments, flows, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.delivery import LEFT, DeadLetters, Delivery, Taken
-from dataplane.client.getting import Getter
+from dataplane.client.reader import Getter
 from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.client.writer import Writer
@@ -48,7 +48,7 @@ from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
-    from dataplane.client.following import Follower
+    from dataplane.client.history_follower import Follower
     from dataplane.client.recorder import Recording
     from dataplane.client.replaying import Replay
 

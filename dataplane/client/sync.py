@@ -1,4 +1,5 @@
-"""The synchronous interface: each call runs the coroutine of the asynchronous one and waits for it (`client.turns`).
+"""The synchronous interface: each call runs the coroutine of the asynchronous one and waits for it
+(`client.loop_runner`).
 
 It adds no logic.
 """
@@ -16,14 +17,14 @@ from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import histories, spans, weights
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
-from dataplane.client.ending import close_at_end
-from dataplane.client.getting import with_columns
+from dataplane.client.exit_hook import close_at_end
+from dataplane.client.loop_runner import LoopRunner
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
+from dataplane.client.reader import with_columns
 from dataplane.client.sync_histories import History
 from dataplane.client.sync_streams import Stream
 from dataplane.client.sync_tables import Table
 from dataplane.client.sync_weights import Weights
-from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
 from dataplane.device.naming import device_of
 from dataplane.device.ordering import called, streams
@@ -38,7 +39,7 @@ class Draft:
     """See `dataplane.client.draft.Draft`; here `seal` waits. As a context manager it drops what was not sealed at
     its end."""
 
-    def __init__(self, draft: AsyncDraft, turns: Turns) -> None:
+    def __init__(self, draft: AsyncDraft, turns: LoopRunner) -> None:
         self._draft = draft
         self._turns = turns
 
@@ -76,7 +77,7 @@ class Plane:
     Each method waits for that of `AsyncPlane`.
     """
 
-    def __init__(self, plane: AsyncPlane, turns: Turns) -> None:
+    def __init__(self, plane: AsyncPlane, turns: LoopRunner) -> None:
         self._plane = plane
         self._turns = turns
         self._open = True
@@ -306,7 +307,7 @@ def connect(
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
     ValueError for an invalid address.
     """
-    turns = Turns()
+    turns = LoopRunner()
 
     async def attach() -> AsyncPlane:
         return await Connecting(address, config, soon=turns.soon, gpu_budget=gpu_budget, name=name)

@@ -10,14 +10,14 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
+from dataplane.client.loop_runner import LoopRunner
 from dataplane.client.sync_appender import Appender
-from dataplane.client.turns import Turns
 from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.stream.sampler import Sampler
 from dataplane.stream.settings import Settings
 
 if TYPE_CHECKING:
-    from dataplane.client.following import Follower
+    from dataplane.client.history_follower import Follower
     from dataplane.client.recorder import Recording
     from dataplane.client.replaying import Replay
 
@@ -193,7 +193,7 @@ class Stream:
 
     _plane: Any = None
 
-    def __init__(self, inner: streams.AsyncStream, wait: Wait, turns: Turns) -> None:
+    def __init__(self, inner: streams.AsyncStream, wait: Wait, turns: LoopRunner) -> None:
         self._inner = inner
         self._wait = wait
         self._turns = turns

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dataplane.batch.dtypes import storage
 from dataplane.batch.layout import ALIGNMENT
-from dataplane.client.holding import Held
+from dataplane.client.held_shards import Held
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import Entry, Part
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, stretches

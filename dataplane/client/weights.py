@@ -23,9 +23,9 @@ from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
-from dataplane.client.getting import Getter
-from dataplane.client.holding import Held
+from dataplane.client.held_shards import Held
 from dataplane.client.publishing import Older, Publication
+from dataplane.client.reader import Getter
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.client.versions import PLACED, Plans, Seen, shards_here
 from dataplane.client.weightmap import Place, Plan, Tensors, planned, stretches_of

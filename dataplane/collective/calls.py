@@ -13,11 +13,11 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.collective.agreeing import Agreed, Answer, Decide, Said, agree, confirm
+from dataplane.collective.agreement import Agreed, Answer, Decide, Statement, agree, confirm
+from dataplane.collective.exchange import Chain, move
 from dataplane.collective.link import Link, described, link_of
-from dataplane.collective.moving import Chain, move
-from dataplane.collective.overlaps import overlapping, read_once
 from dataplane.collective.packing import Packed, fields, pack
+from dataplane.collective.shared_rows import overlapping, read_once
 from dataplane.device.naming import device_of
 from dataplane.errors import Misuse
 
@@ -36,7 +36,7 @@ class Reader(Protocol):
 def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.broadcast`."""
 
-    def decide(heard: Sequence[Said]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> Answer:
         source = _source(heard, "a reference")
         near = [rank for rank in range(len(heard)) if heard[rank].host == heard[source].host]
         far = sorted(set(range(len(heard))) - set(near), key=lambda rank: (heard[rank].host, rank))
@@ -50,7 +50,7 @@ def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, dead
 def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.scatter`."""
 
-    def decide(heard: Sequence[Said]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> Answer:
         source = _source(heard, "a list of references")
         given = len(heard[source].refs or [])
         if given != len(heard):
@@ -65,7 +65,7 @@ def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: Reader, device: 
 def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, deadline: Deadline) -> list[Batch] | None:
     """See `collective.gather`."""
 
-    def decide(heard: Sequence[Said]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> Answer:
         if isinstance(dst, bool) or not isinstance(dst, int) or not 0 <= dst < len(heard):
             raise Misuse(f"dst is a rank of a group of {len(heard)}, not {dst!r}")
         return Answer([[rank, dst] for rank in range(len(heard)) if rank != dst])
@@ -81,7 +81,7 @@ def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, dead
 def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.get`."""
     with _calling(group, deadline) as link:
-        asked = agree(link, Said("get", _host(plane), [ref.encode()]), _readers)
+        asked = agree(link, Statement("get", _host(plane), [ref.encode()]), _readers)
         sent = {tuple(chain): other for chain, other in zip(asked.chains, asked.refs, strict=True)}
         led = [chain for chain in asked.chains if chain[0] == link.rank]
         reads = [BatchRef.decode(sent[tuple(chain)]) if sent[tuple(chain)] else ref for chain in led]
@@ -90,7 +90,7 @@ def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadlin
         return _placed(own[0] if own else batches[0], device)
 
 
-def _readers(heard: Sequence[Said]) -> Answer:
+def _readers(heard: Sequence[Statement]) -> Answer:
     """Among the ranks of a host that want the same rows, all or some, the first reads them, and sends the others
     theirs."""
     chains: list[list[int]] = []
@@ -151,9 +151,9 @@ def _exchanged(
             _require_dtypes(batch.schema.items())
         packs += [pack(batch) for number, batch in enumerate(own) if number != stays and link.size > 1]
     except Exception as error:  # raised on all ranks: on this one as it is
-        agree(link, Said(call, _host(plane), named, error=described(error, link.rank)), decide, error)
+        agree(link, Statement(call, _host(plane), named, error=described(error, link.rank)), decide, error)
         raise
-    answer = agree(link, Said(call, _host(plane), named, [packed.header for packed in packs]), decide)
+    answer = agree(link, Statement(call, _host(plane), named, [packed.header for packed in packs]), decide)
     left, mine = iter(packs), []
     for number, chain in enumerate(answer.chains):
         if link.rank in chain and len(chain) > 1:
@@ -176,7 +176,7 @@ def _placed(batch: Batch, device: Any) -> Batch:
     return batch if device is None else batch.to(device)
 
 
-def _source(heard: Sequence[Said], what: str) -> int:
+def _source(heard: Sequence[Statement], what: str) -> int:
     """The one rank with references. Raises Misuse unless it is exactly one."""
     sources = [rank for rank, said in enumerate(heard) if said.refs is not None]
     if len(sources) != 1:

@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.client.hosted import Hosted, claimed_directory, new_key
+from dataplane.client.cluster_node_process import Hosted, claimed_directory, new_key
 from dataplane.client.sync import connect
 from dataplane.clock import Deadline
 from dataplane.config import ClusterConfig, NodeConfig, check_host

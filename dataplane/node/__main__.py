@@ -1,5 +1,5 @@
 """The process of a node that another process starts: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`. Used by
-`client.launch` and `client.hosted` only.
+`client.launch` and `client.cluster_node_process` only.
 
 CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or why it does not
 start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two more
@@ -59,7 +59,8 @@ def main() -> None:
 
 
 def _sweep(seed_dir: Path) -> None:
-    """Remove the directory of the etcd if it was claimed by a process that has ended (`client.hosted`)."""
+    """Remove the directory of the etcd if it was claimed by a process that has ended
+    (`client.cluster_node_process`)."""
     if seed_dir.exists():
         with suppress(OSError):
             Claim(seed_dir.parent, seed_dir.name.rpartition("-")[0]).release()  # to claim removes those of the dead

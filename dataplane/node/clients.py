@@ -3,7 +3,7 @@
 Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
 (`wire.boundary`), even if the client is disconnected meanwhile. A request that need not wait is executed without a
 task. One that waits does so in a task that ends with the connection, within the memory bound for waiting requests of
-all clients (`node.waits`). A client that violates the protocol is disconnected, without effect on others. Each
+all clients (`node.request_bytes`). A client that violates the protocol is disconnected, without effect on others. Each
 segment's descriptor is sent once for each right (read, or write as its owner).
 """
 
@@ -26,6 +26,7 @@ from dataplane.node.grants import Grants
 from dataplane.node.handing import Handing
 from dataplane.node.observing import Observing
 from dataplane.node.performance import graphs_of
+from dataplane.node.request_bytes import REQUEST, SMALL, Waits, footprint
 from dataplane.node.shards.needed import NeededShards
 from dataplane.node.shards.remote import wanted_of
 from dataplane.node.shards.retaining import links_of
@@ -36,7 +37,6 @@ from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged import Staged
 from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
-from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.observe.ring import RING_BYTES
 from dataplane.store.freeings import UNKNOWN, Cause
 from dataplane.store.reservations import Reservation
@@ -48,8 +48,8 @@ from dataplane.wire import places
 from dataplane.wire.boundary import Heads, failure, line
 from dataplane.wire.complaints import Complaints
 from dataplane.wire.framing import frame
-from dataplane.wire.halves import Halves
 from dataplane.wire.local import Channel, peer
+from dataplane.wire.partial_frames import PartialFrames
 
 if TYPE_CHECKING:
     from dataplane.node.clustered.alone import Durable, EitherStreams
@@ -88,7 +88,7 @@ class Client:
         others: Collection[Client],
         gone: Callable[[Client], None],
         waits: Waits,
-        halves: Halves,
+        halves: PartialFrames,
         observing: Observing,
     ) -> None:
         self.pid, _ = peer(connected)

@@ -30,20 +30,20 @@ from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
+from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.observing import Observing
 from dataplane.node.performance import graphs_of
+from dataplane.node.request_bytes import Waits
 from dataplane.node.shards.needed import NeededShards
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.tables.tables import Tables
-from dataplane.node.trimming import Trimming
-from dataplane.node.waits import Waits
 from dataplane.store.claim import Claim
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
 from dataplane.wire.boundary import failure
 from dataplane.wire.framing import frame
-from dataplane.wire.halves import Halves
 from dataplane.wire.local import format_address, listen, peer
+from dataplane.wire.partial_frames import PartialFrames
 from dataplane.wire.polling import polling_loop
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Node:
             """Who it is: for as long as it lives, or for as long as its data directory is there."""
             self._store = Store(config, directory=directory, clock=clock)
             undo.callback(self._store.abandon)
-            self._trimming = Trimming(self._store.cool)
+            self._trimming = MemoryTrim(self._store.cool)
             self._waits = Waits(freed=self._trimming.freed)
-            self._halves = Halves(freed=self._trimming.freed)
+            self._halves = PartialFrames(freed=self._trimming.freed)
             self._needed = NeededShards(self.id, self._store)
             self._streams = LocalStreams(self._needed, clock)
             self._streams.freed = self._trimming.due

@@ -28,7 +28,7 @@ class Reporting(Protocol):
 
 
 def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0.0) -> dict[str, Any]:
-    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `waits` as `Waits.told`.
+    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as `Waits.told`.
     `fetching_s`: for how long bytes from other hosts were in transit to this node."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:

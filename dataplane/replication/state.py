@@ -5,7 +5,6 @@ Committed and applied are one number: what is known to be committed is applied a
 
 from __future__ import annotations
 
-from dataplane.replication.attention import Attention
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Answer, Effect, Send
 from dataplane.replication.lease import Promise
@@ -15,6 +14,7 @@ from dataplane.replication.messages import Message, Snapshot
 from dataplane.replication.reconfiguration import Reconfiguration
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import Stored
+from dataplane.replication.suspend_guard import SuspendGuard
 
 _ENTRY = 128
 """Bytes, approximately, that an entry of the log takes besides its command."""
@@ -46,7 +46,7 @@ class State:
         self.since_snapshot = 0
         """Bytes of the log behind the snapshot, up to `committed`."""
         self.promise = Promise(settings.grace_s, now)
-        self.attention = Attention(settings.beat_s, now)
+        self.attention = SuspendGuard(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
         self.configuration = Configuration(0, ("", 0))
         """The newest that was seen. Epoch 0 has no leader: none was seen yet."""

@@ -16,7 +16,7 @@ from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
 from dataplane.store.arena import Arena, Extent, pages
 from dataplane.store.budget import Budget
-from dataplane.store.carried import laid_out
+from dataplane.store.inline_put import laid_out
 from dataplane.store.shard import Shard
 
 

@@ -35,7 +35,7 @@ from dataplane.store.durable.shards import Durable
 from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
-from dataplane.store.shared import SharedPages
+from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import SpillFile, aligned
 
@@ -58,7 +58,7 @@ class Residency:
         config: NodeConfig,
         budget: Budget,
         arena: Arena,
-        small: SharedPages,
+        small: SmallExtents,
         disk: Disk,
         pins: Pins,
         shards: Mapping[int, Shard],

@@ -1,6 +1,6 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
-The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `carried` (what comes in a
+The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `inline_put` (what comes in a
 message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `scopes`.
 Invariants:
 
@@ -37,10 +37,10 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceede
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
-from dataplane.store.carried import Carried, laid_out
+from dataplane.store.client_shards import ClientShard, OfferTo
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.freeings import Freeings
-from dataplane.store.kept import Kept, OfferTo
+from dataplane.store.inline_put import InlinePuts, laid_out
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live, dead_pages
 from dataplane.store.persistence import Persistence
@@ -49,7 +49,7 @@ from dataplane.store.reservations import Reservations
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.scopes import Scopes
 from dataplane.store.shard import Shard, check_cost
-from dataplane.store.shared import SharedPages
+from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spillfile import Opened, SpillFile
 
@@ -106,7 +106,7 @@ class Store:
         self.disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = Pins()
         self._shards: dict[int, Shard] = {}
-        self._small = SharedPages(self.arena, OWN)
+        self._small = SmallExtents(self.arena, OWN)
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes = Scopes()
         self.freeings = Freeings(clock)
@@ -128,9 +128,9 @@ class Store:
         self.reserve_now, self.reserve, self.abort = made.reserve_now, made.reserve, made.abort
         self.touch, self.silent = made.touch, made.silent
         self.revoke, self.revoke_silent = made.revoke, made.revoke_silent
-        self._carried = Carried(self.budget, self.arena, self._small, self.following)
+        self._carried = InlinePuts(self.budget, self.arena, self._small, self.following)
         self._held_freed: dict[int, Shard] = {}
-        self._handles: dict[int, Kept] = {}
+        self._handles: dict[int, ClientShard] = {}
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
@@ -188,7 +188,7 @@ class Store:
     async def put(
         self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
     ) -> int:
-        """As `put_now`, waiting until the deadline. Raises as `Carried.put`."""
+        """As `put_now`, waiting until the deadline. Raises as `InlinePuts.put`."""
         return self._came(client, await self._carried.put(payload, layout, deadline, scope=scope, holder=holder))
 
     def _came(self, client: Hashable, shard: Shard) -> int:
@@ -240,10 +240,10 @@ class Store:
         tell: Callable[[int, bool, OfferTo | None], None],
     ) -> int:
         """A shard whose bytes the client keeps, with the handle by which others map them. Returns its number.
-        `tell(number, land, offer)`: see `Kept`. Raises Corrupt or LimitExceeded for an invalid layout."""
+        `tell(number, land, offer)`: see `ClientShard`. Raises Corrupt or LimitExceeded for an invalid layout."""
         laid = laid_out(layout, size)
         number, held = self.following(), self.following()
-        kept = Kept(client, handle, held, lambda land, offer: tell(number, land, offer))
+        kept = ClientShard(client, handle, held, lambda land, offer: tell(number, land, offer))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
         shard.since_s = self._clock()
         self._handles[held] = kept
@@ -254,11 +254,11 @@ class Store:
     def keeps(self, numbers: Iterable[int]) -> bool:
         """Whether clients keep the bytes of any of these shards."""
         return bool(self._handles) and any(
-            shard is not None and shard.extent is None and isinstance(shard.file, Kept)
+            shard is not None and shard.extent is None and isinstance(shard.file, ClientShard)
             for shard in map(self._shards.get, numbers)
         )
 
-    def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
+    def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
         """The shards among these whose bytes a client keeps; their handles are pinned for the caller."""
         found = self.kept(numbers)
         for _, kept in found:
@@ -270,7 +270,7 @@ class Store:
         shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
         shard = self._shards.get(number)
         kept = shard.file if shard is not None else None
-        if shard is None or not isinstance(kept, Kept) or kept.client is not client:
+        if shard is None or not isinstance(kept, ClientShard) or kept.client is not client:
             self.abort(client, [reserved])
             return
         try:
@@ -289,21 +289,21 @@ class Store:
     def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
         """The client could not copy a kept shard: report the error to those who wait for it."""
         shard = self._shards.get(number)
-        if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
+        if shard is not None and isinstance(shard.file, ClientShard) and shard.file.client is client:
             shard.file.landed(error)
 
-    def kept(self, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
+    def kept(self, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
         """The shards among these whose bytes a client keeps. Raises as `pin`."""
         shards = [self._find(number) for number in numbers]
-        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, Kept)]
+        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, ClientShard)]
 
     def offered(self, client: Hashable, number: int, reader: int, address: str, ticket: bytes) -> None:
         """The answer of the client to an offer of a kept shard: its address, or a refusal."""
         shard = self._shards.get(number)
-        if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
+        if shard is not None and isinstance(shard.file, ClientShard) and shard.file.client is client:
             shard.file.offered(reader, address, ticket)
 
-    def _end_kept(self, kept: Kept) -> None:
+    def _end_kept(self, kept: ClientShard) -> None:
         """Release the handle of a kept shard: it cannot be mapped any more."""
         kept.over = True
         if not self.pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
@@ -314,7 +314,7 @@ class Store:
         if all(kept.client is not client for kept in self._handles.values()):
             return
         for shard in self._shards.values():
-            if isinstance(shard.file, Kept) and shard.file.client is client:
+            if isinstance(shard.file, ClientShard) and shard.file.client is client:
                 shard.damage = shard.file.lost()
                 shard.file.lose()
         for kept in [kept for kept in self._handles.values() if kept.client is client]:
@@ -368,7 +368,7 @@ class Store:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 for shard in map(self._find, numbers):
-                    if shard.extent is None and isinstance(shard.file, Kept):
+                    if shard.extent is None and isinstance(shard.file, ClientShard):
                         await shard.file.land()
                 async with self._admission:  # whoever waits for it holds nothing
                     shards = self._hold(client, numbers)
@@ -550,7 +550,7 @@ class Store:
         del self._shards[shard.number]
         self._to_hollow.discard(shard.number)
         shard.freed = True
-        if isinstance(shard.file, Kept):
+        if isinstance(shard.file, ClientShard):
             self._end_kept(shard.file)
         if shard.links is not None:
             self._links_bytes -= shard.links.nbytes
@@ -812,9 +812,9 @@ class Store:
                     stored[whose][0] += shard.size if shard.shared else shard.held
                 else:
                     stored[whose] = [shard.held, shard.since_s]
-        for (holder, owner, scope), (nbytes, since_s) in stored.items():
+        for (holder, owner, scope), (held_bytes, since_s) in stored.items():
             key = holder, "stored", owner or _scope(scope)
-            held[key] += int(nbytes)
+            held[key] += int(held_bytes)
             since.setdefault(key, since_s)
         ordered = sorted(held.items(), key=lambda item: -item[1])
         return tuple(

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dataplane.stream.books import Books
+from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import LEASED, PENDING
 
 _NAMED = 3  # groups
 
 
-def blocked(books: Books, sizes: Mapping[int, int]) -> str:
+def blocked(books: StreamState, sizes: Mapping[int, int]) -> str:
     """Why the stream is full for good; empty if it is not. `sizes`: for each task that takes whole groups, their
     size."""
     progress = books.progress

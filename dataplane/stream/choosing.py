@@ -8,9 +8,9 @@ from typing import Any
 
 from dataplane.batch.field import MEASURED
 from dataplane.errors import Misuse
-from dataplane.stream.books import Books
 from dataplane.stream.lease import Who
 from dataplane.stream.page import PAGE, Index
+from dataplane.stream.partition_state import StreamState
 from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
@@ -48,7 +48,9 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
     return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
 
 
-def choose(books: Books, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]) -> Index:
+def choose(
+    books: StreamState, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]
+) -> Index:
     """The rows for the demand: at least `min_rows`, unless the sampler says that no more fit, or none. Rows that the
     sampler lets expire are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
     ready_rows, enough = books.progress.ready, least(books, demand, closed=closed)
@@ -72,13 +74,13 @@ def choose(books: Books, demand: Demand, now: float, *, closed: bool, expire: Ca
         window *= 4
 
 
-def least(books: Books, demand: Demand, *, closed: bool) -> int:
+def least(books: StreamState, demand: Demand, *, closed: bool) -> int:
     """The rows for which the demand has to wait: `min_rows`, or all that are left of a closed stream."""
     return min(demand.min_rows, books.progress.is_left(demand.task)) if closed else demand.min_rows
 
 
 def candidates(
-    books: Books, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
+    books: StreamState, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
 ) -> Candidates:
     """What a sampler of the task may know of these rows. Raises Misuse for a column that has no lengths."""
     needs = getattr(sampler, "needs", ())

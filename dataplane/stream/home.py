@@ -1,7 +1,7 @@
 """The rows of a stream with their leases and limits, as the state machine of its partition keeps them (`machine`).
 
-`Home` combines `admission`, the `books` and the `leases`. It does no I/O, reads no clock, and knows clients by name
-only.
+`Home` combines `admission`, the `partition_state` and the `leases`. It does no I/O, reads no clock, and knows clients
+by name only.
 
 Changes of rows are decided as commands (`commands`) and applied by `do` once they are committed. Until then the rows of
 a command stay leased, so that nobody else is given them. Dropped rows are removed by `tick` only.
@@ -25,14 +25,14 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Backpressure, Closed, LeaseExpired, Misuse
 from dataplane.stream.admission import Admission, Entry, Held
 from dataplane.stream.blocked import blocked
-from dataplane.stream.books import Books
 from dataplane.stream.choosing import Demand, choose, least
+from dataplane.stream.column_batch import ColumnBatch, Hold
 from dataplane.stream.commands import Command, Drop, Remove, Settle, Unkeep
-from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Leases
-from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.partition_state import StreamState
 from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 Index = npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class Home:
     def __init__(
         self,
         settings: Settings,
-        released: Callable[[list[Patch]], None] = lambda _: None,
+        released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
     ) -> None:
         """`released(patches)` is called with patches that no row needs any more. `mark`: the prefix of generated
@@ -71,7 +71,7 @@ class Home:
         self.settings: Settings = settings
         self.changes = 0
         self.closed = False
-        self.books: Books = Books(settings, released, mark)
+        self.books: StreamState = StreamState(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
         self.commands: list[Command] = []
@@ -437,7 +437,7 @@ class Home:
         now: float,
         spares: Sequence[bytes] = (),
     ) -> bool:
-        """Add a piece to a row in progress; see `Books.grow`."""
+        """Add a piece to a row in progress; see `StreamState.grow`."""
         new = self.books.grow(row, piece, ref, lengths, spares, now)
         self.changes += 1
         return new

@@ -19,10 +19,10 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.outbox import OutboxState
 from dataplane.stream.block import Value
-from dataplane.stream.books import Books
+from dataplane.stream.column_batch import ColumnBatch, Hold
 from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import Index
-from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.settings import Settings
 from dataplane.stream.unfinished import UnfinishedState
@@ -34,7 +34,7 @@ _LOST = tuple[int, str, str | int | None, int, int]
 
 
 class PatchState(msgspec.Struct, array_like=True):
-    """See `patch.Patch`."""
+    """See `column_batch.ColumnBatch`."""
 
     number: int
     ref: bytes
@@ -123,7 +123,7 @@ def open_sealed(data: bytes) -> PartitionState:
         raise Corrupt(f"this is no snapshot of a stream's partition: {error}") from error
 
 
-def rows_state(books: Books, kept: Sequence[Index]) -> RowsState:
+def rows_state(books: StreamState, kept: Sequence[Index]) -> RowsState:
     """The rows of these books, with the numbers of replaced patches that are `kept`."""
     stored, rows = books.rows, books.rows.all()
     rows = np.sort(rows)
@@ -160,24 +160,24 @@ def rows_state(books: Books, kept: Sequence[Index]) -> RowsState:
     )
 
 
-def _patch_state(number: int, patch: Patch) -> PatchState:
+def _patch_state(number: int, patch: ColumnBatch) -> PatchState:
     hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
     pieces = [(piece.encode(), piece.spares) for piece in patch.pieces]
     return PatchState(number, patch.encode(), pack(hold), patch.spares, pieces)
 
 
-def _patch(state: PatchState) -> Patch:
+def _patch(state: PatchState) -> ColumnBatch:
     ref, holds = BatchRef.decode(state.ref), unpack(state.hold)
     if len(holds) not in (1, len(ref)):
         raise ValueError("holds of other rows")
     hold: Hold = int(holds[0]) if len(holds) == 1 else holds
-    pieces = tuple(Patch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
+    pieces = tuple(ColumnBatch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
     if pieces and len(ref) != 1:
         raise ValueError("pieces of more than one row")
-    return Patch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
+    return ColumnBatch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
 
 
-def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
+def restore_rows(books: StreamState, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
     """Restore the rows into empty books, after `rows.next` is set. Returns the kept patches. Raises ValueError,
     KeyError or IndexError for an invalid state."""
     rows = unpack(state.offsets)
@@ -212,12 +212,12 @@ def _within(values: Index, least: int, below: int) -> bool:
     return bool(values.min() >= least and values.max() < below)
 
 
-def counts_of(books: Books) -> list[list[int]]:
+def counts_of(books: StreamState) -> list[list[int]]:
     """For each task the number of rows that were ever acked, expired and dead."""
     return [[of[what] for what in _COUNTED] for of in books.progress.counts]
 
 
-def restore_counts(books: Books, counts: list[list[int]]) -> None:
+def restore_counts(books: StreamState, counts: list[list[int]]) -> None:
     """Raises ValueError if they are of other tasks."""
     for of, numbers in zip(books.progress.counts, counts, strict=True):
         for what, number in zip(_COUNTED, numbers, strict=True):

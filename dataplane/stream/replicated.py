@@ -22,10 +22,9 @@ from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions, Settled
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
-from dataplane.stream.facts import Arrival
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.home import Home
 from dataplane.stream.page import Index
-from dataplane.stream.patch import Patch
 from dataplane.stream.pieces import Begin
 from dataplane.stream.progress import DEAD
 from dataplane.stream.replica_state import (
@@ -37,6 +36,7 @@ from dataplane.stream.replica_state import (
     rows_state,
     seal,
 )
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import begin, finish, put_back, put_columns
 
@@ -47,7 +47,7 @@ _UNOPENED = Settings(("unopened",))
 class Columns(Protocol):
     """The store that has the columns of a stream of one node."""
 
-    def free(self, patches: list[Patch]) -> None:
+    def free(self, patches: list[ColumnBatch]) -> None:
         """No row needs these patches any more."""
 
     def read(self, refs: Sequence[BatchRef]) -> None:
@@ -77,7 +77,7 @@ class Replicated:
         self.clock_s = 0.0
         self.lost_nodes = LostNodes()
 
-    def _released(self, patches: list[Patch]) -> None:
+    def _released(self, patches: list[ColumnBatch]) -> None:
         if self.columns is not None:
             self.columns.free(patches)
             return

@@ -1,4 +1,4 @@
-"""The rows of a stream: their columns, by page (`page`) and by the append or extend that brought them (`patch`).
+"""The rows of a stream: their columns, by page (`page`) and by the append or extend that brought them (`column_batch`).
 
 A row has a number, in the order of arrival, which is never reused. A column gets a bit when its first patch arrives; a
 column that tasks merely ask for has none.
@@ -21,8 +21,8 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse
+from dataplane.stream.column_batch import ColumnBatch, Hold, There
 from dataplane.stream.page import PAGE, Flags, Index, Page
-from dataplane.stream.patch import Hold, Patch, There
 
 MAX_COLUMNS = 64
 _NONE: Index = np.empty(0, np.int64)
@@ -45,7 +45,7 @@ class Rows:
         self._bits: dict[str, int] = {}
         self._came: dict[tuple[str, ...], tuple[tuple[str, ...], np.uint64]] = {}
         """Columns that rows came with together: their names, sorted, and their bits."""
-        self._patches: dict[int, Patch] = {}
+        self._patches: dict[int, ColumnBatch] = {}
         self._next_patch = 0
 
     # columns
@@ -145,7 +145,7 @@ class Rows:
         hold: Hold = -1,
         keep: bool = False,
         spares: Sequence[bytes] = (),
-    ) -> tuple[Index, list[Patch]]:
+    ) -> tuple[Index, list[ColumnBatch]]:
         """Add columns to these existing rows, each named once. Returns, with `keep`, the patches that the columns were
         in before, which stay until `unkept`; and the patches that nothing needs any more.
 
@@ -184,7 +184,7 @@ class Rows:
             self._patches[number].left += 1
         return kept, self._unneeded(before)
 
-    def unkept(self, kept: Index) -> list[Patch]:
+    def unkept(self, kept: Index) -> list[ColumnBatch]:
         """Nobody reads these kept patches any more. Returns those that nothing needs."""
         return self._unneeded(kept)
 
@@ -193,14 +193,14 @@ class Rows:
         self._give_bits(ref.columns)
         self._learn(ref)
 
-    def change_patch(self, number: int, patch: Patch) -> None:
+    def change_patch(self, number: int, patch: ColumnBatch) -> None:
         """Replace the patch of this number, which is of one row."""
         self._patches[number] = patch
 
     def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
         number = self._next_patch
         self._next_patch += 1
-        self._patches[number] = Patch(ref, len(ref), hold, tuple(spares))
+        self._patches[number] = ColumnBatch(ref, len(ref), hold, tuple(spares))
         return number
 
     def holds(self, rows: Index, column: str) -> Index:
@@ -350,11 +350,11 @@ class Rows:
                 found.setdefault((has.tobytes(), under.tobytes()), ([], has, under))[0].append(name)
         return [(tuple(names), has, under) for names, has, under in found.values()]
 
-    def all_patches(self) -> list[Patch]:
+    def all_patches(self) -> list[ColumnBatch]:
         """All patches that some row needs."""
         return [each for patch in self._patches.values() for each in patch.each]
 
-    def patches_after(self, number: int) -> Iterator[tuple[int, Patch]]:
+    def patches_after(self, number: int) -> Iterator[tuple[int, ColumnBatch]]:
         """As `all_patches`, with their numbers: those after this one, ascending."""
         return ((n, each) for n in sorted(self._patches) if n > number for each in self._patches[n].each)
 
@@ -414,7 +414,7 @@ class Rows:
                 index[chosen] = np.where(layer.patch[inside] < 0, 0, layer.index[inside])
         return [(names, *found[names]) for names in sorted(found) if (found[names][0] >= 0).any()]
 
-    def patch(self, number: int) -> Patch:
+    def patch(self, number: int) -> ColumnBatch:
         """The patch of this number, which some row needs."""
         return self._patches[number]
 
@@ -422,7 +422,7 @@ class Rows:
         self,
         rows: Index,
         schema: Mapping[str, Field],
-        patches: Mapping[int, Patch],
+        patches: Mapping[int, ColumnBatch],
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
@@ -467,7 +467,7 @@ class Rows:
 
     # going
 
-    def remove(self, rows: Index) -> list[Patch]:
+    def remove(self, rows: Index) -> list[ColumnBatch]:
         """Remove these rows. Returns the patches that no row needs any more."""
         over: list[Index] = []
         for page, inside, _ in list(self.by_page(rows)):
@@ -479,7 +479,7 @@ class Rows:
         self.count -= len(rows)
         return self._unneeded(np.concatenate(over)) if over else []
 
-    def _unneeded(self, patches: Index) -> list[Patch]:
+    def _unneeded(self, patches: Index) -> list[ColumnBatch]:
         """Count one row less for each of these patches (-1: none). Returns those that nothing needs any more."""
         done = []
         numbers, counts = np.unique(patches, return_counts=True)
@@ -490,7 +490,7 @@ class Rows:
                     done.append(self._patches.pop(number))
         return done
 
-    def clear(self) -> list[Patch]:
+    def clear(self) -> list[ColumnBatch]:
         """Remove all rows. Returns all patches."""
         patches = list(self._patches.values())
         self._patches.clear()

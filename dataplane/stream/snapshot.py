@@ -18,13 +18,13 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.stream.block import Block, Head
-from dataplane.stream.books import Books
-from dataplane.stream.facts import Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
 from dataplane.stream.page import PAGE, Index
+from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
+from dataplane.stream.row_metadata import RowMetadata
 from dataplane.stream.rows import Rows
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.unfinished import Unfinished
@@ -39,7 +39,7 @@ class Copy(NamedTuple):
     """The parts of the books from which blocks are made."""
 
     rows: Rows
-    facts: Facts
+    facts: RowMetadata
     progress: Progress
     keys: Keys
     groups: Groups
@@ -93,7 +93,7 @@ class Snapshot:
         return columns_of(self._books, self._there(first, count))
 
 
-def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
+def block_of(books: StreamState | Copy, rows: Index, now: float) -> Block:
     """The metadata of these existing rows, which are not dropped."""
     places = books.rows.places(rows)
     groups = books.facts.groups(places)
@@ -116,7 +116,7 @@ def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
     )
 
 
-def columns_of(books: Books | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
+def columns_of(books: StreamState | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
     """The columns of these rows; see `Snapshot.columns`."""
     stored, begun = books.rows, books.unfinished
     found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]

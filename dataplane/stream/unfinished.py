@@ -2,8 +2,8 @@
 
 A row in progress has a number, a key and a group as any row, and counts as one: its group is incomplete without it, and
 a closed stream waits for it. But no task is given it: its columns have no bits, and are in a layer without names
-(`page`), in a patch of pieces (`patch`). Finishing it gives the columns their bits and the row its policy version;
-until then it has none (`facts.UNFINISHED`), so that `max_lag` does not wait for it.
+(`page`), in a patch of pieces (`column_batch`). Finishing it gives the columns their bits and the row its policy
+version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does not wait for it.
 
 The producer of a row holds a token, a random number. A process that takes the row over draws another; the first is
 refused from then on. Tokens, pieces and versions are replicated. Leases are known to the leader only: they begin when
@@ -26,10 +26,10 @@ import numpy as np
 from dataplane.batch.concat import joined, require_alike
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, LeaseExpired, Misuse
-from dataplane.stream.facts import Facts
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import Index
-from dataplane.stream.patch import Patch
 from dataplane.stream.pieces import Begin, Begun, Listed, Piece
+from dataplane.stream.row_metadata import RowMetadata
 from dataplane.stream.rows import Rows
 
 MAX_ENDED = 1 << 14
@@ -48,10 +48,10 @@ class UnfinishedState(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Unfinished:
-    """The rows in progress among `rows`, whose metadata is in `facts`."""
+    """The rows in progress among `rows`, whose metadata is in `row_metadata`."""
 
     rows: Rows
-    facts: Facts
+    facts: RowMetadata
     begun: dict[int, Begun] = field(default_factory=dict)
     ended: dict[int, None] = field(default_factory=dict)
     _until: dict[int, float] = field(default_factory=dict)
@@ -77,7 +77,9 @@ class Unfinished:
             hidden = page.layer(())
             hidden.patch[inside], hidden.index[inside] = number, 0
             first = self.rows.patch(number)
-            self.rows.change_patch(number, Patch.whole(first.ref, (Patch(first.ref, 1, spares=first.spares),)))
+            self.rows.change_patch(
+                number, ColumnBatch.whole(first.ref, (ColumnBatch(first.ref, 1, spares=first.spares),))
+            )
         page.columns[inside] = 0
 
     def require(self, row: int, *tokens: int) -> Begun:
@@ -120,8 +122,8 @@ class Unfinished:
         self.rows.give_bits(ref)
         begun, number = self.begun[row], self._number(row)
         before = self.rows.patch(number)
-        more = Patch(ref, 1, spares=tuple(spares))
-        self.rows.change_patch(number, Patch.whole(before.ref, (*before.pieces, more)))
+        more = ColumnBatch(ref, 1, spares=tuple(spares))
+        self.rows.change_patch(number, ColumnBatch.whole(before.ref, (*before.pieces, more)))
         places = self.rows.places(np.array([row]))
         for name, length in lengths.items():
             joined_to = self.facts.lengths(places, name) if ref.schema[name].varying == 1 else 0
@@ -140,7 +142,7 @@ class Unfinished:
         number = self._number(row)
         patch = self.rows.patch(number)
         ref = joined([piece.ref for piece in patch.pieces])
-        self.rows.change_patch(number, Patch.whole(ref, patch.pieces))
+        self.rows.change_patch(number, ColumnBatch.whole(ref, patch.pieces))
         page.layers[()].patch[inside] = -1
         layer = page.layer(tuple(sorted(ref.columns)))
         layer.patch[inside], layer.index[inside] = number, 0
@@ -277,7 +279,7 @@ class Unfinished:
         page, inside = self.rows.place(row)
         return int(page.layers[()].patch[inside])
 
-    def _patch(self, row: int) -> Patch:
+    def _patch(self, row: int) -> ColumnBatch:
         return self.rows.patch(self._number(row))
 
     # in a snapshot

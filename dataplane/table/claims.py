@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.packing import pack, unpack
-from dataplane.table.lines import Lines
+from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TaskState
 
 Index = npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class ClaimIds:
 class Claims:
     """The tasks of a table with these lines. `there(numbers)`: which rows exist."""
 
-    def __init__(self, lines: Lines, there: Callable[[Index], Flags]) -> None:
+    def __init__(self, lines: ColumnArrays, there: Callable[[Index], Flags]) -> None:
         self._lines = lines
         self._there = there
         self._ids: dict[str, ClaimIds] = {}

@@ -24,7 +24,7 @@ from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.rows import assembled
 from dataplane.table.claims import Claims
-from dataplane.table.lines import Lines
+from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import ColumnState, TableState, WrittenState
 from dataplane.table.written import Over, Written
 
@@ -61,7 +61,7 @@ class Table:
         self.nbytes = 0
         """The bytes of all cells, about: of rows of a ragged column, the proportional share."""
         self.schema: dict[str, Field] = {}
-        self._lines = Lines()
+        self._lines = ColumnArrays()
         self._lines.make(_NUMBER, np.int64, -1)
         self._lines.make(_GONE, np.bool_, False)
         self._lines.make(_TAG_BYTES, np.int64, 0)

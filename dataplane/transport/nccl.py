@@ -1,14 +1,15 @@
 """Bytes by point-to-point messages of torch.distributed: over NCCL between GPUs, over gloo where there is none.
 
-A lane is a group of two ranks, made over its socket (`transport.pairs`). Long stretches go as they lie, short ones
+A channel is a group of two ranks, made over its socket (`transport.pairs`). Long stretches go as they lie, short ones
 packed together; a few messages are under way at a time. The reader says on the socket that it has one; so the owner
 waits there, where it hears at once that the other end has gone, and never for a message. Who reads has another thread
 wait for each message, and looks at the socket meanwhile. When a read ends early, both ends let the message that is
 under way end, for a moment, before they break the group off: gloo does not wake who waits for the rest of one.
 
 Memory may be on a device (`OnDevice`), and so may the tensor that is read into: then bytes go from GPU to GPU. Host
-memory is copied to the device and from it. A process gives by one lane at a time to each GPU, and takes by one: NCCL's
-documentation ("Thread Safety") calls it unsafe to issue operations of several communicators of a device at once.
+memory is copied to the device and from it. A process gives by one channel at a time to each GPU, and takes by one:
+NCCL's documentation ("Thread Safety") calls it unsafe to issue operations of several communicators of a device at
+once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dataplane.device.naming import device_of
 from dataplane.errors import Misuse
 from dataplane.threads import Pool
 from dataplane.transport.base import Memory
-from dataplane.transport.lanes import Lane, Lanes, agree, exactly, mapped, tell, told
+from dataplane.transport.channels import ChannelTransport, DataChannel, agree, exactly, mapped, tell, told
 from dataplane.transport.messages import messages
 from dataplane.transport.pairs import Pair, Wait, joined
 
@@ -55,7 +56,7 @@ class OnDevice(Memory):
         return cls(-1, 0, len(tensor), tensor)
 
 
-class Nccl(Lanes):
+class Nccl(ChannelTransport):
     """The transport. `device`: what sends and receives, a CUDA device or "cpu"; if None, the current CUDA device if
     this torch has NCCL, else the host."""
 
@@ -81,8 +82,8 @@ class Nccl(Lanes):
         if self._device.type == "cuda" and not dist.is_nccl_available():
             raise OSError(f"this torch has no NCCL for {self._device}")
 
-    def _lane(self, stream: socket.socket) -> Lane:
-        return _NcclLane(stream, self._device, self._waits)
+    def _channel(self, stream: socket.socket) -> DataChannel:
+        return _NcclChannel(stream, self._device, self._waits)
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -108,7 +109,7 @@ def _turn(device: Any, which: int) -> AbstractContextManager[Any]:
         return _turns.setdefault(device, (threading.Lock(), threading.Lock()))[which]
 
 
-class _NcclLane(Lane):
+class _NcclChannel(DataChannel):
     def __init__(self, stream: socket.socket, device: Any, waits: Pool) -> None:
         import torch
 

@@ -1,13 +1,13 @@
 """Bytes by NIXL: the reader reads the owner's registered memory itself, by RDMA where both hosts have it.
 
-Each end of a lane is an agent of its own, without NIXL's progress thread, which never rests: an agent works when it is
-asked how things are. For each read the owner maps and registers the memory that is asked for, and tells the reader over
-the lane's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the remote keys); the
-reader forgets them afterwards.
+Each end of a channel is an agent of its own, without NIXL's progress thread, which never rests: an agent works when it
+is asked how things are. For each read the owner maps and registers the memory that is asked for, and tells the reader
+over the channel's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the remote
+keys); the reader forgets them afterwards.
 
 NIXL says neither when a transfer is done nor when a peer wants something: both are looked for, some thousand times a
-second, while a read is under way and never between reads. The owner looks less often at first: nine lanes that look all
-the time take a processor from those that copy, and with RDMA, or on one host, it has no part in the transfer.
+second, while a read is under way and never between reads. The owner looks less often at first: nine channels that look
+all the time take a processor from those that copy, and with RDMA, or on one host, it has no part in the transfer.
 
 A one-sided read can not be stopped by the owner of the memory. So when an offer ends, its readers are asked to stop,
 over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses what is
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.base import Memory
-from dataplane.transport.lanes import Lane, Lanes, agree, heard, mapped, tell, told
+from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
 
 _PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
 _MOST = 4096  # stretches of a transfer
@@ -45,7 +45,7 @@ _STOP_S = 2.0  # for a transfer that was given up; then its agent goes, and it w
 _WHERE = struct.Struct("<Q")
 
 
-class Nixl(Lanes):
+class Nixl(ChannelTransport):
     """The transport."""
 
     name = "nixl"
@@ -53,8 +53,8 @@ class Nixl(Lanes):
     def _prepare(self) -> None:
         _agent(_library())
 
-    def _lane(self, stream: socket.socket) -> Lane:
-        return _NixlLane(stream)
+    def _channel(self, stream: socket.socket) -> DataChannel:
+        return _NixlChannel(stream)
 
 
 def _library() -> Any:
@@ -89,7 +89,7 @@ def _agent(library: Any) -> Any:
         raise OSError(f"NIXL can not start: {error!r}") from error
 
 
-class _NixlLane(Lane):
+class _NixlChannel(DataChannel):
     def __init__(self, stream: socket.socket) -> None:
         library = _library()
         agree(stream, _version(library))
@@ -166,7 +166,7 @@ class _NixlLane(Lane):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What NIXL raises, as what a lane may raise."""
+    """What NIXL raises, as what a channel may raise."""
     try:
         yield
     except (OSError, EOFError, ValueError):

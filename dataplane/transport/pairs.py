@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from dataplane.transport.lanes import tell, told
+from dataplane.transport.channels import tell, told
 
 _CONNECT_S, _LOOK_S = 10.0, 20e-6
 _NCCL_S = 60.0  # of a message: whoever waits gives up before that, and breaks the group off
@@ -86,7 +86,7 @@ def joined(stream: socket.socket, rank: int, device: Any) -> Pair:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """What torch raises, as what a lane may raise."""
+    """What torch raises, as what a channel may raise."""
     try:
         yield
     except (OSError, EOFError, ValueError):
@@ -96,7 +96,7 @@ def errors() -> Iterator[None]:
 
 
 class _Gloo(Pair):
-    """Between host memories, by gloo's sockets: it listens at the address of the lane's socket."""
+    """Between host memories, by gloo's sockets: it listens at the address of the channel's socket."""
 
     def __init__(self, store: Any, rank: int, stream: socket.socket) -> None:
         import torch.distributed as dist

@@ -11,9 +11,9 @@ clear; where the network is not trusted, put them into one that is (WireGuard, f
 The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
 That is what the last two bytes are for: an offer that ends before the first leaves the reader without the second.
 
-Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
-one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no thread writes
-into memory that its reader has given up.
+Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from one
+that has named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no thread
+writes into memory that its reader has given up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
-from dataplane.transport.door import Door
+from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, Asked, Offered
 from dataplane.transport.sockets import connect, exactly, receive, send
 
@@ -53,17 +53,17 @@ class Tcp(Transport):
 
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
-        self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
+        self._listening = Listener(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
         self._reading = Pool(_CONNECTIONS, "dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
-        return self._door.address
+        return self._listening.address
 
     async def start(self) -> None:
-        self._door.start()
+        self._listening.start()
 
     # serving
 
@@ -117,14 +117,14 @@ class Tcp(Transport):
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
-        if not port.isascii() or not port.isdigit() or not self._door.open:
+        if not port.isascii() or not port.isdigit() or not self._listening.open:
             raise TransportError(f"tcp from {address!r}: that is no address, or this end is closed")
         shares = _shared_out([(0, len(into))] if stretches is None else stretches)
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
         def over() -> bool:
-            return giving_up.is_set() or not self._door.open
+            return giving_up.is_set() or not self._listening.open
 
         def one(share: list[tuple[int, int]]) -> None:
             with connect(host.strip("[]"), int(port), min(timeout_s, _IDLE_S), over) as stream:
@@ -158,13 +158,13 @@ class Tcp(Transport):
             raise
 
     async def aclose(self) -> None:
-        self._door.close()
+        self._listening.close()
         for ticket in list(self._offers):
             await self.withdraw(ticket)
         for connected in list(self._read_from):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-        await self._door.cut()
+        await self._listening.cut()
         await self._reading.aclose()
 
 

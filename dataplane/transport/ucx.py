@@ -1,7 +1,7 @@
 """Bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them where they belong.
 
-Each end of a lane has a context, a worker and an endpoint of its own. Their addresses are told over the lane's socket,
-and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
+Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are told over the channel's
+socket, and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
 stretches travel as they lie, short ones are packed (`transport.messages`). A few messages are under way at a time. The
 owner announces each on the socket, and the reader asks for no other: so what has begun ends, even where a read ends
 early, as long as both ends live; both see to that before they close. (ucxx cancels what has not ended, but leaks the
@@ -11,7 +11,7 @@ What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET
 and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
 that has died), which costs one thing: reading from another process's memory (cma), that UCX has only without.
 
-Invariants: a lane that was closed has no request that could write: each is complete, or was cancelled with its
+Invariants: a channel that was closed has no request that could write: each is complete, or was cancelled with its
 endpoint.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.base import Memory
-from dataplane.transport.lanes import Bytes, Lane, Lanes, agree, exactly, heard, mapped, tell, told
+from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, exactly, heard, mapped, tell, told
 from dataplane.transport.messages import messages
 
 _UNDER_WAY = 4  # messages
@@ -44,7 +44,7 @@ _CONNECT_S = 10.0
 _MOST_LOST = 32
 
 
-class Ucx(Lanes):
+class Ucx(ChannelTransport):
     """The transport."""
 
     name = "ucx"
@@ -56,12 +56,12 @@ class Ucx(Lanes):
     def _prepare(self) -> None:
         _library()
 
-    def _lane(self, stream: socket.socket) -> Lane:
+    def _channel(self, stream: socket.socket) -> DataChannel:
         if self._lost >= _MOST_LOST:
             raise OSError(
                 f"UCX: {self._lost} ends of connections were lost with peers that vanished; start the node again"
             )
-        return _UcxLane(stream, self._lose)
+        return _UcxChannel(stream, self._lose)
 
     def _lose(self) -> None:
         self._lost += 1
@@ -92,7 +92,7 @@ class _Message:
     buffer: Bytes
 
 
-class _UcxLane(Lane):
+class _UcxChannel(DataChannel):
     def __init__(self, stream: socket.socket, lose: Callable[[], None]) -> None:
         self._ucx = _library()
         self._array = importlib.import_module("ucxx._lib.arr").Array

@@ -34,8 +34,8 @@ import msgspec
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
 from dataplane.wire.boundary import refusal, told
 from dataplane.wire.framing import Framer, frame
-from dataplane.wire.halves import Halves
 from dataplane.wire.messages import Message
+from dataplane.wire.partial_frames import PartialFrames
 
 log = logging.getLogger(__name__)
 
@@ -155,11 +155,11 @@ class Channel:
         *,
         descriptors: bool = False,
         refused: Callable[[bytes, DataplaneError], bool] | None = None,
-        halves: Halves | None = None,
+        halves: PartialFrames | None = None,
         paced: bool = True,
     ) -> None:
         """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
-        decoded; it sends what is to be said, and returns whether the channel continues. `halves`: the partial
+        decoded; it sends what is to be said, and returns whether the channel continues. `partial_frames`: the partial
         messages of all connections. `paced`: whether to stop reading while much waits to be sent; for one end only,
         else each could wait for the other."""
         self._socket = connected
@@ -174,7 +174,7 @@ class Channel:
         self._paced = paced
         self.size = 0
         """Bytes of the message that was received last."""
-        self._noted = 0  # bytes of half a message that `halves` knows of
+        self._noted = 0  # bytes of half a message that `partial_frames` knows of
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -443,17 +443,17 @@ class Channel:
     # What all connections keep of half messages
 
     def hold_on(self) -> None:
-        """See `halves.Reading`."""
+        """See `partial_frames.Reading`."""
         self._held_on = True
         self._loop.remove_reader(self._socket.fileno())
 
     def go_on(self) -> None:
-        """See `halves.Reading`."""
+        """See `partial_frames.Reading`."""
         self._held_on = False
         self._read_on()
 
     def cut_off(self, error: LimitExceeded) -> None:
-        """See `halves.Reading`."""
+        """See `partial_frames.Reading`."""
         self._refuse(b"", error)
 
     def _read_on(self) -> None:

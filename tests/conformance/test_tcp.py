@@ -16,7 +16,7 @@ import pytest
 
 from dataplane.testing import TransportSuite
 from dataplane.testing.transports import KIB, MIB, PAGE, Shelf, Target, shelves, until
-from dataplane.transport import strangers, tcp
+from dataplane.transport import tcp, unauthenticated
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
@@ -93,7 +93,7 @@ class Stranger:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_SAY_S", 0.05)
-    monkeypatch.setattr(strangers, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(unauthenticated, "PATIENCE_S", 0.05)
 
 
 async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
@@ -189,7 +189,7 @@ async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, 
                 each.socket.sendall(bytes(19))
         for _ in range(10):
             await asyncio.gather(asyncio.to_thread(come, 20), reads(reader, server, one))
-        await until(lambda: len(server._door._strangers) <= strangers.EACH)
+        await until(lambda: len(server._door._strangers) <= unauthenticated.EACH)
         assert not server._door._inside
     finally:
         for each in idle:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.client.hosted import Hosted, new_key
+from dataplane.client.cluster_node_process import Hosted, new_key
 from dataplane.config import ClusterConfig, NodeConfig
 from tests import etcd
 from tests.cases import each_case

@@ -15,8 +15,8 @@ from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import pickles, process
-from dataplane.integrations.transfer_queue import board, metrics, standing, twins
 from dataplane.integrations.transfer_queue import job as jobs
+from dataplane.integrations.transfer_queue import job_registry, metrics, module_patch, twins
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
@@ -94,10 +94,10 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     without a name, PeerUnavailable, Rejected (the host cannot meet `node`).
     """
     global _session, _pid
-    wanted, own = job_settings.read(conf, dense=standing.dense())
+    wanted, own = job_settings.read(conf, dense=module_patch.dense())
     name = job if job is not None else at(conf, "backend.Dataplane.job")
     with _lock:
-        posted = board.read()
+        posted = job_registry.read()
         plane = _plane(job_settings.node_config(conf), posted)
         chosen = jobs.named(name) if name is not None else _job(posted) or jobs.new()
         before = _session if _session is not None and _pid == os.getpid() and _session.job == chosen else None
@@ -111,12 +111,12 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
             job_settings.tell_endpoint(plane, chosen, metrics.serve(_session, int(at(conf, "metrics.port") or 0)))
         agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
-            board.post(chosen, agreed)
+            job_registry.post(chosen, agreed)
     pickles.install_for_verl()
     return agreed
 
 
-def _plane(config: Any, posted: board.Posted | None) -> Plane:
+def _plane(config: Any, posted: job_registry.Posted | None) -> Plane:
     if posted is not None:
         posted.attach()
     if process.ray_job() is not None and environment().address is None:
@@ -127,7 +127,7 @@ def _plane(config: Any, posted: board.Posted | None) -> Plane:
     return process.start(config)
 
 
-def _job(posted: board.Posted | None) -> Job | None:
+def _job(posted: job_registry.Posted | None) -> Job | None:
     return posted.job if posted is not None else jobs.known()
 
 
@@ -145,7 +145,7 @@ def session() -> Session:
         return found
     with _lock:
         if _session is None or _pid != os.getpid():
-            posted = board.read()
+            posted = job_registry.read()
             job = _job(posted)
             try:
                 if posted is not None:
@@ -155,7 +155,7 @@ def session() -> Session:
                 raise NotStarted(f"{_NOT_STARTED} ({error})") from error
             if job is None:
                 raise NotStarted(_NO_JOB)
-            settings = job_settings.find(plane, job) or Settings(dense=standing.dense())
+            settings = job_settings.find(plane, job) or Settings(dense=module_patch.dense())
             sampler = _session.sampler if _session is not None else None  # the parent's, in a forked child
             _session, _pid = Session(plane, job, settings, sampler, first=False), os.getpid()
         return _session
@@ -179,7 +179,7 @@ def close() -> None:
             left.partition(name).table.drop()
         left.plane.table(blocks(left.job.name)).drop()
         job_settings.forget(left.plane, left.job)
-        board.clear()
+        job_registry.clear()
 
 
 def _forked() -> None:

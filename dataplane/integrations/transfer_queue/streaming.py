@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from transfer_queue import dataloader
 from transfer_queue.metadata import BatchMeta
 
-from dataplane.integrations.transfer_queue import standing
+from dataplane.integrations.transfer_queue import module_patch
 from dataplane.integrations.transfer_queue.client import TransferQueueClient
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
 from dataplane.integrations.transfer_queue.session import session
@@ -59,5 +59,5 @@ class _Client(TransferQueueClient):
                     return BatchMeta.empty()
 
 
-if not standing.is_in() and os.environ.get(standing.VARIABLE):
-    standing.install(dense=standing.dense())  # as the import of TransferQueue would have, which needs this module
+if not module_patch.is_in() and os.environ.get(module_patch.VARIABLE):
+    module_patch.install(dense=module_patch.dense())  # as by the import of TransferQueue, which needs this module

@@ -5,7 +5,7 @@ all workers of the job the variables that children inherit, and `stand_in` as th
 start. The hook imports nothing: the calls are replaced at the first import of `transfer_queue`.
 
 Invariants: earlier hooks are called too. This does not reach a Ray that was initialised before `install()`; there
-`board` reports it.
+`job_registry` reports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dataplane.integrations.transfer_queue import job, standing
+from dataplane.integrations.transfer_queue import job, module_patch
 
 _HOOK = "RAY_RUNTIME_ENV_HOOK"
 _BEFORE = "DATAPLANE_RAY_RUNTIME_ENV_HOOK"  # the one that was there before ours
@@ -48,18 +48,18 @@ def withdraw() -> None:
 
 
 def environment_of_workers(runtime_env: Any) -> Any:
-    """The `runtime_env` of a Ray job with the variables and the hook of its workers. Raises as `standing.install` if
-    the environment asks for the replacement and this process has not made it."""
+    """The `runtime_env` of a Ray job with the variables and the hook of its workers. Raises as
+    `module_patch.install` if the environment asks for the replacement and this process has not made it."""
     before = os.environ.get(_BEFORE)
     if before:
         module, _, name = before.rpartition(".")
         runtime_env = getattr(importlib.import_module(module), name)(runtime_env)
-    if not os.environ.get(standing.VARIABLE):
+    if not os.environ.get(module_patch.VARIABLE):
         return runtime_env
-    if not standing.is_in():
+    if not module_patch.is_in():
         stand_in()
     found = dict(runtime_env or {})
-    told = {name: os.environ[name] for name in (standing.VARIABLE, job.VARIABLE) if os.environ.get(name)}
+    told = {name: os.environ[name] for name in (module_patch.VARIABLE, job.VARIABLE) if os.environ.get(name)}
     found["env_vars"] = {**told, **(found.get("env_vars") or {})}
     found["worker_process_setup_hook"] = _both(found.get("worker_process_setup_hook"))
     return found
@@ -68,8 +68,8 @@ def environment_of_workers(runtime_env: Any) -> Any:
 def stand_in() -> None:
     """Replace the calls of `transfer_queue` at its import, if the environment asks for that. Idempotent."""
     if _NAME in sys.modules:
-        standing.if_asked()
-    elif os.environ.get(standing.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
+        module_patch.if_asked()
+    elif os.environ.get(module_patch.VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -106,7 +106,7 @@ class _Finder(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                standing.if_asked()
+                module_patch.if_asked()
 
             loader.exec_module = exec_module
         return spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.integrations.verl import face
+from dataplane.integrations.verl import compat
 
 _MARK = "__wrapped_by_dataplane__"
 _TAKES = ["self", "data", "metadata", "partition_id", "data_parser"]
@@ -26,13 +26,13 @@ def attach() -> None:
     deletes rows, where it does so before they are freed. Idempotent."""
     from transfer_queue.client import AsyncTransferQueueClient as Client
 
-    if face.has_checkpoints():
+    if compat.has_checkpoints():
         _wrap(Client, "async_load_controller_checkpoint", _loading)
     if _taken(Client.async_put) == _TAKES:
         _wrap(Client, "async_put", _putting)
     if _taken(Client.async_kv_retrieve_meta) == _LOOKS_UP:
         _wrap(Client, "async_kv_retrieve_meta", _retrieving)
-    if face.forgets_first():
+    if compat.forgets_first():
         _wrap(Client, "async_clear_samples", _clearing)
 
 

@@ -29,7 +29,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.verl import cells, entries, face, resuming
+from dataplane.integrations.verl import cells, compat, entries, resuming
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller, Index
 from dataplane.integrations.verl.rowfile import Restored
@@ -53,7 +53,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
         self._restored: Restored | None = None
-        self._forgets_first = face.forgets_first()
+        self._forgets_first = compat.forgets_first()
 
     # What TransferQueue calls
 

@@ -1,8 +1,8 @@
 """Streams and tables of a cluster as the clients of one node use them: each request goes to the leader of the
 partition.
 
-Bottom up: `streams` (the open streams), `session` (the requests of one client to partitions), `acks` and `together`
-(repeated acks, merged appends), `retained` and `holders` (columns that partitions need, here and on other nodes),
-`service` (streams), `table_directory` and `tables` (tables), `durable` and `alone` (what is on disk, also of a node
-outside a cluster).
+Bottom up: `streams` (the open streams), `session` (the requests of one client to partitions), `acks` and
+`append_merger` (repeated acks, merged appends), `retained` and `holders` (columns that partitions need, here and on
+other nodes), `service` (streams), `table_directory` and `tables` (tables), `durable` and `alone` (what is on disk,
+also of a node outside a cluster).
 """

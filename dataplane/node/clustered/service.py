@@ -16,12 +16,12 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
-from dataplane.node.clustered.asking import all_of, patiently
+from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.holders import Claim, Holders, Keep
 from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.retries import all_of, patiently
 from dataplane.node.clustered.session import Session
 from dataplane.node.clustered.streams import MAX_STREAMS, Partition, Stream, Streams, encode_settings, token_of
-from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.record import EPOCHS, Record
@@ -77,7 +77,7 @@ class ClusteredStreams:
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
         self._background = Background()
-        self._together = Together(node, partitions.router, self._background)
+        self._together = AppendMerger(node, partitions.router, self._background)
         partitions.replicas.retained = retained.rows
         partitions.directory.records.changed = self._over
         partitions.directory.records.dropped = self._dropped

@@ -32,8 +32,8 @@ from dataplane.errors import (
     Rejected,
 )
 from dataplane.node.clustered.acks import Acks
+from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.streams import Partition
-from dataplane.node.clustered.together import Together
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.service import Partitions
@@ -119,9 +119,9 @@ class Session:
         partitions: Partitions,
         background: Background,
         calls: Calls = STREAMS,
-        together: Together | None = None,
+        together: AppendMerger | None = None,
     ) -> None:
-        """`together`: merges appends with those of other clients of this node."""
+        """`append_merger`: merges appends with those of other clients of this node."""
         self.client = client
         self._together = together
         self._calls = calls

@@ -24,8 +24,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
-from dataplane.node.clustered.asking import patiently
 from dataplane.node.clustered.holders import Holders
+from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import Calls, Session
 from dataplane.node.clustered.streams import Partition
 from dataplane.node.clustered.table_directory import TableDirectory, past

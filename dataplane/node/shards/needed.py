@@ -18,7 +18,7 @@ from dataplane.batch.shard_ids import link_of
 from dataplane.errors import LimitExceeded, OwnerDied
 from dataplane.store.freeings import Cause
 from dataplane.store.store import Store
-from dataplane.stream.patch import Patch
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.table.written import Over
 
 _MAX_SPENT = 1 << 12  # parts of a shard that are freed before others of it may be
@@ -160,9 +160,9 @@ class NeededShards:
     def free(self, ref: BatchRef) -> None:
         """No row came to need what this refers to: free it."""
         self.keep_too(ref)
-        self.released([Patch(ref, len(ref))])
+        self.released([ColumnBatch(ref, len(ref))])
 
-    def released(self, patches: Iterable[Patch], stream: str = "") -> None:
+    def released(self, patches: Iterable[ColumnBatch], stream: str = "") -> None:
         """No row, of the stream with this name if it is one's, needs these patches any more."""
         freeings = self._store.freeings
         before, freeings.cause = freeings.cause, Cause("stream", stream) if stream else freeings.cause

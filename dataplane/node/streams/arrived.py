@@ -9,7 +9,7 @@ from dataplane.batch.layout import Outline
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import ProtocolMismatch
-from dataplane.store.carried import rounded
+from dataplane.store.inline_put import rounded
 from dataplane.wire import messages as m
 
 

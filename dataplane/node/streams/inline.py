@@ -2,7 +2,7 @@
 
 The node stores the bytes as a shard of its own, to which the rows of the stream refer. If there is room in the stream
 and in memory, everything is done at once; else the request waits with its bytes, within the memory for waiting requests
-(`node.waits`).
+(`node.request_bytes`).
 
 Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, also
 if the client goes or cancels in between.

@@ -26,10 +26,10 @@ from dataplane.node.streams.alone import Alone
 from dataplane.node.streams.sessions import NOT_ASKED, Claim, Outcome, R, at_once
 from dataplane.stream import requests as r
 from dataplane.stream.admission import Entry
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.figures import Waiting as WaitingFor
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
-from dataplane.stream.patch import Patch
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 
@@ -72,7 +72,7 @@ class LocalStream:
 
     # columns
 
-    def free(self, patches: list[Patch]) -> None:
+    def free(self, patches: list[ColumnBatch]) -> None:
         """No row needs these patches any more."""
         self._needed.released(patches, self.name)
 

@@ -2,7 +2,7 @@
 
 The node stores the bytes as a shard of its own, to which the rows refer. If there is room in memory and the table is on
 this node, everything is done at once; else the request waits with its bytes, within the memory for waiting requests
-(`node.waits`).
+(`node.request_bytes`).
 
 Invariant: a stored shard whose rows were not written is freed, also if the client goes or cancels in between.
 """

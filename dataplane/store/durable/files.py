@@ -25,7 +25,7 @@ from dataplane.batch.layout import aligned as rounded
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.store.extents import RangeSet
-from dataplane.store.shared import MOST
+from dataplane.store.small_extents import MOST
 from dataplane.store.spillfile import CHUNK, create, open_direct, pread, pwrite, whole_pages
 
 _SUM = 8  # bytes of one

@@ -221,7 +221,7 @@ def etcd_directory(pids: list[int]) -> Path:
 def test_down_and_up_again_with_other_settings(two: Any, tmp_path: Path) -> None:
     """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
     nodes that are started by hand."""
-    from dataplane.client.hosted import new_key
+    from dataplane.client.cluster_node_process import new_key
 
     pids = [on(place, look)[1] for place in places()]
     door.up(timeout=10)  # which it is
@@ -312,7 +312,7 @@ def test_a_job_has_nodes_of_its_own_and_leaves_nothing(two: Any, how: str) -> No
 
 
 def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Path) -> None:
-    from dataplane.client.hosted import new_key
+    from dataplane.client.cluster_node_process import new_key
 
     (tmp_path / "key").write_bytes(new_key())
     seed = tmp_path / "data" / "dataplane-seed-7"
@@ -352,7 +352,7 @@ DURABLE = """
 
 @pytest.mark.long
 def test_what_is_durable_is_there_in_the_next_job(tmp_path: Path) -> None:
-    from dataplane.client.hosted import new_key
+    from dataplane.client.cluster_node_process import new_key
 
     (tmp_path / "key").write_bytes(new_key())
     for job in (1, 2):

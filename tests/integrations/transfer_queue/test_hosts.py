@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import dataplane as dp
-from dataplane.client.hosted import Hosted, new_key
+from dataplane.client.cluster_node_process import Hosted, new_key
 from dataplane.cluster.placement import Placement
 from dataplane.config import ClusterConfig
 from dataplane.integrations import process

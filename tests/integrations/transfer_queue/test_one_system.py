@@ -134,13 +134,13 @@ def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
 
 def test_the_controller_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of its `list_partitions` waited a minute for its own answer."""
-    from dataplane.integrations.transfer_queue import board
+    from dataplane.integrations.transfer_queue import job_registry
     from dataplane.integrations.transfer_queue.job import Job
 
-    monkeypatch.setattr(board, "_said", None)
-    posted = board.Posted(Job("mine"), "", "")
-    board.DataplaneController(posted, {})
-    assert board.read() is posted
+    monkeypatch.setattr(job_registry, "_said", None)
+    posted = job_registry.Posted(Job("mine"), "", "")
+    job_registry.DataplaneController(posted, {})
+    assert job_registry.read() is posted
 
 
 @pytest.mark.parametrize("method", long("fork", "spawn"))
@@ -189,20 +189,20 @@ def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: C
 
 
 def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataplane.integrations.transfer_queue import standing, workers
+    from dataplane.integrations.transfer_queue import module_patch, workers
 
     called: list[str] = []
     monkeypatch.setattr(os, "ctermid", lambda: called.append("user's"))
-    monkeypatch.setenv(standing.VARIABLE, "nested")
+    monkeypatch.setenv(module_patch.VARIABLE, "nested")
     monkeypatch.setenv("DATAPLANE_JOB", "mine")
     monkeypatch.setattr(workers, "stand_in", lambda: called.append("ours"))
-    monkeypatch.setattr(standing, "is_in", lambda: True)
+    monkeypatch.setattr(module_patch, "is_in", lambda: True)
     for hook in (os.ctermid, "os.ctermid"):
         found = workers.environment_of_workers({"worker_process_setup_hook": hook, "env_vars": {"A": "1"}})
-        assert found["env_vars"] == {standing.VARIABLE: "nested", "DATAPLANE_JOB": "mine", "A": "1"}
+        assert found["env_vars"] == {module_patch.VARIABLE: "nested", "DATAPLANE_JOB": "mine", "A": "1"}
         found["worker_process_setup_hook"]()
     assert called == ["ours", "user's"] * 2
-    monkeypatch.delenv(standing.VARIABLE)
+    monkeypatch.delenv(module_patch.VARIABLE)
     assert workers.environment_of_workers({"env_vars": {"A": "1"}}) == {"env_vars": {"A": "1"}}
 
 

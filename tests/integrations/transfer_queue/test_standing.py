@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from verl.utils import transferqueue_utils
 
 from dataplane.integrations import transfer_queue as ours
-from dataplane.integrations.transfer_queue.standing import VARIABLE
+from dataplane.integrations.transfer_queue.module_patch import VARIABLE
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
 

@@ -311,12 +311,12 @@ def test_threads_that_come_and_go_leave_no_sockets(queue: Any) -> None:
 def test_nothing_stands_in_for_transferqueue_while_it_runs(queue: Any) -> None:
     """What it gave verl would not be known any more."""
     from dataplane.integrations import transfer_queue as ours
-    from dataplane.integrations.transfer_queue import standing
+    from dataplane.integrations.transfer_queue import module_patch
 
     with pytest.raises(dp.Misuse, match=r"install\(\) before transfer_queue.init\(\), or transfer_queue.close\(\)"):
         ours.install()
     assert sys.modules["transfer_queue"] is tq
-    assert standing.VARIABLE not in os.environ
+    assert module_patch.VARIABLE not in os.environ
 
 
 # What rows share

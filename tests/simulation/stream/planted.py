@@ -10,13 +10,13 @@ from dataplane.replication.outbox import Outboxes, OutboxState
 from dataplane.stream import commands as c
 from dataplane.stream import leader, replicated
 from dataplane.stream import requests as r
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.groups import Groups
 from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
 from dataplane.stream.leader import Leader
 from dataplane.stream.lease import Leases
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.patch import Patch
 from dataplane.stream.progress import PENDING, Progress
 from dataplane.stream.replicated import Replicated
 from tests.simulation.planted import Plant
@@ -128,7 +128,7 @@ def a_key_has_two_rows(plant: Plant) -> None:
 
 
 def a_copy_is_taken_for_none(plant: Plant) -> None:
-    plant(Patch, "lives", lambda self, there: all(there(*shard) for shard in self.shards))
+    plant(ColumnBatch, "lives", lambda self, there: all(there(*shard) for shard in self.shards))
 
 
 def a_lost_row_is_not_named(plant: Plant) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dataplane.stream.patch import Patch
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.unfinished import Unfinished, UnfinishedState
 from tests.cases import each_case
 from tests.simulation.faults import Plan
@@ -61,7 +61,7 @@ def a_snapshot_lacks_what_is_in_progress(plant: Plant) -> None:
 
 
 def a_piece_is_let_go_with_the_first(plant: Plant) -> None:
-    plant(Patch, "each", property(lambda self: self.pieces[:1] or (self,)))
+    plant(ColumnBatch, "each", property(lambda self: self.pieces[:1] or (self,)))
 
 
 FAULTS: list[Callable[[Plant], None]] = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.client.inheriting import inherit
+from dataplane.client.fork_pins import inherit
 from dataplane.client.pins import Pin, Pins, drop_later
 from dataplane.clock import Deadline
 from dataplane.wire import messages as m
@@ -163,7 +163,7 @@ def test_a_fork_waits_for_all_nodes_together_no_longer_than_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes that are stopped: they accept, and do not answer."""
-    monkeypatch.setattr("dataplane.client.inheriting.ANSWER_S", 0.2)
+    monkeypatch.setattr("dataplane.client.fork_pins.ANSWER_S", 0.2)
     deadlines: list[Deadline] = []
 
     def noted(address: str, token: bytes, deadline: Deadline) -> object:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataplane.client.turns import Turns
+from dataplane.client.loop_runner import LoopRunner
 from dataplane.device import ordering
 from dataplane.device.staging import Bytes, Staging
 from tests.cases import each_case
@@ -75,7 +75,7 @@ def test_a_call_has_the_streams_of_who_made_it(monkeypatch: pytest.MonkeyPatch) 
     """By whichever thread it is run."""
     mine = threading.local()
     monkeypatch.setattr(ordering, "streams", lambda: (getattr(mine, "stream", "none"),))
-    turns = Turns()
+    turns = LoopRunner()
 
     async def seen() -> object:
         return ordering.noted()

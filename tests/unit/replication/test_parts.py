@@ -10,7 +10,6 @@ import pytest
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
 from dataplane.replication import sessions as producers
-from dataplane.replication.attention import Attention
 from dataplane.replication.log import Log
 from dataplane.replication.lost_nodes import MAX_LOST, LostNodes
 from dataplane.replication.messages import Entry, Install, Snapshot
@@ -19,6 +18,7 @@ from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import MemoryStorage, Stored
+from dataplane.replication.suspend_guard import SuspendGuard
 from tests.cases import each_case
 from tests.simulation.machine import StreamMachine
 
@@ -55,7 +55,7 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
 
 
 def test_who_was_not_running_judges_nobody_until_it_has_gone_on_for_a_while() -> None:
-    attention = Attention(0.5, 0.0)
+    attention = SuspendGuard(0.5, 0.0)
     assert attention.judges(1.0)
     assert not attention.judges(1.1)  # its tick is overdue
     attention.tick(5.0)

@@ -18,7 +18,7 @@ from dataplane.config import PAGE
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.shared import MOST
+from dataplane.store.small_extents import MOST
 from dataplane.store.spillfile import whole_pages
 from dataplane.store.store import Store
 from tests.mounts import mounted

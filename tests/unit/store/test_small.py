@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.clock import Deadline
-from dataplane.store.shared import MOST
+from dataplane.store.small_extents import MOST
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S

@@ -14,11 +14,11 @@ from dataplane.errors import Backpressure, DataplaneError, NotReady
 from dataplane.node.partitions.waiters import NOTHING, Waiting
 from dataplane.node.streams.alone import Alone
 from dataplane.stream import requests as r
-from dataplane.stream.facts import Arrival
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.figures import figures
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.page import Index
-from dataplane.stream.patch import Patch
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
 
 NONE: Index = np.empty(0, np.int64)
@@ -83,7 +83,7 @@ class Home:
     def __init__(
         self,
         settings: Settings,
-        released: Callable[[list[Patch]], None] = lambda _: None,
+        released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
         now: float = 0.0,
     ) -> None:

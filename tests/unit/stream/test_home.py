@@ -11,10 +11,10 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.errors import Closed, LeaseExpired, Misuse
-from dataplane.stream.facts import Arrival
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import Grant, Who
-from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, Settings
@@ -50,7 +50,7 @@ class Stream:
         self.home = Home(Settings(tasks or ("actor",), **limits), self._released)
         self.shards = 0
 
-    def _released(self, patches: list[Patch]) -> None:
+    def _released(self, patches: list[ColumnBatch]) -> None:
         self.released += [patch.ref.shards()[0][1] for patch in patches]
 
     def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse
-from dataplane.stream.facts import Arrival
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import Grant, Who
-from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 from tests.unit.stream.homes import Demand, Entry, Home
@@ -283,7 +283,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         self.names = 0
         self.told: list[tuple[Any, ...]] = []
         self.served: list[tuple[Waiting, Grant]] = []
-        self.released: list[Patch] = []
+        self.released: list[ColumnBatch] = []
         self.live = self.model.live
         self.over: dict[int, str] = {}
         self.acked: set[tuple[int, int]] = set()
@@ -293,7 +293,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         self.calls: list[tuple[list[str], BatchRef, bytes, list[int], int]] = []
         self.done: set[int] = set()  # grants that were acked
 
-    def release(self, patches: list[Patch]) -> None:
+    def release(self, patches: list[ColumnBatch]) -> None:
         self.released += patches
 
     def name(self) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
+from dataplane.stream.column_batch import ColumnBatch, There
 from dataplane.stream.page import PAGE
-from dataplane.stream.patch import Patch, There
 from dataplane.stream.rows import Rows
 from tests.unit.stream.homes import INT, stored
 
@@ -19,7 +19,7 @@ def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
     return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
 
 
-def shards(patches: list[Patch]) -> list[int]:
+def shards(patches: list[ColumnBatch]) -> list[int]:
     return [patch.ref.shards()[0][1] for patch in patches]
 
 

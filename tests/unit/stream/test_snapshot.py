@@ -15,11 +15,11 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
 from dataplane.stream.block import Block, Head
-from dataplane.stream.facts import Arrival
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.page import PAGE, Index
-from dataplane.stream.patch import Patch
 from dataplane.stream.progress import LEASED
+from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
@@ -111,7 +111,7 @@ def told(snapshot: Snapshot, size: int = PAGE) -> Told:
     return [(sent(snapshot.block(*at)), snapshot.columns(*at)) for at in zip(starts, limits, strict=True)]
 
 
-def empty(head: Head, released: Callable[[list[Patch]], None] = lambda _: None) -> Home:
+def empty(head: Head, released: Callable[[list[ColumnBatch]], None] = lambda _: None) -> Home:
     home = Home(head.settings, released, head.mark, LATER)
     begin(home.alone.home, head)
     return home

@@ -23,7 +23,7 @@ from typing import Any
 from dataplane.config import environment, export_address
 from dataplane.errors import Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import standing
+from dataplane.integrations.transfer_queue import module_patch
 from dataplane.integrations.transfer_queue.job import Job
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def _arrived(config: Any) -> Any:
 def _theirs() -> bool:
     """Whether TransferQueue itself asks in this process: it keeps the actor, and then asks it."""
     interface = sys.modules.get("transfer_queue.interface")
-    return not standing.is_in() and getattr(interface, "_TQ_CONTROLLER", None) is not None
+    return not module_patch.is_in() and getattr(interface, "_TQ_CONTROLLER", None) is not None
 
 
 def read() -> Posted | None:
@@ -172,7 +172,7 @@ def clear() -> None:
 def _refuse(actor: Any) -> None:
     if _class_of(actor) == DataplaneController.__name__:
         log.warning("another Ray job of this cluster uses dataplane: workers know this job by their environment alone")
-    elif standing.is_in():
+    elif module_patch.is_in():
         raise Misuse(f"{_THEIRS}: call transfer_queue.close() where that was initialised, and then init() again")
     else:
         log.warning(_THEIRS)

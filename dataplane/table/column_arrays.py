@@ -15,7 +15,7 @@ import numpy.typing as npt
 _LEAST = 64
 
 
-class Lines:
+class ColumnArrays:
     """`count` lines. Each named array has a value for each."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ _decoder = m.decoder(m.Reply)
 
 
 @dataclass(frozen=True, slots=True)
-class Heir:
+class InheritedPins:
     """A connection for a child, and its token, with which the child's own children inherit. Without a connection the
     node has ended, so that nobody can change what it held."""
 
@@ -42,12 +42,12 @@ class Heir:
     token: bytes = b""
 
 
-def inherit(address: str, token: bytes, deadline: Deadline) -> Heir | None:
+def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | None:
     """A connection with the pins of the client with this token; None if the node does not answer by the deadline."""
     path = parse_address(address)
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
         if _ended(path):
-            return Heir()
+            return InheritedPins()
         if not deadline.remaining_s:
             return None
         connected = connect(path, deadline.remaining_s)
@@ -55,7 +55,7 @@ def inherit(address: str, token: bytes, deadline: Deadline) -> Heir | None:
             own = _inherited(connected, token, deadline)
             if own:
                 connected.setblocking(False)
-                return Heir(connected, own)
+                return InheritedPins(connected, own)
             connected.close()
         except BaseException:
             connected.close()

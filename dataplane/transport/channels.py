@@ -1,9 +1,9 @@
-"""Transports whose bytes go by a library: a socket opens and ends each read, a lane carries its bytes.
+"""Transports whose bytes go by a library: a socket opens and ends each read, a channel carries its bytes.
 
     reader -> server: ticket (16 bytes) | stretches (4) | of each: start (8) | stop (8), little-endian
     server -> reader: one byte: granted
-    both, where the connection is new: what the two ends of a lane have to tell each other
-    by the lane: the bytes of all stretches
+    both, where the connection is new: what the two ends of a channel have to tell each other
+    by the channel: the bytes of all stretches
     reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
 
 and again, for what is read next. So the library sees no peer that has not named a ticket, and where both ends are there
@@ -11,13 +11,13 @@ each learns at once, by the socket, that the other has stopped. The last two byt
 not stop (of RDMA, or of another process's memory): an offer that has ended leaves the reader without the second, and
 then what it has is worthless. An offer ends when its readers have gone, or were asked to and cut off.
 
-A lane is one thread's at a time, and has a worker of the library of its own: what stands still on one holds up no
-other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read
-from the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
+A channel is one thread's at a time, and has a worker of the library of its own: what stands still on one holds up no
+other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read from
+the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
 
-Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
-one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no lane writes
-into memory that its reader has given up.
+Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from one
+that has named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no channel
+writes into memory that its reader has given up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import numpy.typing as npt
 
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
-from dataplane.transport.door import Door
+from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, Offered
 from dataplane.transport.sockets import exactly as exactly
 from dataplane.transport.sockets import mapping
@@ -55,7 +55,7 @@ Bytes = npt.NDArray[np.uint8]
 _REQUEST, _STRETCH, _LENGTH = struct.Struct("<16sI"), struct.Struct("<QQ"), struct.Struct("<I")
 _GRANTED = b"\x02"
 _MOST = 1 << 14  # stretches of a request
-_TOLD = 1 << 20  # bytes that one end of a lane tells the other
+_TOLD = 1 << 20  # bytes that one end of a channel tells the other
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds for a request
 _KEPT, _KEPT_S = 64, 20.0
@@ -63,7 +63,7 @@ _AT_ONCE = 3  # reads of one address: more are no faster, and need more workers 
 _PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
 
 
-class Lane(ABC):
+class DataChannel(ABC):
     """One connection of a library, beside one socket. Used by one thread at a time. Its methods raise OSError or
     EOFError, at the latest soon after the socket was shut down; the caller then closes it."""
 
@@ -73,7 +73,7 @@ class Lane(ABC):
 
     @abstractmethod
     def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
-        """Fill these ranges. When this returns, or raises and the lane was closed, nothing writes there any more."""
+        """Fill these ranges. When this returns, or raises and the channel was closed, nothing writes there any more."""
 
     @abstractmethod
     def close(self) -> None:
@@ -81,17 +81,17 @@ class Lane(ABC):
 
 
 @dataclass(eq=False)
-class _Way:
-    """A connection to a server, and its lane once there is one."""
+class _Connection:
+    """A connection to a server, and its channel once there is one."""
 
     address: str
     stream: socket.socket
-    lane: Lane | None = None
+    channel: DataChannel | None = None
     since: float = 0.0
 
     def close(self) -> None:
-        if self.lane is not None:
-            self.lane.close()
+        if self.channel is not None:
+            self.channel.close()
         self.stream.close()
 
     def fresh(self) -> bool:
@@ -126,34 +126,34 @@ class _Attempt:
                     self._stream.shutdown(how if self.reading else socket.SHUT_RDWR)
 
 
-class Lanes(Transport):
-    """A transport over lanes. A subclass defines how a lane is made. `host`: where to listen, on any port; `told`:
-    the address for others, if it differs."""
+class ChannelTransport(Transport):
+    """A transport over channels. A subclass defines how a channel is made. `host`: where to listen, on any port;
+    `told`: the address for others, if it differs."""
 
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
-        self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
+        self._listening = Listener(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._reading = Pool(_CONNECTIONS, f"dataplane-{self.name}-read")
         self._attempts: set[_Attempt] = set()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._kept: list[_Way] = []
+        self._kept: list[_Connection] = []
         self._keeping = threading.Lock()
 
     @abstractmethod
     def _prepare(self) -> None:
-        """In a thread: check that lanes can be made here. Raises OSError that says what is missing."""
+        """In a thread: check that channels can be made here. Raises OSError that says what is missing."""
 
     @abstractmethod
-    def _lane(self, stream: socket.socket) -> Lane:
-        """In a thread: make this end of a lane, while the other end is made: `tell` it what it must know."""
+    def _channel(self, stream: socket.socket) -> DataChannel:
+        """In a thread: make this end of a channel, while the other end is made: `tell` it what it must know."""
 
     @property
     def address(self) -> str:
-        return self._door.address
+        return self._listening.address
 
     async def start(self) -> None:
         await self._reading.aside(self._prepare)
-        self._door.start()
+        self._listening.start()
 
     # serving
 
@@ -173,19 +173,19 @@ class Lanes(Transport):
 
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one connection, from its first request to its end."""
-        lane, wait_s = None, _SAY_S
+        channel, wait_s = None, _SAY_S
         try:
             while _ready(connected, wait_s) and (claim := self._claim(connected)) is not None:
                 offered, asked = claim
                 try:
                     connected.sendall(_GRANTED)
-                    lane = lane or self._lane(connected)
-                    lane.give(offered.memory, asked)
+                    channel = channel or self._channel(connected)
+                    channel.give(offered.memory, asked)
                     exactly(connected, len(DONE))
                     offered.confirm(connected)
                 except BaseException:
-                    if lane is not None:
-                        lane.close()
+                    if channel is not None:
+                        channel.close()
                     raise
                 finally:
                     offered.leave(connected)
@@ -193,8 +193,8 @@ class Lanes(Transport):
         except (OSError, EOFError, ValueError) as error:  # the reader sees a read that ended early, and says so
             log.info("a connection of %s ended: %s", self.name, error)
         finally:
-            if lane is not None:
-                lane.close()
+            if channel is not None:
+                channel.close()
 
     def _claim(self, connected: socket.socket) -> tuple[Offered, list[tuple[int, int]]] | None:
         ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
@@ -218,7 +218,7 @@ class Lanes(Transport):
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         asked = [(0, len(into))] if stretches is None else stretches
-        if not self._door.open or len(ticket) != 16:
+        if not self._listening.open or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
         turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
         try:
@@ -267,8 +267,8 @@ class Lanes(Transport):
                 way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_STRETCH.pack(*each) for each in part))
                 exactly(way.stream, len(_GRANTED), timeout_s)
                 attempt.reading = True
-                way.lane = way.lane or self._lane(way.stream)
-                way.lane.take(into, part)
+                way.channel = way.channel or self._channel(way.stream)
+                way.channel.take(into, part)
                 attempt.reading = False
                 way.stream.sendall(DONE)
                 exactly(way.stream, len(DONE), timeout_s)
@@ -278,7 +278,7 @@ class Lanes(Transport):
             raise
         self._keep(way)
 
-    def _way(self, attempt: _Attempt, address: str, timeout_s: float) -> _Way:
+    def _way(self, attempt: _Attempt, address: str, timeout_s: float) -> _Connection:
         """A connection to that address, an existing one if there is one."""
         stale = self._swept()
         with self._keeping:
@@ -292,7 +292,7 @@ class Lanes(Transport):
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise ValueError("that is no address")
             family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-            way = _Way(address, socket.socket(family, socket.SOCK_STREAM))
+            way = _Connection(address, socket.socket(family, socket.SOCK_STREAM))
             try:
                 attempt.use(way.stream)
                 way.stream.settimeout(timeout_s)
@@ -310,15 +310,15 @@ class Lanes(Transport):
             raise
         return way
 
-    def _keep(self, way: _Way) -> None:
+    def _keep(self, way: _Connection) -> None:
         way.since = time.monotonic()
         with self._keeping:
-            if self._door.open and len(self._kept) < _KEPT:
+            if self._listening.open and len(self._kept) < _KEPT:
                 self._kept.append(way)
                 return
         way.close()
 
-    def _swept(self) -> list[_Way]:
+    def _swept(self) -> list[_Connection]:
         """Those kept that cannot be used any more, which are removed."""
         with self._keeping:
             fresh = [(way, way.fresh()) for way in self._kept]
@@ -326,11 +326,11 @@ class Lanes(Transport):
         return [way for way, good in fresh if not good]
 
     async def aclose(self) -> None:
-        self._door.close()
+        self._listening.close()
         for attempt in list(self._attempts):
             attempt.give_up()
         await asyncio.gather(*(self.withdraw(ticket) for ticket in list(self._offers)))
-        await self._door.cut()
+        await self._listening.cut()
         await self._reading.aclose()
         with self._keeping:
             kept, self._kept = self._kept, []
@@ -339,7 +339,7 @@ class Lanes(Transport):
 
 
 def tell(stream: socket.socket, what: bytes) -> None:
-    """Send something that the other end of a lane must know, at most a megabyte, which it reads with `told`."""
+    """Send something that the other end of a channel must know, at most a megabyte, which it reads with `told`."""
     stream.sendall(_LENGTH.pack(len(what)) + what)
 
 

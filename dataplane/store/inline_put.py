@@ -18,13 +18,13 @@ from dataplane.store.arena import Arena
 from dataplane.store.budget import Budget
 from dataplane.store.residency import OWN
 from dataplane.store.shard import Shard, check_cost
-from dataplane.store.shared import MOST, SharedPages
+from dataplane.store.small_extents import MOST, SmallExtents
 
 
-class Carried:
+class InlinePuts:
     """Puts such shards into the memory of one store. `number()` returns the next shard number."""
 
-    def __init__(self, budget: Budget, arena: Arena, small: SharedPages, number: Callable[[], int]) -> None:
+    def __init__(self, budget: Budget, arena: Arena, small: SmallExtents, number: Callable[[], int]) -> None:
         self._budget = budget
         self._arena = arena
         self._small = small

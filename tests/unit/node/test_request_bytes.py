@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.node.waits import Waits, footprint
+from dataplane.node.request_bytes import Waits, footprint
 from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire.boundary import encoded

@@ -20,7 +20,7 @@ from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
 from dataplane.batch.stored_column import Copied, Selection, check_fits, opened
-from dataplane.client.holding import Held, Holding
+from dataplane.client.held_shards import Held, Holding
 from dataplane.errors import Misuse
 
 _LEAST = 8
@@ -108,7 +108,7 @@ class _Joined(Copied):
         return data.copy() if private else gather.read_only(data)
 
 
-class Opening:
+class ColumnAssembly:
     """Columns over these shards."""
 
     def __init__(self, held: Holding) -> None:

@@ -7,15 +7,15 @@ import random
 
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena, Extent
-from dataplane.store.shared import SharedPages
+from dataplane.store.small_extents import SmallExtents
 from tests.cases import each_case
 
 OWN = "node"
 
 
-def made(pages: int = 64) -> tuple[Arena, SharedPages]:
+def made(pages: int = 64) -> tuple[Arena, SmallExtents]:
     arena = Arena(pages * PAGE)
-    return arena, SharedPages(arena, OWN)
+    return arena, SmallExtents(arena, OWN)
 
 
 @each_case("seed", range(5))

@@ -23,7 +23,7 @@ MOST = 16 << 10
 """The largest shard that shares pages, in bytes: a larger one wastes little of its last page."""
 
 
-class SharedPages:
+class SmallExtents:
     """The shared pages of one arena, in segments of `owner`."""
 
     def __init__(self, arena: Arena, owner: str) -> None:

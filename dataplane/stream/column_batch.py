@@ -22,7 +22,7 @@ There: TypeAlias = Callable[[bytes, int], bool]
 
 
 @dataclass(slots=True, eq=False)
-class Patch:
+class ColumnBatch:
     """The columns of one append or extend. `left`: how many rows of the stream, and readers of replaced columns,
     need it. `hold`: the delivery number under which its producer held the rows, one for all or one each; -1 for
     none."""
@@ -35,14 +35,14 @@ class Patch:
     """Those that its columns are stored on. `spares` have all of it too."""
     encoded: bytes = b""
     """The reference as bytes, once somebody has asked for it."""
-    pieces: tuple[Patch, ...] = ()
+    pieces: tuple[ColumnBatch, ...] = ()
     """Of a row that came piece by piece: what brought each; the reference is the first's until the row is finished."""
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
     @classmethod
-    def whole(cls, ref: BatchRef, pieces: tuple[Patch, ...]) -> Patch:
+    def whole(cls, ref: BatchRef, pieces: tuple[ColumnBatch, ...]) -> ColumnBatch:
         """The patch of a row of these pieces, which `ref` joins."""
         return cls(ref, 1, pieces=pieces)
 
@@ -52,7 +52,7 @@ class Patch:
         return sum(each.nbytes for each in self.pieces) if self.pieces else self.ref.stored_nbytes
 
     @property
-    def each(self) -> tuple[Patch, ...]:
+    def each(self) -> tuple[ColumnBatch, ...]:
         """Its pieces, or itself if it has none."""
         return self.pieces or (self,)
 

@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 from dataplane.device.copies import copied, stream_of
 
 
-class Brought(NamedTuple):
+class DeviceCopies(NamedTuple):
     """The copies, and the event that marks their completion; None on the host."""
 
     made: Any
     there: Any = None
 
 
-def brought(made: Any, device: Any) -> Brought:
+def brought(made: Any, device: Any) -> DeviceCopies:
     """The same value with a copy of each tensor on the device. The copies have begun when this returns, on the
     stream of copies: on the default stream of this thread, computations of the device would wait for the copies, and
     vice versa."""
     if device.type != "cuda":
-        return Brought(each_tensor(made, lambda tensor: _copied(tensor, device)))
+        return DeviceCopies(each_tensor(made, lambda tensor: _copied(tensor, device)))
     import torch
 
     stream = stream_of(device)
     with torch.cuda.stream(stream):
-        return Brought(each_tensor(made, lambda tensor: _copied(tensor, device)), stream.record_event())
+        return DeviceCopies(each_tensor(made, lambda tensor: _copied(tensor, device)), stream.record_event())
 
 
-def arrive(brought: Brought, device: Any) -> Any:
+def arrive(brought: DeviceCopies, device: Any) -> Any:
     """The copies of another thread, after the current stream of this thread was made to wait for them."""
     made, there = brought
     if there is None:

@@ -7,11 +7,11 @@ import mmap
 
 import pytest
 
-from dataplane.node import trimming
-from dataplane.node.trimming import Trimming, anonymous
+from dataplane.node import memory_trim
+from dataplane.node.memory_trim import MemoryTrim, anonymous
 
 
-async def looked(trim: Trimming) -> None:
+async def looked(trim: MemoryTrim) -> None:
     """Until nothing is due any more."""
     while trim._timer is not None:
         await asyncio.sleep(0.001)
@@ -19,13 +19,13 @@ async def looked(trim: Trimming) -> None:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "_SOON_S", 0.01)
-    monkeypatch.setattr(trimming, "_BETWEEN_S", 0.0)
-    monkeypatch.setattr(trimming, "_SHARE", 1.0)
+    monkeypatch.setattr(memory_trim, "_SOON_S", 0.01)
+    monkeypatch.setattr(memory_trim, "_BETWEEN_S", 0.0)
+    monkeypatch.setattr(memory_trim, "_SHARE", 1.0)
 
 
 async def test_what_has_grown_is_given_back_once_for_all_that_goes_together() -> None:
-    trim = Trimming()
+    trim = MemoryTrim()
     grown = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     grown.write(bytes(len(grown)))
     assert anonymous() >= trim._floor + (15 << 20)

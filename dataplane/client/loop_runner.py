@@ -95,7 +95,7 @@ def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-class Turns:
+class LoopRunner:
     """A loop, and whose turn it is to run it. `close` ends it."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The listening socket of a transport, and its connections: each is served in its own thread.
 
-A connection must name a ticket before it is served (`transport.strangers`), so connections without one use no place of
-those with one.
+A connection must name a ticket before it is served (`transport.unauthenticated`), so connections without one use no
+place of those with one.
 
 Invariants: there are never more connections than permitted; further ones are closed. Once `cut` has returned no
 connection is served any more, nor waits to be.
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dataplane.threads import Pool
-from dataplane.transport.strangers import Strangers
+from dataplane.transport.unauthenticated import UnauthenticatedConnections
 
 _AGAIN_S = 0.1  # after which what the system refused is tried again
 
 
-class Door:
+class Listener:
     """A listening socket, on any port of `host`, which others reach at `told` if it is given. `serve(connected)` is
     called in a thread for each connection that names a ticket that is `known`, with nothing read from the socket,
     and the connection is closed when it returns. Used from one event loop."""
@@ -39,7 +39,7 @@ class Door:
         self._most = most
         self._serve = serve
         self._listener: socket.socket | None = None
-        self._strangers = Strangers(known, self._enter)
+        self._strangers = UnauthenticatedConnections(known, self._enter)
         self._inside: set[socket.socket] = set()
         self._threads = Pool(most, f"dataplane-{name}-serve")
 

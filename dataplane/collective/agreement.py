@@ -22,7 +22,7 @@ _LONGER_S = 0.25
 vain."""
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class Statement(msgspec.Struct, frozen=True, array_like=True):
     """The statement of one rank. `call`: the name of the call, the same on all ranks. `host`: the same for ranks
     that read from one node. `headers`: of the payloads that it has for others, in the order of chains. `error`: why
     it cannot take part."""
@@ -52,10 +52,10 @@ class Agreed(Exception):
         self.error = error
 
 
-Decide = Callable[[Sequence[Said]], Answer]
+Decide = Callable[[Sequence[Statement]], Answer]
 
 
-def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = None) -> Answer:
+def agree(link: Link, said: Statement, decide: Decide, own: BaseException | None = None) -> Answer:
     """The decision of rank 0. `decide` raises a DataplaneError if the statements do not fit together. `own`: the
     error that this rank stated. Raises Agreed on all ranks if there is an error; else as `Link.wait`."""
     if link.rank:
@@ -63,7 +63,7 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
         answer = _decoded(link.hear(0, _LONGER_S), Answer)
     else:
         others = list(range(1, link.size))
-        heard = [said, *(_decoded(text, Said) for text in link.hear_all(others))]
+        heard = [said, *(_decoded(text, Statement) for text in link.hear_all(others))]
         answer = _answer(heard, decide)
         headers = _headers(heard, answer.chains)
         for rank in others:
@@ -77,11 +77,11 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
 
 def confirm(link: Link) -> None:
     """Return once all ranks have finished, and know it."""
-    agree(link, Said("the end of it"), lambda _: Answer())
+    agree(link, Statement("the end of it"), lambda _: Answer())
     link.flush()
 
 
-def _answer(heard: Sequence[Said], decide: Decide) -> Answer:
+def _answer(heard: Sequence[Statement], decide: Decide) -> Answer:
     for said in heard:
         if said.error is not None:
             return Answer(error=said.error)
@@ -94,7 +94,7 @@ def _answer(heard: Sequence[Said], decide: Decide) -> Answer:
         return Answer(error=describe(error))
 
 
-def _headers(heard: Sequence[Said], chains: Sequence[Sequence[int]]) -> list[bytes]:
+def _headers(heard: Sequence[Statement], chains: Sequence[Sequence[int]]) -> list[bytes]:
     """For each chain the header of its payload."""
     said = [iter(each.headers) for each in heard]
     return [next(said[source], b"") if others else b"" for source, *others in chains]

@@ -19,11 +19,11 @@ from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
-from dataplane.client import keeping
+from dataplane.client import kept_columns
+from dataplane.client.column_assembly import ColumnAssembly
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.direct import Direct
-from dataplane.client.holding import Described, Held, Holding
-from dataplane.client.opening import Opening
+from dataplane.client.held_shards import Described, Held, Holding
 from dataplane.client.span import Shown
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, ProtocolMismatch
@@ -243,7 +243,7 @@ class Getter:
         pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # which go with an error
         for pin, (number, hold, size, encoded, bits, handle) in zip(pins, reply.kept, strict=True):
             key = (self._connection.welcome.node, number)
-            memory = keeping.mapped(hold, size, handle, pin, self._connection.pins.access)
+            memory = kept_columns.mapped(hold, size, handle, pin, self._connection.pins.access)
             if memory is None:
                 again = True
                 continue
@@ -302,7 +302,7 @@ def _portions(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
 
 def _opened(ref: BatchRef, holding: Holding) -> Batch:
     """The columns of a reference whose shards are held."""
-    opening = Opening(holding)
+    opening = ColumnAssembly(holding)
     return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 
 

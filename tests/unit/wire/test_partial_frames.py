@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.wire import halves
-from dataplane.wire.halves import SHARE, Halves
+from dataplane.wire import partial_frames
+from dataplane.wire.partial_frames import SHARE, PartialFrames
 
 BOUND = 10 * SHARE
 
@@ -16,7 +16,7 @@ BOUND = 10 * SHARE
 class One:
     """A connection."""
 
-    def __init__(self, all_: Halves) -> None:
+    def __init__(self, all_: PartialFrames) -> None:
         self._all = all_
         self.reads = True
         self.cut: LimitExceeded | None = None
@@ -45,7 +45,7 @@ class One:
 
 async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> None:
     """However they come by turns, as from an event loop that reads a part of each."""
-    all_ = Halves(BOUND)
+    all_ = PartialFrames(BOUND)
     left = {One(all_): 20 for _ in range(15)}
     for _ in range(1000):
         for one in [one for one in left if one.reads]:
@@ -61,8 +61,8 @@ async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> Non
 
 
 async def test_who_takes_too_long_is_cut_off_while_others_wait_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halves, "_LOOK_S", 0.01)
-    all_ = Halves(BOUND, patience_s=0.03)
+    monkeypatch.setattr(partial_frames, "_LOOK_S", 0.01)
+    all_ = PartialFrames(BOUND, patience_s=0.03)
     slow, other = One(all_), One(all_)
     slow.comes(11 * SHARE)
     await asyncio.sleep(0.06)

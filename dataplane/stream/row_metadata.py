@@ -70,7 +70,7 @@ class _Sheet:
         return sheet
 
 
-class Facts:
+class RowMetadata:
     """The metadata of all rows of a stream, which are in the pages of `rows`."""
 
     def __init__(self, rows: Rows) -> None:
@@ -221,9 +221,9 @@ class Facts:
             for number in self._sheets.keys() - self._rows.pages.keys():
                 del self._sheets[number]
 
-    def copy(self, rows: Rows) -> Facts:
+    def copy(self, rows: Rows) -> RowMetadata:
         """A copy without lengths, for a copy of the rows."""
-        copied = Facts(rows)
+        copied = RowMetadata(rows)
         copied.latest, copied._names = self.latest, dict(self._names)
         copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
         return copied

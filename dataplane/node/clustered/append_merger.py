@@ -50,7 +50,7 @@ class _Queue:
     """Whether it is looked at soon, or a request is under way."""
 
 
-class Together:
+class AppendMerger:
     """The merged appends of one node. `me`: the node."""
 
     def __init__(self, me: bytes, router: Router, background: Background) -> None:

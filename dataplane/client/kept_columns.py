@@ -132,7 +132,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
     return HeldShard(segment, 0, size, pin)
 
 
-class Keeper:
+class KeptColumns:
     """What one plane keeps. Used from its event loop only."""
 
     def __init__(self, connection: Connection, writer: Writer, direct: Direct, budget: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dataplane.transport import door
-from dataplane.transport.door import Door
-from dataplane.transport.strangers import HEAD
+from dataplane.transport import listener
+from dataplane.transport.listener import Listener
+from dataplane.transport.unauthenticated import HEAD
 
 
 class Refuses:
@@ -42,12 +42,12 @@ class Refuses:
             raise OSError(error, os.strerror(error))
 
 
-def a_door(serve: Callable[[socket.socket], None]) -> Door:
-    return Door("test", "127.0.0.1", "", 8, lambda ticket: True, serve)
+def a_door(serve: Callable[[socket.socket], None]) -> Listener:
+    return Listener("test", "127.0.0.1", "", 8, lambda ticket: True, serve)
 
 
 async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(listener, "_AGAIN_S", 0.001)
     tested = a_door(lambda connected: connected.sendall(connected.recv(HEAD)))
     tested.start()
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 
-class Attention:
+class SuspendGuard:
     """The attention of one replica, by its clock."""
 
     __slots__ = ("_most_s", "_since_s", "_ticked_s")

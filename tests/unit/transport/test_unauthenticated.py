@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dataplane.transport import strangers
-from dataplane.transport.strangers import EACH, MOST, TICKET, Strangers
+from dataplane.transport import unauthenticated
+from dataplane.transport.unauthenticated import EACH, MOST, TICKET, UnauthenticatedConnections
 
 TICKET_OF_OURS = b"a ticket of ours"
 assert len(TICKET_OF_OURS) == TICKET
@@ -20,7 +20,7 @@ class Port:
 
     def __init__(self) -> None:
         self.entered: list[socket.socket] = []
-        self.strangers = Strangers(lambda ticket: ticket == TICKET_OF_OURS, self.entered.append)
+        self.strangers = UnauthenticatedConnections(lambda ticket: ticket == TICKET_OF_OURS, self.entered.append)
         self._theirs: list[socket.socket] = []
 
     def come(self, address: str, said: bytes = b"") -> socket.socket:
@@ -97,7 +97,7 @@ async def test_of_all_the_oldest_of_who_has_most_makes_room(port: Port) -> None:
 
 
 async def test_who_says_nothing_is_closed_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(unauthenticated, "PATIENCE_S", 0.02)
     theirs = port.come("a", b"half of it")
     await until(lambda: gone(theirs))
     assert len(port.strangers) == 0

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from dataplane.client import turns as module
-from dataplane.client.turns import Turns
+from dataplane.client import loop_runner as module
+from dataplane.client.loop_runner import LoopRunner
 from dataplane.errors import Closed, Misuse
 from tests.cases import each_case
 from tests.processes import eventually
 
 
 @pytest.fixture
-def turns() -> Iterator[Turns]:
-    turns = Turns()
+def turns() -> Iterator[LoopRunner]:
+    turns = LoopRunner()
     yield turns
     turns.close()
 
@@ -41,13 +41,13 @@ async def failure() -> None:
 class Call:
     """A call in a thread of its own, and what came of it."""
 
-    def __init__(self, turns: Turns, make: Callable[[], Any]) -> None:
+    def __init__(self, turns: LoopRunner, make: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(turns, make), daemon=True)
         self._thread.start()
 
-    def _run(self, turns: Turns, make: Callable[[], Any]) -> None:
+    def _run(self, turns: LoopRunner, make: Callable[[], Any]) -> None:
         try:
             self.result = turns.wait(make())
         except BaseException as error:
@@ -75,7 +75,7 @@ class Gate:
         self.event.set()
 
 
-def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
+def test_a_call_while_anothers_turn_lasts(turns: LoopRunner) -> None:
     gate = Gate()
     first = Call(turns, gate.passed)
     assert gate.entered.wait(60)
@@ -86,7 +86,7 @@ def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
     assert first.join().result == "passed"
 
 
-def test_within_itself_it_is_refused(turns: Turns) -> None:
+def test_within_itself_it_is_refused(turns: LoopRunner) -> None:
     async def outer() -> None:
         turns.wait(value(1))
 
@@ -98,10 +98,10 @@ def test_within_itself_it_is_refused(turns: Turns) -> None:
 def test_calls_against_the_close() -> None:
     """Each either runs to its end or is refused; none hangs."""
     for _ in range(60):
-        turns = Turns()
+        turns = LoopRunner()
         together = threading.Barrier(4)
 
-        def call(turns: Turns = turns, together: threading.Barrier = together) -> Any:
+        def call(turns: LoopRunner = turns, together: threading.Barrier = together) -> Any:
             together.wait()
             return value(5)
 
@@ -145,7 +145,7 @@ def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
     """Each interrupt is raised, once; no turn stays taken, and nothing is left that is waited for."""
     interrupted = 0
 
-    def attempt(turns: Turns, step: int) -> bool:
+    def attempt(turns: LoopRunner, step: int) -> bool:
         """Whether there was such a step."""
         nonlocal interrupted
         before = interrupted
@@ -169,7 +169,7 @@ def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
         assert interrupted - before == (point.left <= 0), f"step {step}"
         return point.left <= 0
 
-    turns = Turns()
+    turns = LoopRunner()
     gate = Gate()
     try:
         leader = Call(turns, gate.passed) if over else None

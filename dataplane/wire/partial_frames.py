@@ -41,11 +41,11 @@ class Reading(Protocol):
         """Read again."""
 
     def cut_off(self, error: LimitExceeded) -> None:
-        """Disconnect; it calls `Halves.gone`."""
+        """Disconnect; it calls `PartialFrames.gone`."""
 
 
 @dataclass(slots=True)
-class _Half:
+class _PartialFrame:
     """Bytes of a message, when it began, and since when more of it could come."""
 
     nbytes: int
@@ -53,7 +53,7 @@ class _Half:
     since: float
 
 
-class Halves:
+class PartialFrames:
     """The partial messages of one process. Used from one event loop."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Halves:
         self._bound = bound
         self._freed = freed
         self._patience_s = patience_s
-        self._held: dict[Reading, _Half] = {}
+        self._held: dict[Reading, _PartialFrame] = {}
         self._waiting: dict[Reading, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.nbytes = 0
@@ -79,7 +79,7 @@ class Halves:
         if half is None or anew:
             now = asyncio.get_running_loop().time()
             self.nbytes -= 0 if half is None else half.nbytes
-            half = _Half(0, now, now)
+            half = _PartialFrame(0, now, now)
         self.nbytes += nbytes - half.nbytes
         half.nbytes = nbytes
         if nbytes:

@@ -27,7 +27,7 @@ _readers = itertools.count(1)
 _OFFER_S = 4.0  # for a client to make an offer
 
 
-class Kept:
+class ClientShard:
     """Takes the place of the file of a shard (`store.backing`)."""
 
     def __init__(self, client: Hashable, handle: bytes, number: int, ask: Ask) -> None:

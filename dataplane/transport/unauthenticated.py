@@ -28,7 +28,7 @@ HEAD = TICKET + 4
 """Bytes of the first message: a ticket, and a count."""
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """The waiting connections of one port. Used from one event loop."""
 
     def __init__(self, known: Callable[[bytes], bool], enter: Callable[[socket.socket], None]) -> None:

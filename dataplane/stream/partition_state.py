@@ -1,7 +1,8 @@
 """The rows of a stream, everything that is known of them, and their changes.
 
-`Books` combines the `rows` with their columns, the `keys`, the `groups`, the `facts`, and the `progress` of each task.
-Leases, limits and waiting requests are in `home`. Patches that no row needs any more are passed to `released`.
+`StreamState` combines the `rows` with their columns, the `keys`, the `groups`, the `row_metadata`, and the `progress`
+of each task. Leases, limits and waiting requests are in `home`. Patches that no row needs any more are passed to
+`released`.
 
 Invariants: a call that fails changes nothing; a row is removed once all tasks are done with it, or once it is
 dropped and nobody holds it.
@@ -16,22 +17,22 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
-from dataplane.stream.facts import UNFINISHED, Arrival, Facts
+from dataplane.stream.column_batch import ColumnBatch, Hold
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
 from dataplane.stream.page import Flags, Index
-from dataplane.stream.patch import Hold, Patch
 from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
+from dataplane.stream.row_metadata import UNFINISHED, Arrival, RowMetadata
 from dataplane.stream.rows import Rows
 from dataplane.stream.settings import Settings
 from dataplane.stream.unfinished import Unfinished
 
 
-class Books:
+class StreamState:
     """The rows of one stream. Not thread-safe: used from one event loop."""
 
-    def __init__(self, settings: Settings, released: Callable[[list[Patch]], None], mark: str) -> None:
+    def __init__(self, settings: Settings, released: Callable[[list[ColumnBatch]], None], mark: str) -> None:
         """`mark`: the prefix of generated keys."""
         self.settings = settings
         self.nbytes = 0
@@ -47,7 +48,7 @@ class Books:
         self.rows = Rows()
         self.keys = Keys(self._mark)
         self.groups = Groups(len(self.settings.tasks))
-        self.facts = Facts(self.rows)
+        self.facts = RowMetadata(self.rows)
         self.progress = Progress(self.rows, len(self.settings.tasks))
         self.unfinished = Unfinished(self.rows, self.facts)
 
@@ -95,7 +96,7 @@ class Books:
         spares: Sequence[bytes] = (),
     ) -> Index:
         """Add columns to these existing rows, each named once. With `keep`, replaced patches stay until `unkept` is
-        called with the numbers that this returns. `hold`: see `Patch`. Raises Misuse for an existing column,
+        called with the numbers that this returns. `hold`: see `ColumnBatch`. Raises Misuse for an existing column,
         SchemaMismatch, LimitExceeded."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
@@ -238,7 +239,7 @@ class Books:
         self.facts.tidy()
         self.progress.tidy()
 
-    def _release(self, patches: list[Patch]) -> None:
+    def _release(self, patches: list[ColumnBatch]) -> None:
         if patches:
             self.nbytes -= sum(patch.nbytes for patch in patches)
             self._released([each for patch in patches for each in patch.each])

@@ -34,7 +34,7 @@ _WORTH = 8 << 20  # bytes of large blocks
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone; others keep less
 
 
-class Trimming:
+class MemoryTrim:
     """Returns unused memory to the host, some time after `due` or `freed` was called. Used from one event loop only.
     `cool` is called when the memory of streams is returned, so that others can return theirs at the same time."""
 
