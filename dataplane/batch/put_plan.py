@@ -138,10 +138,10 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         return jobs
 
 
-def layout_of(columns: Iterable[PlannedColumn]) -> bytes:
-    """The encoded layout of a shard of these columns one behind another."""
+def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
+    """The encoded layout of a shard of these columns one behind another, from byte `base` on."""
     numbers: list[int] = []
-    headers, base = [], 0
+    headers = []
     for column in columns:
         headers.append((column.name, column.header(base, numbers)))
         base += column.nbytes

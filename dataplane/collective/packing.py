@@ -19,7 +19,7 @@ from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.put_plan import PlannedColumn, layout_of, plan
+from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.stored_column import Selection, Stored
 from dataplane.collective.memory import Received
@@ -32,10 +32,13 @@ _SHORT = 64 << 10
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """The information for a receiver: the encoded layouts of the columns; for columns with repeated rows, the stored
-    row of each row; the total bytes; the positions of the pieces, in the order in which they are sent."""
+    """The information for a receiver: the encoded layout of each column; for columns with repeated rows, the stored
+    row of each row; the total bytes; the positions of the pieces, in the order in which they are sent.
 
-    layouts: bytes
+    Each column has a layout of its own: where rows repeat in one column only, the columns store different numbers of
+    rows."""
+
+    layouts: list[bytes]
     orders: dict[str, tuple[int, int, bytes]]
     nbytes: int
     pieces: list[tuple[int, int]]
@@ -50,12 +53,12 @@ class Packed(msgspec.Struct, frozen=True, eq=False):
 
 def pack(batch: Batch) -> Packed:
     """The batch's distinct stored rows, in place if they lie in one run, else gathered. Raises Corrupt."""
-    columns: list[PlannedColumn] = []
+    layouts: list[bytes] = []
     orders, runs, base = {}, [], 0
     for name, column in batch.items():
         once, order = distinct(column)
         (planned,) = plan({name: once}).columns
-        columns.append(planned)
+        layouts.append(layout_of((planned,), base))
         if order is not None:
             orders[name] = Rows.index(order).encode()
         start = base
@@ -67,7 +70,7 @@ def pack(batch: Batch) -> Packed:
     for start, piece in _pieces(runs):
         places.append((start, start + len(piece)))
         pieces.append(piece)
-    header = Header(layout_of(columns), orders, base, places)
+    header = Header(layouts, orders, base, places)
     return Packed(msgspec.msgpack.encode(header), pieces)
 
 
@@ -108,9 +111,9 @@ def unpacked(header: Header, memory: Received) -> Batch:
     return Batch(columns)
 
 
-def _columns(header: Header) -> tuple[tuple[str, ColumnLayout], ...]:
+def _columns(header: Header) -> list[tuple[str, ColumnLayout]]:
     """The columns, checked. Raises ProtocolMismatch, Corrupt."""
-    return check_layout(header.layouts, header.nbytes).layout.columns
+    return [column for each in header.layouts for column in check_layout(each, header.nbytes).layout.columns]
 
 
 def _pieces(runs: list[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:

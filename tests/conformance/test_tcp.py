@@ -120,7 +120,7 @@ async def test_who_does_not_say_what_he_wants_is_sent_away(
         stranger.socket.sendall(said)
         assert await asyncio.to_thread(stranger.hear) == b""
     await reads(reader, server, shelf(64 * KIB))
-    await until(lambda: not server._door._inside)
+    await until(lambda: not server._listening._inside)
 
 
 STRETCHES: dict[str, list[tuple[int, int]]] = {
@@ -159,19 +159,19 @@ async def test_there_are_never_more_connections_than_that(
     server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those with a ticket who comes too many is sent away at once, and when the others have gone there is room."""
-    monkeypatch.setattr(server._door, "_most", 4)
+    monkeypatch.setattr(server._listening, "_most", 4)
     ticket = server.offer(shelf(64 * KIB).memory)
     inside = [Stranger(server) for _ in range(4)]
     for number, each in enumerate(inside):
         each.ask(ticket, (number * PAGE, PAGE))
-    await until(lambda: len(server._door._inside) == 4)
+    await until(lambda: len(server._listening._inside) == 4)
     with Stranger(server) as fifth:
         fifth.ask(ticket, (5 * PAGE, PAGE))
         assert await asyncio.to_thread(fifth.hear) == b""
-    assert len(server._door._inside) == 4
+    assert len(server._listening._inside) == 4
     for each in inside:
         each.socket.close()
-    await until(lambda: not server._door._inside)
+    await until(lambda: not server._listening._inside)
     await reads(reader, server, shelf(9 * MIB))
 
 
@@ -189,12 +189,12 @@ async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, 
                 each.socket.sendall(bytes(19))
         for _ in range(10):
             await asyncio.gather(asyncio.to_thread(come, 20), reads(reader, server, one))
-        await until(lambda: len(server._door._strangers) <= unauthenticated.EACH)
-        assert not server._door._inside
+        await until(lambda: len(server._listening._strangers) <= unauthenticated.EACH)
+        assert not server._listening._inside
     finally:
         for each in idle:
             each.socket.close()
-    await until(lambda: len(server._door._strangers) == 0)
+    await until(lambda: len(server._listening._strangers) == 0)
 
 
 # Readers and servers that stall

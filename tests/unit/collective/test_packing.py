@@ -15,6 +15,7 @@ from dataplane.collective.memory import Received
 from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 from tests.cases import each_case
+from tests.unit.batch import exact
 from tests.unit.batch.exact import LocalMemory, filled, local_batch
 
 ROWS = 23
@@ -60,6 +61,14 @@ def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
     check(Batch({kind: local_batch({kind: KINDS[kind]})[kind][rows]}))
 
 
+@each_case("kind", KINDS)
+def test_a_column_whose_rows_repeat_arrives_beside_one_whose_rows_do_not(kind: str) -> None:
+    stored = exact.piece(kind, KINDS[kind])
+    repeated = Column(kind, stored.layout.field, [stored], np.arange(ROWS) // 4)
+    header = check(Batch({kind: repeated, "number": local_batch({"number": np.arange(ROWS)})["number"]}))
+    assert set(header.orders) == {kind}
+
+
 def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     planned = plan({"x": np.zeros((3, 1 << 20), np.float32)})
     memory = filled(planned)
@@ -75,8 +84,8 @@ def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     [
         b"",
         b"\x93\x01\x02\x03",
-        b"\x94\xc4\x00\x80\x10\x91\x92\x08\x04",  # a piece that ends before it begins
-        b"\x94\xc4\x00\x80\x10\x91\x92\x00\x20",  # beyond the end
+        b"\x94\x90\x80\x10\x91\x92\x08\x04",  # a piece that ends before it begins
+        b"\x94\x90\x80\x10\x91\x92\x00\x20",  # beyond the end
     ],
     ids=["nothing", "numbers", "backwards", "beyond"],
 )
