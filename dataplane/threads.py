@@ -61,7 +61,7 @@ class Pool(Executor):
     def _start(self, first: Callable[[], None]) -> None:
         ended: Future[None] = Future()
         name = f"{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._live, args=(first, ended), name=name, daemon=True)
+        thread = threading.Thread(target=self._live, args=([first], ended), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -69,9 +69,8 @@ class Pool(Executor):
         self._threads.append(thread)
         self._ended.append(ended)
 
-    def _live(self, first: Callable[[], None], ended: Future[None]) -> None:
-        work: Callable[[], None] | None = first
-        del first
+    def _live(self, first: list[Callable[[], None]], ended: Future[None]) -> None:
+        work: Callable[[], None] | None = first.pop()  # a thread keeps its arguments until it ends
         while work is not None:
             work()
             del work  # what it refers to is not this thread's to keep

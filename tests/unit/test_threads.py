@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,3 +93,15 @@ def test_a_thread_that_hangs_does_not_keep_a_process_from_ending() -> None:
     code = "import time; from dataplane.threads import Pool; Pool(1, 'x').submit(time.sleep, 600); print('over')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "over\n"
+
+
+def test_no_thread_keeps_what_it_worked_on(threads: Pool) -> None:
+    class Held:
+        pass
+
+    held = Held()
+    gone = threading.Event()
+    weakref.finalize(held, gone.set)
+    threads.submit(id, held).result(60)
+    del held
+    assert gone.wait(60)
