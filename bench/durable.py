@@ -26,10 +26,10 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
-from dataplane.node.clustered.alone import Durable
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.clustered.either_streams import DurablePartitions
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.streams.client import StreamClient
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend
 from dataplane.store.durable.database import Database
@@ -77,8 +77,8 @@ class Appender:
         identity = self.store.persistence.durable.directory.identity
         self._node = identity.node
         needed = NeededShards(self._node, self.store)
-        self.durable = Durable(self._node, self.store, needed, identity.starts)
-        self._client = StreamClient(self.durable.service, Staged(needed))
+        self.durable = DurablePartitions(self._node, self.store, needed, identity.starts)
+        self._client = StreamClient(self.durable.service, StagedColumns(needed))
         self._numbers = itertools.count(1)
         self._token = b""
 

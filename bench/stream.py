@@ -23,7 +23,7 @@ from bench.peers import inside as peers
 from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.node.streams.alone import Alone
+from dataplane.node.streams.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.settings import Settings
@@ -38,7 +38,7 @@ class _Books:
     """A stream that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
 
     def __init__(self) -> None:
-        self._stream = Alone("s", Settings(("reward", "actor")), "", self, 0.0)
+        self._stream = UnreplicatedStream("s", Settings(("reward", "actor")), "", self, 0.0)
         self.shards = 0
 
     def free(self, patches: Any) -> None:

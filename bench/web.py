@@ -27,8 +27,8 @@ from typing import Any
 from bench.cluster_figures import GeneratedPlane
 from bench.measure import Row, row, table
 from dataplane.web.access import Access
+from dataplane.web.cluster_view import look
 from dataplane.web.feed import Feed, Tick
-from dataplane.web.looks import look
 from dataplane.web.server import Server
 
 HOSTS, STREAMS = 64, 100

@@ -3,8 +3,8 @@
 Invariants:
 
 - every thread is started when the workers are made, so that later none can be missing;
-- at most `lanes` pieces of work run at once, but for those that are late: a piece that has made no progress for a while
-  keeps its thread and gives its lane to a spare one, so that what comes after it goes on;
+- at most `slots` pieces of work run at once, but for those that are late: a piece that has made no progress for a while
+  keeps its thread and gives its slot to an idle thread, so that what comes after it goes on;
 - where every thread is late, work is refused at once (OSError, ETIMEDOUT), and what was waiting is too;
 - nobody waits for a late thread when the workers are closed, nor when the process ends.
 
@@ -57,21 +57,21 @@ class _Piece:
 class Workers(Executor):
     """See the module. `relieve` must be called now and then while there is work: nobody else notices what is late."""
 
-    def __init__(self, lanes: int, spares: int, name: str) -> None:
+    def __init__(self, slots: int, spares: int, name: str) -> None:
         """Raises OSError where the system starts no thread."""
         self._name = name
         self._work: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for a spare: whether to take a lane, or to end
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for a spare: whether to take a slot, or to end
         self._lock = threading.Lock()
         self._progress: dict[int, float] = {}  # of each thread that works, when it last made any
-        self._replaced: set[int] = set()  # threads that are late, whose lane a spare has
+        self._replaced: set[int] = set()  # threads that are late, whose slot a spare has
         self._spares = spares
         self._stuck = False
         self._closed = False
         self._threads: list[threading.Thread] = []
         try:
-            for i in range(lanes + spares):
-                thread = threading.Thread(target=self._live, args=(i >= lanes,), name=f"{name}_{i}", daemon=True)
+            for i in range(slots + spares):
+                thread = threading.Thread(target=self._live, args=(i >= slots,), name=f"{name}_{i}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
         except RuntimeError:
@@ -100,7 +100,7 @@ class Workers(Executor):
             self._progress[threading.get_ident()] = time.monotonic()
 
     def relieve(self, late_s: float = LATE_S) -> None:
-        """Give the lanes of late threads to spare ones. Where there is none left, refuse what waits."""
+        """Give the slots of late threads to idle ones. Where there is none left, refuse what waits."""
         with self._lock:
             before = time.monotonic() - late_s
             late = [thread for thread, since in self._progress.items() if since <= before]
@@ -115,7 +115,7 @@ class Workers(Executor):
 
     @property
     def late(self) -> int:
-        """How many threads have lost their lane."""
+        """How many threads have lost their slot."""
         return len(self._replaced)
 
     def _refuse(self, error: OSError) -> None:

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from dataplane import cli
-from dataplane.store import spillfile
+from dataplane.store import spill_file
 
 
 def slow(seconds_a_mib: float) -> None:
@@ -34,7 +34,7 @@ def slow(seconds_a_mib: float) -> None:
             time.sleep(seconds_a_mib * sum(memoryview(each).nbytes for each in buffers) / (1 << 20))
             return preadv(fd, buffers, offset)
 
-    spillfile.os = Slowed()  # type: ignore[attr-defined]
+    spill_file.os = Slowed()  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -53,17 +53,15 @@ def _outside(array: Any) -> Any | None:
     None for other types."""
     kind = array.type
     if pa.types.is_struct(kind):
-        hollow, buffers, children = pa.struct([]), 1, []
+        empty, buffers, children = pa.struct([]), 1, []
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        hollow = (pa.large_list if pa.types.is_large_list(kind) else pa.list_)(pa.null())
+        empty = (pa.large_list if pa.types.is_large_list(kind) else pa.list_)(pa.null())
         buffers, children = 2, [pa.nulls(len(array.values))]
     elif pa.types.is_fixed_size_list(kind):
-        hollow, buffers, children = pa.list_(pa.null(), kind.list_size), 1, [pa.nulls(len(array.values))]
+        empty, buffers, children = pa.list_(pa.null(), kind.list_size), 1, [pa.nulls(len(array.values))]
     else:
         return None
-    return pa.Array.from_buffers(
-        hollow, len(array), array.buffers()[:buffers], array.null_count, array.offset, children
-    )
+    return pa.Array.from_buffers(empty, len(array), array.buffers()[:buffers], array.null_count, array.offset, children)
 
 
 def _inside(array: Any) -> Iterator[Any]:

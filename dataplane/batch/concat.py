@@ -15,7 +15,7 @@ import numpy as np
 
 from dataplane.batch import ref_codec
 from dataplane.batch.field import Field, merge_fields
-from dataplane.batch.frame import Cell, Frame, Part, Place, join
+from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, join
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.ref_codec import together
 from dataplane.batch.rows import Rows
@@ -44,12 +44,12 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     for name in fields:
         together.setdefault(tuple([ref._columns[name].frame for ref in filled]), []).append(name)
     frames: list[Frame] = []
-    columns: dict[str, Place] = {}
+    columns: dict[str, ColumnPlace] = {}
     for chosen, names in together.items():
         picked = []
         for ref, index in zip(filled, chosen, strict=True):
             picked.append(ref._frames[index].pick([ref._columns[name].slot for name in names]))
-        columns.update({name: Place(fields[name], len(frames), slot) for slot, name in enumerate(names)})
+        columns.update({name: ColumnPlace(fields[name], len(frames), slot) for slot, name in enumerate(names)})
         frames.append(join(picked))
     ordered = {name: columns[name] for name in fields}
     origins = [ref._origin for ref in filled if ref._origin is not None]
@@ -61,9 +61,9 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
 def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows: Sequence[int]) -> BatchRef:
     """The reference whose row i is, of each column, row `rows[i]` of its i-th cell. `columns` are name, the fields of
     cells, and cells. Raises SchemaMismatch as `concat`."""
-    places = {name: Place(merge_fields(name, fields), 0, slot) for slot, (name, fields, _) in enumerate(columns)}
+    places = {name: ColumnPlace(merge_fields(name, fields), 0, slot) for slot, (name, fields, _) in enumerate(columns)}
     beside = zip(*[cells for _, _, cells in columns], strict=True)
-    parts = tuple([Part(cells, Rows(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
+    parts = tuple([BlockRows(cells, Rows(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
     return BatchRef(len(rows), places, (Frame(parts),))
 
 
@@ -122,13 +122,13 @@ def joined(pieces: Sequence[BatchRef]) -> BatchRef:
         fields[name] = merged if joins(merged) else pieces[used[0]].schema[name]
         alike.setdefault(tuple((number, pieces[number]._columns[name].frame) for number in used), []).append(name)
     frames: list[Frame] = []
-    places: dict[str, Place] = {}
+    places: dict[str, ColumnPlace] = {}
     for used_frames, several in alike.items():
         picked = []
         for number, frame in used_frames:
             piece = pieces[number]
             picked.append(piece._frames[frame].pick([piece._columns[name].slot for name in several]).listed)
-        places.update({name: Place(fields[name], len(frames), slot) for slot, name in enumerate(several)})
+        places.update({name: ColumnPlace(fields[name], len(frames), slot) for slot, name in enumerate(several)})
         listed = join(picked)
         frames.append(listed.joined(np.array([0, listed.rows])))
     traces = together(*(piece.traces for piece in pieces))

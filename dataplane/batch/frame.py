@@ -59,14 +59,14 @@ class Cell(NamedTuple):
     nbytes: int
 
 
-class Part(NamedTuple):
+class BlockRows(NamedTuple):
     """Selected rows of one stored block: where each column of the frame is, and which of its rows."""
 
     cells: tuple[Cell, ...]
     rows: Rows
 
 
-class Place(NamedTuple):
+class ColumnPlace(NamedTuple):
     """What a column of a reference is, and where its cells are: in which frame, in which slot of its parts."""
 
     field: Field
@@ -80,7 +80,7 @@ class Frame:
     those rows (`bounds[i]` up to `bounds[i + 1]`, at least one) row i is joined. `cut`: what of each row is meant, once
     it is joined."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BlockRows, ...]
     order: Rows | None = None
     bounds: Rows | None = None
     cut: Cut = NOTHING
@@ -120,7 +120,7 @@ class Frame:
             if start < last and first < stop:
                 inside = start <= first and last <= stop
                 within = Rows(max(start - first, 0), min(stop, last) - first)
-                kept.append(part if inside else Part(part.cells, part.rows.take(within)))
+                kept.append(part if inside else BlockRows(part.cells, part.rows.take(within)))
             first = last
         return Frame(tuple(kept))
 
@@ -140,7 +140,7 @@ class Frame:
             return _gather(self.parts, self.order.array()[positions])
         if len(self.parts) == 1:
             part = self.parts[0]
-            return Frame((Part(part.cells, part.rows.take(Rows.index(positions))),))
+            return Frame((BlockRows(part.cells, part.rows.take(Rows.index(positions))),))
         return _gather(self.parts, positions)
 
     def repeat(self, times: int) -> Frame:
@@ -153,7 +153,7 @@ class Frame:
             return self.take(np.repeat(np.arange(self.rows), times))
         if self.order is not None:
             return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))
-        repeated = (Part(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
+        repeated = (BlockRows(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
         return Frame(tuple(repeated))
 
     def whole(self) -> Frame:
@@ -170,7 +170,7 @@ class Frame:
         def named(cell: Cell) -> Cell:
             return cell._replace(shard=cell.shard._replace(id=number(cell.shard)))
 
-        parts = tuple([Part(tuple(map(named, part.cells)), part.rows) for part in self.parts])
+        parts = tuple([BlockRows(tuple(map(named, part.cells)), part.rows) for part in self.parts])
         return Frame(parts, self.order, self.bounds, self.cut)
 
     def joined(self, bounds: Index) -> Frame:
@@ -179,7 +179,7 @@ class Frame:
 
     def pick(self, slots: Sequence[int]) -> Frame:
         """The same rows of the columns at `slots` alone."""
-        picked = (Part(tuple([part.cells[slot] for slot in slots]), part.rows) for part in self.parts)
+        picked = (BlockRows(tuple([part.cells[slot] for slot in slots]), part.rows) for part in self.parts)
         return Frame(tuple(picked), self.order, self.bounds, self.cut)
 
     def beside(self, other: Frame) -> Frame | None:
@@ -188,7 +188,7 @@ class Frame:
         alike = alike and cuts.equal(self.cut, other.cut)
         if not (alike and all(a.rows == b.rows for a, b in zip(self.parts, other.parts, strict=True))):
             return None
-        both = (Part(a.cells + b.cells, a.rows) for a, b in zip(self.parts, other.parts, strict=True))
+        both = (BlockRows(a.cells + b.cells, a.rows) for a, b in zip(self.parts, other.parts, strict=True))
         return Frame(tuple(both), self.order, self.bounds, self.cut)
 
     def counts(self) -> list[int]:
@@ -200,7 +200,7 @@ class Frame:
         counts: list[int] = np.bincount(owner, minlength=len(lengths)).tolist()
         return counts
 
-    def in_order(self) -> tuple[Part, ...]:
+    def in_order(self) -> tuple[BlockRows, ...]:
         """Parts whose rows one after another are the rows of the frame: where there is an order, a part a run."""
         if self.order is None:
             return self.parts
@@ -298,7 +298,7 @@ def join(frames: Sequence[Frame]) -> Frame:
     return _gather(parts, np.concatenate(orders))
 
 
-def _same(a: Part, b: Part, slots: Iterable[tuple[int, int]]) -> bool:
+def _same(a: BlockRows, b: BlockRows, slots: Iterable[tuple[int, int]]) -> bool:
     return all(a.cells[i] is b.cells[j] or a.cells[i][:2] == b.cells[j][:2] for i, j in slots)
 
 
@@ -306,9 +306,9 @@ def _worth_parts(runs: int, rows: int) -> bool:
     return runs <= 2 or runs * RUN <= rows
 
 
-def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
     """The same rows in fewer parts: neighbours of one source in one, where their rows touch or are short."""
-    out: list[Part] = []
+    out: list[BlockRows] = []
     for cells, group in groupby(parts, key=lambda part: part.cells):
         touching: list[Rows] = []
         for _, rows in group:
@@ -320,13 +320,13 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
         for is_long, several in groupby(touching, key=lambda rows: rows.slice is not None and len(rows) >= RUN):
             pieces = list(several)
             if is_long or len(pieces) == 1:
-                out.extend(Part(cells, rows) for rows in pieces)
+                out.extend(BlockRows(cells, rows) for rows in pieces)
             else:
-                out.append(Part(cells, Rows.index(np.concatenate([rows.array() for rows in pieces]))))
+                out.append(BlockRows(cells, Rows.index(np.concatenate([rows.array() for rows in pieces]))))
     return tuple(out)
 
 
-def _locate(parts: Sequence[Part], positions: Index) -> tuple[Index, Index]:
+def _locate(parts: Sequence[BlockRows], positions: Index) -> tuple[Index, Index]:
     """For each position among the rows of the parts, its part and the row number there."""
     ends = np.cumsum([len(part.rows) for part in parts])
     owner = np.searchsorted(ends, positions, side="right").astype(np.int64, copy=False)
@@ -340,17 +340,17 @@ def _locate(parts: Sequence[Part], positions: Index) -> tuple[Index, Index]:
 
 
 def _split_at_changes(keys: Index, values: Index) -> Iterable[tuple[int, Index]]:
-    """The values in stretches of equal keys, each with its key."""
+    """The values in runs of equal keys, each with its key."""
     starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
     bounds = [0, *starts.tolist(), len(keys)]
     return [(int(keys[a]), values[a:b]) for a, b in pairwise(bounds) if a < b]
 
 
-def _runs(parts: Sequence[Part], owner: Index, numbers: Index) -> tuple[Part, ...]:
-    return tuple([Part(parts[index].cells, Rows.index(run)) for index, run in _split_at_changes(owner, numbers)])
+def _runs(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> tuple[BlockRows, ...]:
+    return tuple([BlockRows(parts[index].cells, Rows.index(run)) for index, run in _split_at_changes(owner, numbers)])
 
 
-def _gather(parts: Sequence[Part], positions: Index) -> Frame:
+def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
     """The rows at `positions` among the rows of the parts, in the form that costs least."""
     if not len(positions):
         return Frame(())
@@ -362,13 +362,13 @@ def _gather(parts: Sequence[Part], positions: Index) -> Frame:
     return _woven(parts, owner, numbers)
 
 
-def _canonical(parts: Sequence[Part]) -> Index:
+def _canonical(parts: Sequence[BlockRows]) -> Index:
     """Of each part the first that is of the same source."""
     firsts: dict[tuple[Cell, ...], int] = {}
     return np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
 
 
-def _woven(parts: Sequence[Part], owner: Index, numbers: Index) -> Frame:
+def _woven(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> Frame:
     """A part a source, its rows distinct and ascending, and the order that makes the wanted rows of them."""
     ascending = np.lexsort((numbers, owner))
     owner, numbers = owner[ascending], numbers[ascending]
@@ -390,7 +390,7 @@ def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
     """The origin of these rows (numbers, int64) of a stream, delivered under the number `hold`."""
     part, order = Rows.index(rows).distinct()
     cell = Cell(Shard(stream, hold, _STREAM_ROWS), 0, 0)
-    return Frame((Part((cell,), part),), None if order is None else Rows.index(order))
+    return Frame((BlockRows((cell,), part),), None if order is None else Rows.index(order))
 
 
 def origin_rows(origin: Frame) -> tuple[bytes, Index]:

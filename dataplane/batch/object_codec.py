@@ -65,7 +65,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     data: bytes | int
 
 
-class _Picture(msgspec.Struct, array_like=True, frozen=True):
+class _PictureRecord(msgspec.Struct, array_like=True, frozen=True):
     """An image (`images.Picture`), with its info; `rest` are keys of that which are as in the image's file."""
 
     module: str
@@ -81,7 +81,7 @@ class _Picture(msgspec.Struct, array_like=True, frozen=True):
 
 
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
-_decode_picture = msgspec.msgpack.Decoder(_Picture).decode
+_decode_picture = msgspec.msgpack.Decoder(_PictureRecord).decode
 _decode_place = msgspec.msgpack.Decoder(int).decode
 
 
@@ -230,7 +230,7 @@ class _Writer:
             rest = [key for key, value in info.items() if not self._fits(value, depth)]
             packed = _encode(self._plain({key: value for key, value in info.items() if key not in rest}, depth + 1))
         named = tuple(key for key in rest if type(key) is str)
-        return _extension(_IMAGE, _Picture(*picture[:-1], msgspec.Raw(packed), named, self._beside(picture.data)))
+        return _extension(_IMAGE, _PictureRecord(*picture[:-1], msgspec.Raw(packed), named, self._beside(picture.data)))
 
     def _fits(self, value: Any, depth: int) -> bool:
         try:
@@ -341,7 +341,7 @@ class _Reader:
         check_text(array)
         return array[()] if code == _SCALAR else array
 
-    def _image(self, header: _Picture) -> Any:
+    def _image(self, header: _PictureRecord) -> Any:
         if not self._decode and header.frame >= 0:
             return {"bytes": self._bytes(header.data), "path": None}
         info = self.value(header.info)

@@ -29,10 +29,10 @@ import numpy.typing as npt
 from dataplane.batch import cuts, ref_codec, slicing
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import (
+    BlockRows,
     Cell,
+    ColumnPlace,
     Frame,
-    Part,
-    Place,
     Shard,
     delivery_numbers,
     origin_of,
@@ -77,7 +77,7 @@ class BatchRef:
     __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
     _rows: int
-    _columns: dict[str, Place]
+    _columns: dict[str, ColumnPlace]
     _frames: tuple[Frame, ...]
     _origin: Frame | None
     traces: tuple[str, ...]
@@ -86,7 +86,7 @@ class BatchRef:
     def __init__(
         self,
         rows: int,
-        columns: dict[str, Place],
+        columns: dict[str, ColumnPlace],
         frames: tuple[Frame, ...],
         origin: Frame | None = None,
         traces: tuple[str, ...] = (),
@@ -107,23 +107,25 @@ class BatchRef:
         """
         if len(node) != ref_codec.NODE_BYTES or rows < 0:
             raise ValueError(f"{rows} rows on node {node.hex()!r}")
-        named: dict[str, Place] = {}
+        named: dict[str, ColumnPlace] = {}
         cells: list[Cell] = []
         for slot, (name, field, nbytes, shard, ordinal) in enumerate(columns):
-            named[name] = Place(field.declared, 0, slot)
+            named[name] = ColumnPlace(field.declared, 0, slot)
             cells.append(Cell(Shard(node, shard, rows), ordinal, nbytes))
         if not cells or len(named) != len(cells):
             raise ValueError("a reference has at least one column, and each name once")
-        parts = (Part(tuple(cells), Rows.range(0, rows)),) if rows else ()
+        parts = (BlockRows(tuple(cells), Rows.range(0, rows)),) if rows else ()
         return cls(rows, named, (Frame(parts),))
 
     @classmethod
-    def whole(cls, node: bytes, rows: int, named: dict[str, Place], nbytes: Sequence[int], shard: int) -> BatchRef:
+    def whole(
+        cls, node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: Sequence[int], shard: int
+    ) -> BatchRef:
         """As `of`, of all columns of a shard in order, given by `named`, of one frame and not to be changed;
         `nbytes` are their logical bytes."""
         stored = Shard(node, shard, rows)
         cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
-        return cls(rows, named, (Frame((Part(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
+        return cls(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
 
     # what it is
 
@@ -262,7 +264,7 @@ class BatchRef:
         for name in names:
             field, frame, slot = self._columns[name]
             slots = kept.setdefault(frame, [])
-            columns[name] = Place(field, list(kept).index(frame), len(slots))
+            columns[name] = ColumnPlace(field, list(kept).index(frame), len(slots))
             slots.append(slot)
         frames = tuple([self._frames[frame].pick(slots) for frame, slots in kept.items()])
         return BatchRef(self._rows, columns, frames, self._origin, self.traces)
@@ -320,7 +322,7 @@ class BatchRef:
         renaming = {**(names or {}), **more}
         for name in renaming:
             self._require(name)
-        renamed: dict[str, Place] = {}
+        renamed: dict[str, ColumnPlace] = {}
         for name, column in self._columns.items():
             new = renaming.get(name, name)
             if not new or not is_text(new):
@@ -412,7 +414,7 @@ class BatchRef:
         found = []
         for number, frame in enumerate(self._frames):
             once, index = frame.distinct()
-            columns = {name: Place(c.field, 0, c.slot) for name, c in self._columns.items() if c.frame == number}
+            columns = {name: ColumnPlace(c.field, 0, c.slot) for name, c in self._columns.items() if c.frame == number}
             found.append((BatchRef(once.rows, columns, (once,)), index))
         return found
 
@@ -445,7 +447,7 @@ class BatchRef:
 
     # inside
 
-    def _require(self, name: Any) -> Place:
+    def _require(self, name: Any) -> ColumnPlace:
         try:
             return self._columns[name]
         except (KeyError, TypeError):
@@ -509,7 +511,7 @@ class BatchRef:
         columns = dict(self._columns)
         for name, (field, frame, slot) in other._columns.items():
             index, first = places[frame]
-            columns[name] = Place(field, index, first + slot)
+            columns[name] = ColumnPlace(field, index, first + slot)
         traces = ref_codec.together(self.traces, other.traces)
         return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin, traces)
 
@@ -543,7 +545,7 @@ def decode(encoded: bytes) -> BatchRef:
     return BatchRef.decode(encoded)
 
 
-def _pieces(parts: Iterable[Part], slot: int) -> tuple[Piece, ...]:
+def _pieces(parts: Iterable[BlockRows], slot: int) -> tuple[Piece, ...]:
     found = []
     for part in parts:
         shard, ordinal, _ = part.cells[slot]

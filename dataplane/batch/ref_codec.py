@@ -19,7 +19,7 @@ import msgspec
 from dataplane.batch import cuts
 from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.frame import Cell, Frame, Part, Place, Shard
+from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, Shard
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, ProtocolMismatch
 
@@ -44,7 +44,7 @@ MOST_TRACES = 16
 _Trace = Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class _Part(msgspec.Struct, frozen=True, array_like=True):
+class _PartRecord(msgspec.Struct, frozen=True, array_like=True):
     shards: int | tuple[int, ...]  # one a cell, or one for all
     ordinals: tuple[int, ...]
     nbytes: tuple[int, ...]
@@ -52,7 +52,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
-    parts: tuple[_Part, ...]
+    parts: tuple[_PartRecord, ...]
     order: _EncodedRows | None
     bounds: _EncodedRows | None = None
 
@@ -79,7 +79,7 @@ _decoder = msgspec.msgpack.Decoder(_Ref)
 
 def pack(
     rows: int,
-    columns: Mapping[str, Place],
+    columns: Mapping[str, ColumnPlace],
     frames: Sequence[Frame],
     origin: Frame | None,
     traces: tuple[str, ...] = (),
@@ -97,7 +97,7 @@ def pack(
             if any(cell.shard is not first and cell.shard != first for cell in cells):
                 numbers = tuple([shards.setdefault(cell.shard, len(shards)) for cell in cells])
             parts.append(
-                _Part(
+                _PartRecord(
                     numbers,
                     tuple([cell.ordinal for cell in cells]),
                     tuple([cell.nbytes for cell in cells]),
@@ -128,7 +128,7 @@ def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
 
 def unpack(
     encoded: bytes | bytearray | memoryview,
-) -> tuple[int, dict[str, Place], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
+) -> tuple[int, dict[str, ColumnPlace], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
     """What `pack` was given; the columns are nobody's to change. Raises ProtocolMismatch where it was given nothing of
     the kind."""
     try:
@@ -170,17 +170,19 @@ def _shards(ref: _Ref) -> list[Shard]:
     return shards
 
 
-def _columns(fields: tuple[Field, ...], columns: _Named, widths: tuple[int, ...], any_rows: bool) -> dict[str, Place]:
+def _columns(
+    fields: tuple[Field, ...], columns: _Named, widths: tuple[int, ...], any_rows: bool
+) -> dict[str, ColumnPlace]:
     """The columns by name, of frames of these widths."""
     for field in fields:
         check_field("", field)
         if field.declared is not field:
             raise ValueError("a field of what is stored, and not of what is read")
-    named: dict[str, Place] = {}
+    named: dict[str, ColumnPlace] = {}
     for name, number, frame, slot in columns:
         width = widths[_within(frame, len(widths), "frame")]
         _within(slot, width if any_rows else _MOST_ROWS, "slot")
-        named[name] = Place(fields[_within(number, len(fields), "field")], frame, slot)
+        named[name] = ColumnPlace(fields[_within(number, len(fields), "field")], frame, slot)
     if not named or len(named) != len(columns):
         raise ValueError("no columns, or two of one name")
     if len({frame for _, _, frame, _ in columns}) != len(widths):
@@ -218,7 +220,7 @@ def _bounds(bounds: Rows, listed: int) -> Rows:
     return bounds
 
 
-def _part(part: _Part, shards: Sequence[Shard]) -> Part:
+def _part(part: _PartRecord, shards: Sequence[Shard]) -> BlockRows:
     rows = Rows.decode(part.rows)
     if not part.ordinals or not part.nbytes:
         raise ValueError("a part without columns")
@@ -232,4 +234,4 @@ def _part(part: _Part, shards: Sequence[Shard]) -> Part:
         of = [shards[_within(part.shards, len(shards), "shard")]] * len(part.ordinals)
     if rows.stop > min([shard.rows for shard in of], default=0) or not len(rows):
         raise ValueError("a part without rows, or with rows that its shards lack")
-    return Part(tuple(map(Cell._make, zip(of, part.ordinals, part.nbytes, strict=True))), rows)
+    return BlockRows(tuple(map(Cell._make, zip(of, part.ordinals, part.nbytes, strict=True))), rows)

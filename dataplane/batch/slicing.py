@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dataplane.batch import cuts
 from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Cut, Index, Number, Step
 from dataplane.batch.field import Field
-from dataplane.batch.frame import Cell, Place
+from dataplane.batch.frame import Cell, ColumnPlace
 from dataplane.batch.rows import Rows
 from dataplane.errors import Misuse, SchemaMismatch
 
@@ -123,7 +123,7 @@ def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> 
         sizes = {size_of(places[name].field, at) for name in together}
         own = step._replace(axis=at, size=sizes.pop() if len(sizes) == 1 else 0)
         for slot, name in enumerate(together):
-            places[name] = Place(cut_field(name, places[name].field, own), len(frames), slot)
+            places[name] = ColumnPlace(cut_field(name, places[name].field, own), len(frames), slot)
         cut = cuts.added(whole.cut, own) if len(ref) else whole.cut
         frames.append(whole.pick([ref._columns[name].slot for name in together]).with_cut(cut))
     found = type(ref)(len(ref), places, tuple(frames), ref._origin, ref.traces)

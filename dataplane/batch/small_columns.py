@@ -20,7 +20,7 @@ import numpy as np
 from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_COLUMNS, MAX_NDIM, Field, is_text
-from dataplane.batch.frame import Place
+from dataplane.batch.frame import ColumnPlace
 from dataplane.batch.infer import FLOATS, INTS, numbers_of
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnHeader, aligned, encode
 
@@ -45,7 +45,7 @@ class SmallColumns(NamedTuple):
     pieces: list[Any]
     layout: bytes
     columns: list[tuple[str, Field, int]]
-    named: dict[str, Place]
+    named: dict[str, ColumnPlace]
     lengths: dict[str, bytes]
 
     @property
@@ -91,7 +91,7 @@ class _Layout(NamedTuple):
     encoded: bytes
     nbytes: int
     columns: list[tuple[str, Field, int]]
-    named: dict[str, Place]
+    named: dict[str, ColumnPlace]
 
 
 def laid_out(columns: Any, most: int) -> SmallColumns | None:
@@ -219,5 +219,5 @@ def _layout(names: tuple[str, ...], kinds: tuple[_Kind, ...], rows: int, sizes: 
         encode([(name, kind.header) for name, kind in zip(names, kinds, strict=True)], numbers),
         base,
         [(name, kind.field, size) for name, kind, size in zip(names, kinds, sizes, strict=True)],
-        {name: Place(kind.field, 0, slot) for slot, (name, kind) in enumerate(zip(names, kinds, strict=True))},
+        {name: ColumnPlace(kind.field, 0, slot) for slot, (name, kind) in enumerate(zip(names, kinds, strict=True))},
     )

@@ -1,6 +1,6 @@
 """Addresses that another system resolves: `ray` is the node of this host that a Ray job has put there.
 
-The doors into other systems stand above this floor, and are imported when their address is first used.
+The integrations are above this package, and are imported when their address is first used.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ def is_door(address: str) -> bool:
 
 def find(address: str, config: NodeConfig | None, dead: str = "") -> str:
     """The address of this host's node, as that system says; not that of one that is `dead`, whatever it says. Blocks.
-    Raises as the door says."""
+    Raises as the integration does."""
     found: str = importlib.import_module(_DOORS[address]).find(config, dead)
     return found

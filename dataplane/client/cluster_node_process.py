@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dataplane.client.launch import first_words, node_command
 from dataplane.config import ClusterConfig, NodeConfig, environment
-from dataplane.store.claim import Claim
+from dataplane.store.directory_claim import DirectoryClaim
 
 _LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
 _STOP_S = 2.0
@@ -78,9 +78,9 @@ class Hosted:
         self._process = -1
 
 
-def claimed_directory() -> Claim:
+def claimed_directory() -> DirectoryClaim:
     """A new directory for the etcd of a cluster that ends with this process."""
-    return Claim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
+    return DirectoryClaim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
 
 
 def new_key() -> bytes:

@@ -20,7 +20,7 @@ from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
 from dataplane.batch.stored_column import Copied, Selection, check_fits, opened
-from dataplane.client.held_shards import Held, Holding
+from dataplane.client.held_shards import Holding, PinnedShard
 from dataplane.errors import Misuse
 
 _LEAST = 8
@@ -208,7 +208,7 @@ class ColumnAssembly:
         held = zip([self._held[key] for key in keys], pieces, strict=True)
         return opened(name, field, [self._piece(each, ordinal, piece.rows) for each, piece in held])
 
-    def _piece(self, held: Held, ordinal: int, rows: Rows) -> Piece:
+    def _piece(self, held: PinnedShard, ordinal: int, rows: Rows) -> Piece:
         _column(held.laid, ordinal)
         return Piece(held.laid.layout.columns[ordinal][1], held.memory, rows)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.stored_column import Memory
-from dataplane.client.held_shards import Held
+from dataplane.client.held_shards import PinnedShard
 from dataplane.client.memory import CarriedShard
 from dataplane.clock import Deadline
 from dataplane.transport.base import TransportError
@@ -85,7 +85,7 @@ class Direct:
         timer.cancel()
         await transport.withdraw(ticket)
 
-    async def read(self, offers: Sequence[m.KeptOffer], device: Any, deadline: Deadline) -> dict[int, Held]:
+    async def read(self, offers: Sequence[m.KeptOffer], device: Any, deadline: Deadline) -> dict[int, PinnedShard]:
         """What was offered, read into memory on the device, by shard; without what did not come."""
         try:
             transport = await self._transport(device, _HERE, "")
@@ -93,15 +93,15 @@ class Direct:
             log.warning("kept columns of other hosts come by way of the arena: %s", error)
             return {}
 
-        found: dict[int, Held] = {}
-        for shard, size, layout, _, address, ticket in offers:  # by one lane: communicators of one device may block
+        found: dict[int, PinnedShard] = {}
+        for shard, size, layout, _, address, ticket in offers:  # by one thread: communicators of one device may block
             laid = check_layout(layout, size)
             try:
                 memory = await _read(transport, size, address, ticket, device, deadline.remaining_s)
             except (TransportError, RuntimeError) as error:  # of CUDA: it has no memory
                 log.warning("a kept column comes by way of the arena: %s", error)
                 break
-            found[shard] = Held(memory, size, laid)
+            found[shard] = PinnedShard(memory, size, laid)
         return found
 
     async def _transport(self, device: Any, host: str, told: str) -> Any:
@@ -138,7 +138,7 @@ async def _read(transport: Any, size: int, address: str, ticket: bytes, device: 
         return CarriedShard(memory.data.toreadonly(), 0, size)
     import torch
 
-    from dataplane.client.devicememory import MappedDevice
+    from dataplane.client.device_memory import MappedDevice
 
     tensor = torch.empty(size, dtype=torch.uint8, device=device)
     await transport.read(address, ticket, tensor, timeout_s)

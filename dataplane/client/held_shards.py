@@ -24,7 +24,7 @@ from dataplane.batch.stored_column import Memory
 from dataplane.client.memory import Bytes, CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.wire import messages as m
-from dataplane.wire.places import Place, Table
+from dataplane.wire.places import ShardPlace, Table
 
 _LEAST, _MOST = 256 << 10, 4 << 20
 """Bytes of small shards that share a pin, as the columns of one put share a shard: a quarter of all, within these
@@ -35,7 +35,7 @@ _FEW = 64
 """Shards up to which Python's own numbers are faster to read than those of a table."""
 
 
-class Held(NamedTuple):
+class PinnedShard(NamedTuple):
     """A held shard: its memory, size in bytes, and layout."""
 
     memory: Memory
@@ -43,7 +43,7 @@ class Held(NamedTuple):
     laid: CheckedLayout
 
 
-class Described:
+class ShardDescriptions:
     """What a reply says of held shards: their places, and their layouts, which are validated."""
 
     def __init__(self, places: Table, reply: m.Held) -> None:
@@ -72,8 +72,8 @@ class Holding:
     def __init__(
         self,
         keys: Sequence[ShardKey],
-        mapped: Mapping[ShardKey, Held],
-        described: Described | None,
+        mapped: Mapping[ShardKey, PinnedShard],
+        described: ShardDescriptions | None,
         carried: bytes = b"",
     ) -> None:
         """`mapped`: those that other processes keep; `keys`: of those that are `described`, in that order, whose
@@ -85,12 +85,12 @@ class Holding:
         self._laid = [] if described is None else described.laid
         self._few = self._places.tolist() if len(keys) <= _FEW else None
         self._at = dict(zip(keys, range(len(keys)), strict=True))
-        self._made: dict[ShardKey, Held] = {}
+        self._made: dict[ShardKey, PinnedShard] = {}
         self._segments: Mapping[int, Segment] = {}
         self._carried = carried
         self._starts: list[int] = []  # of the runs of shards that share a hold
         self._pins: list[Pin] = []
-        self._arrays: dict[int, Callable[[Place], Bytes]] = {}  # by run
+        self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by run
 
     def hold(self, segments: Mapping[int, Segment], pin: Callable[..., Pin]) -> None:
         """They are in these segments, and the node has granted one pin on each."""
@@ -131,18 +131,18 @@ class Holding:
             return self._mapped[key].laid
         return self._laid[self._place(self._at[key]).layout]
 
-    def _place(self, at: int) -> Place:
-        return Place._make(self._places[at].tolist() if self._few is None else self._few[at])
+    def _place(self, at: int) -> ShardPlace:
+        return ShardPlace._make(self._places[at].tolist() if self._few is None else self._few[at])
 
-    def __getitem__(self, key: ShardKey) -> Held:
+    def __getitem__(self, key: ShardKey) -> PinnedShard:
         found = self._mapped.get(key) or self._made.get(key)
         if found is None:
             at = self._at[key]
             place = self._place(at)
-            found = self._made[key] = Held(self._memory(at, place), place.size, self._laid[place.layout])
+            found = self._made[key] = PinnedShard(self._memory(at, place), place.size, self._laid[place.layout])
         return found
 
-    def _memory(self, at: int, place: Place) -> Memory:
+    def _memory(self, at: int, place: ShardPlace) -> Memory:
         if place.segment < 0:
             return CarriedShard(self._carried, place.offset, place.size)
         run = bisect_right(self._starts, at) - 1
@@ -154,12 +154,12 @@ class Holding:
             view = self._arrays[run](place)
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
-    def _views(self, places: Table, keeps: object) -> Callable[[Place], Bytes]:
+    def _views(self, places: Table, keeps: object) -> Callable[[ShardPlace], Bytes]:
         """The bytes of these shards, as parts of one array for each segment, which keeps their pins: an array for
         each would take longer than reading it."""
         whole = self._spans(places, keeps)
 
-        def view(place: Place) -> Bytes:
+        def view(place: ShardPlace) -> Bytes:
             array, first = whole[place.segment]
             return array[place.offset - first : place.offset - first + place.size]
 

@@ -48,7 +48,7 @@ _ORDERS_BYTES = 64 << 20  # what a process keeps of orders
 _TRIES = 3
 
 
-class Held(NamedTuple):
+class StoredResponse(NamedTuple):
     """The metadata of one response. `place`: its column."""
 
     place: str
@@ -59,7 +59,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class NewResponses:
     """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: where the tokens are stored
     already, for the history to keep or to free."""
 
@@ -136,7 +136,7 @@ class AsyncHistory:
         own, named = _tokens(tokens, self.dtype), [_key(key)]
         epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]
         if len(own):
-            await self._record(Recorded(named, [own], None, epochs, rewards), timeout)
+            await self._record(NewResponses(named, [own], None, epochs, rewards), timeout)
 
     async def record(
         self,
@@ -170,7 +170,7 @@ class AsyncHistory:
         own = None
         if repr(ref.schema[tokens]) == f"ragged {self.dtype} [*]":
             own = (await self._plane.retain(ref.select(tokens))).rename({tokens: "tokens"})
-        await self._record(Recorded(named, values, own, numbers, known), timeout)
+        await self._record(NewResponses(named, values, own, numbers, known), timeout)
 
     async def follow(
         self,
@@ -217,7 +217,7 @@ class AsyncHistory:
         table = plane.table(self._table.name, durable=self._table._durable)
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
-    async def _record(self, recorded: Recorded, timeout: float) -> None:
+    async def _record(self, recorded: NewResponses, timeout: float) -> None:
         """Assign each response its place. What `ref` refers to becomes the table's, or is freed."""
         left = np.ones(len(recorded.keys), bool)
         try:
@@ -234,7 +234,7 @@ class AsyncHistory:
                 tags.append(list(entry))
                 if entry[1]:
                     place = self._place(held[name])
-                    held[name][place] = Held(place, *entry)
+                    held[name][place] = StoredResponse(place, *entry)
                     places.setdefault(place, []).append(row)
             for place, rows in places.items():
                 for several in _each_once(rows, recorded.keys):
@@ -247,16 +247,16 @@ class AsyncHistory:
                     await self._plane.free(recorded.ref[np.flatnonzero(left)])
         await self._bound(sum(each.nbytes for each in recorded.tokens))
 
-    def _held(self, tags: dict[str, Any]) -> dict[str, Held]:
+    def _held(self, tags: dict[str, Any]) -> dict[str, StoredResponse]:
         """The responses of a prompt by place."""
         found = {}
         for place in self._places:
             match tags.get(place):
                 case [int(epoch), int(length), float() | int() | None as reward, int(mark)] if length > 0:
-                    found[place] = Held(place, epoch, length, reward, mark)
+                    found[place] = StoredResponse(place, epoch, length, reward, mark)
         return found
 
-    def _place(self, held: dict[str, Held]) -> str:
+    def _place(self, held: dict[str, StoredResponse]) -> str:
         """The place of a new response: a free one, else that of the response to be removed first."""
         if not held:
             return self._places[0]  # so that whoever has responses has one there
@@ -305,7 +305,7 @@ class AsyncHistory:
 
     # reading
 
-    async def known(self, keys: Sequence[str]) -> list[list[Held]]:
+    async def known(self, keys: Sequence[str]) -> list[list[StoredResponse]]:
         """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
         Reads no token."""
         named = [_key(key) for key in keys]
@@ -325,7 +325,7 @@ class AsyncHistory:
         middle = len(keys) // 2
         return await self._look(keys[:middle]) + await self._look(keys[middle:])
 
-    def _newest(self, tags: dict[str, Any]) -> list[Held]:
+    def _newest(self, tags: dict[str, Any]) -> list[StoredResponse]:
         held = sorted(self._held(tags).values(), key=_usefulness)
         epochs = sorted({each.epoch for each in held})[-self.keep :]
         return [each for each in held if each.epoch in epochs]
@@ -355,7 +355,7 @@ class AsyncHistory:
                 found.append(self._response(each, batch[each.place].numpy()[0]))
         return found
 
-    def _response(self, held: Held, tokens: Any) -> Response:
+    def _response(self, held: StoredResponse, tokens: Any) -> Response:
         own = np.ascontiguousarray(tokens, np.int32)
         known = self._orders.pop(held.mark, None)
         if known is None or len(known) != len(own):
@@ -392,7 +392,7 @@ class AsyncHistory:
         await self._table.drop()
 
 
-def _usefulness(each: Held) -> tuple[int, float, int]:
+def _usefulness(each: StoredResponse) -> tuple[int, float, int]:
     """The sort key: the first is removed first."""
     return each.epoch, -np.inf if each.reward is None else each.reward, each.mark
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _LAND_S = 60.0  # to bring a shard to the arena
 
 
-class Handle(msgspec.Struct, frozen=True, array_like=True):
+class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):
     """How others find memory of a process: by the number of an open file and its identity; or by what torch makes of
     a storage for CUDA IPC (`cuda`), and within the process by a number."""
 
@@ -53,12 +53,12 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     cuda: tuple[Any, ...] = ()
 
 
-class Own(Protocol):
+class MappableMemory(Protocol):
     """Memory of this process that others may map."""
 
     size: int
 
-    def handle(self) -> Handle:
+    def handle(self) -> MemoryHandle:
         """Its handle."""
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
@@ -87,8 +87,8 @@ class OwnHost:
             os.close(self._fd)
             raise
 
-    def handle(self) -> Handle:
-        return Handle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)
+    def handle(self) -> MemoryHandle:
+        return MemoryHandle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
         return list(column.jobs(self._memory[: column.nbytes]))
@@ -110,15 +110,15 @@ class OwnHost:
 def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) -> Memory | None:
     """The memory of another process, or this one, by its handle; None if it cannot be mapped here."""
     try:
-        handle = msgspec.msgpack.decode(encoded, type=Handle)
+        handle = msgspec.msgpack.decode(encoded, type=MemoryHandle)
     except msgspec.DecodeError:
         return None
     if handle.cuda:
-        from dataplane.client import devicememory
+        from dataplane.client import device_memory
 
         if handle.process == os.getpid():
-            return devicememory.of_this_process(handle.number, pin)
-        return devicememory.mapped(handle.device, handle.cuda, size, pin)
+            return device_memory.of_this_process(handle.number, pin)
+        return device_memory.mapped(handle.device, handle.cuda, size, pin)
     try:
         fd = os.open(f"/proc/{handle.process}/fd/{handle.number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # another user's, or not in this namespace of processes
@@ -140,7 +140,7 @@ class KeptColumns:
         self._writer = writer
         self._direct = direct
         self._budget = budget
-        self._kept: dict[int, Own] = {}  # by shard, the longest kept first
+        self._kept: dict[int, MappableMemory] = {}  # by shard, the longest kept first
         self._landing: dict[int, asyncio.Task[None]] = {}
         self._offering: set[asyncio.Task[None]] = set()
         self._landed: set[int] = set()  # and still mapped by somebody
@@ -172,7 +172,7 @@ class KeptColumns:
             return None
         if not await self._make_room(total):
             return None
-        made: list[Own] = []
+        made: list[MappableMemory] = []
         self.used += total
         try:
             jobs: list[Callable[[], Any]] = []
@@ -299,16 +299,16 @@ def _are_tensors(values: Any) -> bool:
     return tensors.is_tensor(first)
 
 
-def _own(column: PlannedColumn) -> Own:
+def _own(column: PlannedColumn) -> MappableMemory:
     """Memory for the column on the device of its values."""
     device = column.device
     if device is None:
         return OwnHost(column.nbytes)
-    from dataplane.client.devicememory import OwnDevice
+    from dataplane.client.device_memory import OwnDevice
 
     class Shared(OwnDevice):
-        def handle(self) -> Handle:
+        def handle(self) -> MemoryHandle:
             name, parts = self.shared()
-            return Handle(os.getpid(), self.number, 0, name, parts)
+            return MemoryHandle(os.getpid(), self.number, 0, name, parts)
 
     return Shared(column.nbytes, device)

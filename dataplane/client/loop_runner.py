@@ -3,7 +3,7 @@
 Handing a call to a loop in another thread and back costs two wake-ups, 100 to 200 microseconds here. So a thread that
 calls while nobody runs the loop takes its turn and runs it itself, until its call is done (leader and followers,
 Schmidt et al. 2000). Who calls while another's turn lasts hands its coroutine over and waits; a thread in the
-background, the keeper, then has a turn for as long as anybody waits, or `busy` says that something must go on.
+background then has a turn for as long as anybody waits, or `busy` says that something must go on.
 
 Invariants: the loop is run by one thread at a time; what was handed over is run to its end, also when the
 thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
@@ -109,8 +109,8 @@ class LoopRunner:
         self._ended = asyncio.Event()
         self._open = True
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant: finalizers put into it
-        self._keeper = threading.Thread(target=self._keep, name="dataplane", daemon=True)
-        self._keeper.start()
+        self._thread = threading.Thread(target=self._keep, name="dataplane", daemon=True)
+        self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine; its result or its error. Any thread may call, also one that runs a loop of its own (as
@@ -234,7 +234,9 @@ class LoopRunner:
             with suppress(RuntimeError):  # it has ended, and the loop is closed
                 self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
 
-        self._waiting.add(done)  # before looking whether it is open: the keeper sees either this, or nobody comes
+        self._waiting.add(
+            done
+        )  # before looking whether it is open: the background thread sees either this, or nobody comes
         try:
             self._check(coroutine)
         except Closed:
@@ -296,7 +298,7 @@ class LoopRunner:
             else:
                 with suppress(RuntimeError):  # closed meanwhile
                     self._loop.call_soon_threadsafe(work)
-                    self._calls.put(None)  # the turn may be ending; then the keeper does it
+                    self._calls.put(None)  # the turn may be ending; then the background thread does it
 
     def _keep(self) -> None:
         while not self._loop.is_closed():
@@ -319,7 +321,8 @@ class LoopRunner:
             raise Closed("the plane is closed")
 
     def close(self) -> None:
-        """End the keeper and the loop, once all that was handed over has ended; see to it that it does. Idempotent."""
+        """End the background thread and the loop, once all that was handed over has ended; see to it that it does.
+        Idempotent."""
         self._open = False
         self._calls.put(None)
-        self._keeper.join()
+        self._thread.join()

@@ -37,7 +37,7 @@ from dataplane.client import (
 from dataplane.client.connection import Connection, Exchange, Soon
 from dataplane.client.direct import Direct
 from dataplane.client.draft import Draft, Spec
-from dataplane.client.freeing import portions
+from dataplane.client.free_requests import portions
 from dataplane.client.kept_columns import KeptColumns
 from dataplane.client.reader import Getter
 from dataplane.client.streams import AsyncStream
@@ -76,7 +76,7 @@ class AsyncPlane:
         self._pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
         self._writer = Writer(connection, self._pool)
         self._direct = Direct()
-        self._keeper = KeptColumns(connection, self._writer, self._direct, gpu_budget)
+        self._kept_columns = KeptColumns(connection, self._writer, self._direct, gpu_budget)
         self._getter = Getter(connection, self._direct)
         self._closed = False
         if connection.welcome.prewarm:
@@ -99,7 +99,7 @@ class AsyncPlane:
     def busy(self) -> bool:
         """Whether work must continue without calls: signs of life while something is reserved, the wait for the
         answer to a cancelled call, whose result must be released, or requests of others for what this process keeps."""
-        return self._connection.beating or self._connection.owed or self._keeper.live
+        return self._connection.beating or self._connection.owed or self._kept_columns.live
 
     @property
     def in_child(self) -> bool:
@@ -154,7 +154,7 @@ class AsyncPlane:
         if device not in (None, "keep") or (device and copies > 1):
             raise Misuse(f'device is "keep" or None, and "keep" is for one host; not {device!r} with {copies} replicas')
         planned = await self._writer.plan(columns, dedupe)
-        keep = self._keeper.keeping(columns, scope, deadline) if device else None
+        keep = self._kept_columns.keeping(columns, scope, deadline) if device else None
         ref = await self._writer.write(planned, scope, deadline.remaining_s, keep)
         if copies > 1 and len(ref):
             try:
@@ -422,10 +422,10 @@ class AsyncPlane:
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
-        from dataplane.client import replaying  # as above
+        from dataplane.client import replay  # as above
 
         self.check()
-        return await replaying.replay(self, directory, name, tasks, **how)
+        return await replay.replay(self, directory, name, tasks, **how)
 
     # Tables
 
@@ -517,7 +517,7 @@ class AsyncPlane:
         self._closed = True
         await background.end_all(self._connection)
         try:
-            await self._keeper.aclose()
+            await self._kept_columns.aclose()
             await self._direct.aclose()
         finally:
             await self._end()
@@ -623,14 +623,14 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 
         return TracedAsyncPlane
 
-    async def _through(self, door: str, soon: Soon) -> Connection:
+    async def _through(self, system: str, soon: Soon) -> Connection:
         """A connection to the node that another system names. If that node has just died, unknown to the system yet,
         to the next."""
-        address = await asyncio.to_thread(address_resolvers.find, door, self._config)
+        address = await asyncio.to_thread(address_resolvers.find, system, self._config)
         try:
             return await self._open(address, soon)
         except PeerUnavailable:
-            address = await asyncio.to_thread(address_resolvers.find, door, None, address)
+            address = await asyncio.to_thread(address_resolvers.find, system, None, address)
             return await self._open(address, soon)
 
     async def __aenter__(self) -> AsyncPlane:

@@ -26,8 +26,8 @@ from dataplane.batch.concat import concat
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
-from dataplane.client.held_shards import Held
-from dataplane.client.rownames import stretches
+from dataplane.client.held_shards import PinnedShard
+from dataplane.client.row_names import ranges
 from dataplane.client.sources import Source, source_of
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
@@ -36,7 +36,7 @@ from dataplane.device.ordering import as_called, noted
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.table import requests as r
 from dataplane.weights import deltas
-from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Part, Placement
+from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Placement, PublishedPart
 from dataplane.wire import messages as m
 
 CHUNK = 16 << 20
@@ -116,7 +116,7 @@ class Chunk:
 class Older:
     """The part of the previous version, of the same rank, whose chunks are on this publisher's host."""
 
-    def __init__(self, part: Part, rows: BatchRef, held: Sequence[Held]) -> None:
+    def __init__(self, part: PublishedPart, rows: BatchRef, held: Sequence[PinnedShard]) -> None:
         self.part = part
         self._rows = rows
         self._held = held
@@ -173,7 +173,7 @@ class Publication:
         """Write rows of the table for all chunks and then all deltas: the staged shards then belong to the table.
         With more rows than one message has, the last message takes the scope."""
         refs = [*self.refs, *self.deltas.values()]
-        for start, stop in stretches(len(keys), keys, []):
+        for start, stop in ranges(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
             write = r.Upsert(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
             await table.ask(write, r.Numbered, staged=scope)

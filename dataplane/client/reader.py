@@ -23,15 +23,15 @@ from dataplane.client import kept_columns
 from dataplane.client.column_assembly import ColumnAssembly
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.direct import Direct
-from dataplane.client.held_shards import Described, Held, Holding
-from dataplane.client.span import Shown
+from dataplane.client.held_shards import Holding, PinnedShard, ShardDescriptions
+from dataplane.client.span import SpanShard
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.places import numbers, unpack
 
 _NAMED = 5  # columns
-_NOTHING: Mapping[ShardKey, Held] = {}
+_NOTHING: Mapping[ShardKey, PinnedShard] = {}
 _ALL: Mapping[ShardKey, m.ChunkPart] = {}
 
 
@@ -50,7 +50,7 @@ class Getter:
     async def get(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
         """The rows and columns of a reference. `device`: where its tensors are to be; what processes of other hosts
         keep is read there from them. Raises as `AsyncPlane.get`."""
-        there: Mapping[ShardKey, Held] = {}
+        there: Mapping[ShardKey, PinnedShard] = {}
         if device is not None:
             ref = ref.unlinked()
             others = self._parted(ref)[1]
@@ -64,7 +64,7 @@ class Getter:
             raise with_columns(error, ref) from error
 
     def getting(
-        self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, Held] = _NOTHING
+        self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, PinnedShard] = _NOTHING
     ) -> Exchange[m.Held, Batch] | None:
         """The first request of a get, which is mostly the only one, for what is not `there` already; None if nothing
         must be asked for."""
@@ -88,7 +88,7 @@ class Getter:
 
     async def hold(
         self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, m.ChunkPart] = _ALL
-    ) -> dict[ShardKey, Held]:
+    ) -> dict[ShardKey, PinnedShard]:
         """The shards of a reference, held, without their columns being read. Those of other hosts are fetched in an
         order of this host's own; `chunks`: which part of each, and how it may be made, as in `Pin`. Raises as `get`."""
         ref = ref.unlinked()
@@ -100,16 +100,16 @@ class Getter:
         for some in _portions(order, lambda at: len(chunks[others[at]][0]) if chunks else 0):
             said = [chunks[others[at]] for at in some] if chunks else []
             asking.append(self._hold(ref, [], [wanted[at] for at in some], said, timeout))
-        found: dict[ShardKey, Held] = {}
+        found: dict[ShardKey, PinnedShard] = {}
         for held in await asyncio.gather(*asking):
             found |= held
         return found
 
-    async def hold_own(self, shards: Sequence[int], timeout: float) -> list[Held]:
+    async def hold_own(self, shards: Sequence[int], timeout: float) -> list[PinnedShard]:
         """These shards of this plane's node, of which no single row is freed, held. Raises as `get`."""
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
-        found: dict[ShardKey, Held] = {}
+        found: dict[ShardKey, PinnedShard] = {}
         for some in _portions(keys, lambda key: 0):
             found |= await self._hold(None, some, [], [], timeout)
         return [found[key] for key in keys]
@@ -121,7 +121,7 @@ class Getter:
         others: list[m.Wanted],
         chunks: list[m.ChunkPart],
         timeout: float,
-    ) -> dict[ShardKey, Held]:
+    ) -> dict[ShardKey, PinnedShard]:
         own = [shard for _, shard in mine]
         request = m.Pin(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
         reply = await self._connection.request(request, m.Held, timeout)
@@ -139,7 +139,7 @@ class Getter:
             if reply.lives:
                 return _opened(ref, self._holding(ref, keys, {}, reply))
             try:
-                shown = Shown(reply)
+                shown = SpanShard(reply)
             except BaseException:
                 self._let_go(reply)  # at once, and not when the error and its frames go
                 raise
@@ -150,14 +150,14 @@ class Getter:
 
     async def _kept_elsewhere(
         self, ref: BatchRef, others: Sequence[ShardKey], device: Any, timeout: float
-    ) -> dict[ShardKey, Held]:
+    ) -> dict[ShardKey, PinnedShard]:
         """Those of these shards that processes of other hosts keep, read from there; those that could not be are
         left out, and read as any other. Raises Freed."""
         deadline = Deadline.after(timeout)
         asked: dict[bytes, list[int]] = {}
         for node, shard in others:
             asked.setdefault(node, []).append(shard)
-        found: dict[ShardKey, Held] = {}
+        found: dict[ShardKey, PinnedShard] = {}
         live: dict[ShardKey, tuple[bytes, CheckedLayout]] = {}
         for node, shards in asked.items():
             with suppress(DataplaneError):  # whoever is asked next says it, if it is so
@@ -176,7 +176,7 @@ class Getter:
         ref: BatchRef,
         mine: list[ShardKey],
         others: list[ShardKey],
-        there: Mapping[ShardKey, Held],
+        there: Mapping[ShardKey, PinnedShard],
         reply: m.Held,
         timeout: float,
     ) -> Batch:
@@ -204,11 +204,11 @@ class Getter:
         return _opened(ref, self._holding(ref, keys, mapped, reply))
 
     def _holding(
-        self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, Held], reply: m.Held
+        self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: m.Held
     ) -> Holding:
         """The shards of the reply, held, or received with it, and those that were mapped. Raises Freed."""
         try:
-            described = Described(unpack(reply.places), reply)
+            described = ShardDescriptions(unpack(reply.places), reply)
             if len(described.places) != len(keys):
                 raise ProtocolMismatch(f"{len(keys)} shards were asked for, and {len(described.places)} told of")
             live = described.live(keys)
@@ -235,10 +235,10 @@ class Getter:
         if not reply.carried:
             self._connection.tell(m.Unpin(numbers(reply.places)))
 
-    def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, Held], bool]:
+    def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, PinnedShard], bool]:
         """The shards that other processes keep, mapped here; and whether one could not be, and must be read from the
         node's memory. Raises Freed."""
-        mapped: dict[ShardKey, Held] = {}
+        mapped: dict[ShardKey, PinnedShard] = {}
         again = False
         pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # which go with an error
         for pin, (number, hold, size, encoded, bits, handle) in zip(pins, reply.kept, strict=True):
@@ -248,7 +248,7 @@ class Getter:
                 again = True
                 continue
             layout = check_layout(encoded, size)
-            mapped[key] = Held(memory, size, layout)
+            mapped[key] = PinnedShard(memory, size, layout)
             if bits:
                 _check_live(ref, {key: (bits, layout)})
         return mapped, again

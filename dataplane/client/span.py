@@ -22,18 +22,18 @@ from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.errors import Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
-from dataplane.wire.places import Place, only
+from dataplane.wire.places import ShardPlace, only
 
 _FEW = 64
 """Columns up to which it is remembered which of a shard's they are."""
 
 
-class Shown:
+class SpanShard:
     """The shard of a reply, with a validated layout. Holds nothing until it is `opened`."""
 
     def __init__(self, reply: m.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
-        self._place: Place = only(reply.places)
+        self._place: ShardPlace = only(reply.places)
         self._carried = reply.carried
         if not 0 <= self._place.layout < len(reply.layouts):
             raise ProtocolMismatch("a shard without a layout")

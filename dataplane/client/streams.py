@@ -31,10 +31,10 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, flows, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
+from dataplane.client.client_sampler import Sampling, check_sampler
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.delivery import LEFT, DeadLetters, Delivery, Taken
 from dataplane.client.reader import Getter
-from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
@@ -50,7 +50,7 @@ from dataplane.wire import messages as m
 if TYPE_CHECKING:
     from dataplane.client.history_follower import Follower
     from dataplane.client.recorder import Recording
-    from dataplane.client.replaying import Replay
+    from dataplane.client.replay import Replay
 
 log = logging.getLogger(__name__)
 

@@ -66,7 +66,7 @@ class History:
         """The `history` argument of `plane.stream`, for a stream with other columns. See `AsyncHistory.following`."""
         return self._inner.following(**how)
 
-    def known(self, keys: Sequence[str]) -> list[list[histories.Held]]:
+    def known(self, keys: Sequence[str]) -> list[list[histories.StoredResponse]]:
         """The metadata of the responses to each of these prompts. See `AsyncHistory.known`."""
         return self._wait(self._inner.known(keys))
 

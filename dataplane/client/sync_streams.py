@@ -19,7 +19,7 @@ from dataplane.stream.settings import Settings
 if TYPE_CHECKING:
     from dataplane.client.history_follower import Follower
     from dataplane.client.recorder import Recording
-    from dataplane.client.replaying import Replay
+    from dataplane.client.replay import Replay
 
 T = TypeVar("T")
 

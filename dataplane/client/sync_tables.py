@@ -9,10 +9,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
-from dataplane.client import rowwrites, tables
-from dataplane.client.rownames import Named
+from dataplane.client import row_writes, tables
+from dataplane.client.row_names import Named
 from dataplane.client.sync_streams import Wait, opened
-from dataplane.client.tablerows import Flags, Index, Rows
+from dataplane.client.table_rows import Flags, Index, Rows
 
 
 class Table:
@@ -69,8 +69,8 @@ class Table:
     def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any
     ) -> tuple[Rows, list[str]]:
-        """A row whose small columns are laid out already. See `client.rowwrites`."""
-        return self._wait(rowwrites.put(self._inner, key, row, references, tags))
+        """A row whose small columns are laid out already. See `client.row_writes`."""
+        return self._wait(row_writes.put(self._inner, key, row, references, tags))
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows of these keys. See `AsyncTable.numbers`."""

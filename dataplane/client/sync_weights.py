@@ -9,7 +9,7 @@ from typing import Any
 from dataplane.client import weights
 from dataplane.client.sync_streams import Wait
 from dataplane.client.tables import TIMEOUT_S
-from dataplane.client.weightmap import Tensors
+from dataplane.client.weight_map import Tensors
 from dataplane.errors import NotReady
 from dataplane.weights.slices import Selected
 

@@ -22,8 +22,8 @@ from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
-from dataplane.client.rownames import Named, by_number, keys_of_rows, rows_named, stretches, tags_of
-from dataplane.client.tablerows import Flags, Index, Rows, joined, rows_of, widened
+from dataplane.client.row_names import Named, by_number, keys_of_rows, ranges, rows_named, tags_of
+from dataplane.client.table_rows import Flags, Index, Rows, joined, rows_of, widened
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
@@ -144,7 +144,7 @@ class AsyncTable:
             staged = f"{self._staging}-{next(self._writes)}"
         if not count:
             return []
-        parts = stretches(count, keys, tagged)
+        parts = ranges(count, keys, tagged)
         carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
         if carried is not None:
             return [await self.write_inline(carried, written_as(keys, numbers, ref, tagged, kind), kind, deadline)]
@@ -198,7 +198,7 @@ class AsyncTable:
         for an unknown key."""
         named = keys_of_rows(keys)
         found = []
-        for start, stop in stretches(len(named), named, []):
+        for start, stop in ranges(len(named), named, []):
             some = named[start:stop]
             found.append((await self.ask(r.Upsert(keys=some) if create else r.Number(keys=some), r.Numbered)).rows)
         return joined(found)
@@ -247,7 +247,7 @@ class AsyncTable:
         Raises Misuse for a row that does not exist."""
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
-        steps = stretches(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
+        steps = ranges(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
         replies: list[r.Looked] = []
         after, since = -1, arguments.whole("since", since)
         for start, stop in steps:
@@ -324,13 +324,13 @@ class AsyncTable:
             give=claimed if give is None else by_number(give),
             claim_id="" if claim_id is None else arguments.text("a claim", claim_id),
         )
-        reply = await self.ask(asked, r.Given)
+        reply = await self.ask(asked, r.ClaimedRows)
         return reply.rows if reply.granted else None
 
     async def find_claim(self, task: str, claim_id: str) -> Index | None:
         """What was given under this id to the task; None if no claim had it."""
         asked = r.FindClaim(task=arguments.text("a task", task), claim_id=arguments.text("a claim", claim_id))
-        reply = await self.ask(asked, r.Given)
+        reply = await self.ask(asked, r.ClaimedRows)
         return reply.rows if reply.granted else None
 
     async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
@@ -357,7 +357,7 @@ class AsyncTable:
     async def clear(self, rows: Named) -> None:
         """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
         keys, numbers = rows_named(rows)
-        for start, stop in stretches(len(keys) or len(numbers), keys, []):
+        for start, stop in ranges(len(keys) or len(numbers), keys, []):
             await self.ask(r.Clear(keys=keys[start:stop], rows=numbers[start:stop]), Done)
 
     async def drop(self) -> None:

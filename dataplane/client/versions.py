@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.client.weightmap import Place, Plan
+from dataplane.client.weight_map import Place, Plan
 from dataplane.weights.layout import Placement, placement
 from dataplane.weights.slices import Selected
 
@@ -25,7 +25,7 @@ _PLANS = 4  # of one process: with other names, or other slices
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KnownVersions:
     """The content of the register: for each complete version, by rank, the number of rows of its part, and its
     location if known; the number of the last change; all keys."""
 
@@ -35,7 +35,7 @@ class Seen:
     keys: list[str]
 
     @staticmethod
-    def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> Seen:
+    def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> KnownVersions:
         """The content of these rows of the register."""
         parts: dict[int, dict[int, tuple[int, int, Any]]] = {}
         news = 0
@@ -52,7 +52,7 @@ class Seen:
             if all(ranks == len(each) for ranks, *_ in each.values()):
                 complete[version] = [pages for _, (_, pages, _) in sorted(each.items())]
                 placed[version] = [where for _, (_, _, where) in sorted(each.items())]
-        return Seen(complete, placed, news, keys)
+        return KnownVersions(complete, placed, news, keys)
 
     def placements(self, version: int) -> list[Placement] | None:
         """The location of each rank's part of a version; None if one is unknown."""

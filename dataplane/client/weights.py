@@ -23,16 +23,16 @@ from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
-from dataplane.client.held_shards import Held
+from dataplane.client.held_shards import PinnedShard
 from dataplane.client.publishing import Older, Publication
 from dataplane.client.reader import Getter
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
-from dataplane.client.versions import PLACED, Plans, Seen, shards_here
-from dataplane.client.weightmap import Place, Plan, Tensors, planned, stretches_of
+from dataplane.client.versions import PLACED, KnownVersions, Plans, shards_here
+from dataplane.client.weight_map import Place, Plan, Tensors, planned, ranges_of
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
-from dataplane.weights.layout import COLUMN, Part, decode
+from dataplane.weights.layout import COLUMN, PublishedPart, decode
 from dataplane.weights.slices import Selected
 from dataplane.wire import messages as m
 
@@ -100,7 +100,7 @@ class AsyncWeights:
         older = None if newest is None else await self._older(seen, newest, mine, ranks, deadline)
         async with Publication(self._connection, self._writer, deadline, older, deltas=True) as publication:
             chunks, entries, bases = await publication.write(tensors)
-            part = Part(number, mine, ranks, chunks, entries, bases)
+            part = PublishedPart(number, mine, ranks, chunks, entries, bases)
             if self.replicas > 1 and publication.refs:
                 await self._writer.replicate(concat(publication.refs), self.replicas, deadline.remaining_s)
             keys = [_chunk_key(number, mine, at) for at in range(len(chunks))]
@@ -118,11 +118,13 @@ class AsyncWeights:
             await self._announce(seen.news)
             await self._tidy(seen)
 
-    async def _older(self, seen: Seen, version: int, rank: int, ranks: int, deadline: Deadline) -> Older | None:
+    async def _older(
+        self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
+    ) -> Older | None:
         """What this rank published as that version, if that is in memory of this host."""
         if len(seen.complete[version]) != ranks:
             return None
-        with suppress(Lost, Misuse, _Gone, Retryable):
+        with suppress(Lost, Misuse, _VersionGone, Retryable):
             part = (await self._parts(seen, version, [rank]))[rank]
             roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # it is held while the new one is written
             if part.chunks and roomy:
@@ -145,7 +147,7 @@ class AsyncWeights:
                 if (await self._register.look([key])).tags[0].get("mark") == mark:
                     return
 
-    async def _tidy(self, seen: Seen) -> None:
+    async def _tidy(self, seen: KnownVersions) -> None:
         """Remove older versions, and what is left of those that were never complete."""
         kept = sorted(seen.complete)[-self.keep :]
 
@@ -201,14 +203,14 @@ class AsyncWeights:
             except PeerUnavailable:  # a host has much to do, perhaps: what came stays here
                 if not left or not deadline.remaining_s:
                     raise
-            except (Freed, _Gone):  # it went meanwhile
+            except (Freed, _VersionGone):  # it went meanwhile
                 continue
         raise Freed(f"versions of {self!r} go before they are read: keep more than {self.keep}")
 
     async def _open(
         self,
         version: int,
-        seen: Seen,
+        seen: KnownVersions,
         names: Sequence[str] | None,
         slices: Mapping[str, Selected] | None,
         deadline: Deadline,
@@ -216,7 +218,7 @@ class AsyncWeights:
         """Raises as `get`, and _Gone or Freed if the version was removed meanwhile."""
         placed = seen.placements(version) or []
         plan = self._plans.find(placed, names, slices) if placed else None
-        parts: dict[int, Part] = {}
+        parts: dict[int, PublishedPart] = {}
         if plan is None:
             parts = await self._parts(seen, version, range(len(seen.complete[version])))
             plan = planned(version, list(parts.values()), names, slices)
@@ -234,8 +236,8 @@ class AsyncWeights:
         return Tensors(version, plan.wanted, await self._hold(version, seen, parts, plan, deadline))
 
     async def _hold(
-        self, version: int, seen: Seen, parts: Mapping[int, Part], plan: Plan, deadline: Deadline
-    ) -> Mapping[Place, Held]:
+        self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: Plan, deadline: Deadline
+    ) -> Mapping[Place, PinnedShard]:
         """The wanted chunks, from where the table says that they are. Raises as `_open`."""
         wanted = plan.chunks
         if not wanted:
@@ -248,21 +250,21 @@ class AsyncWeights:
             far = [place for place, (node, _) in zip(wanted, shards, strict=True) if node != own]
             steps = await self._steps(parts, far, seen)
             for (place, pieces), shard in zip(wanted.items(), shards, strict=True):
-                asked[shard] = stretches_of(parts[place[0]].chunks[place[1]], pieces), steps.get(place, [])
+                asked[shard] = ranges_of(parts[place[0]].chunks[place[1]], pieces), steps.get(place, [])
         held = await self._getter.hold(ref, deadline.remaining_s, asked)
         return {place: held[shard] for place, shard in zip(wanted, shards, strict=True)}
 
-    async def _parts(self, seen: Seen, version: int, ranks: Iterable[int]) -> dict[int, Part]:
+    async def _parts(self, seen: KnownVersions, version: int, ranks: Iterable[int]) -> dict[int, PublishedPart]:
         """The parts of these ranks of a complete version. Raises _Gone, Corrupt."""
         if version not in seen.complete:
-            raise _Gone(f"version {version} has gone")
+            raise _VersionGone(f"version {version} has gone")
         pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
         try:
             rows = await self._chunks.look([f"q/{version}/{rank}/{page}" for rank, page in pages])
         except LimitExceeded:
             raise
         except Misuse:
-            raise _Gone(f"version {version} has gone") from None
+            raise _VersionGone(f"version {version} has gone") from None
         encoded: dict[int, bytes] = {}
         for (rank, _), tags in zip(pages, rows.tags, strict=True):
             encoded[rank] = encoded.get(rank, b"") + bytes(tags["part"])
@@ -271,12 +273,14 @@ class AsyncWeights:
         except zlib.error as error:
             raise Corrupt(f"no part of a version of weights: {error}") from None
 
-    async def _steps(self, parts: Mapping[int, Part], places: Sequence[Place], seen: Seen) -> dict[Place, list[m.Step]]:
+    async def _steps(
+        self, parts: Mapping[int, PublishedPart], places: Sequence[Place], seen: KnownVersions
+    ) -> dict[Place, list[m.Step]]:
         """The steps by which these chunks can be made from older ones, as far back as versions are kept."""
         steps: dict[Place, list[m.Step]] = {}
         of = dict(parts)
         left = list(places)
-        with suppress(Lost, _Gone):
+        with suppress(Lost, _VersionGone):
             while left:
                 left = [(rank, chunk) for rank, chunk in left if rank in of and chunk in of[rank].bases]
                 keys = [_delta_key(of[rank].version, rank, chunk) for rank, chunk in left]
@@ -295,9 +299,9 @@ class AsyncWeights:
         except LimitExceeded:
             raise
         except Misuse:
-            raise _Gone("chunks of this version have gone") from None
+            raise _VersionGone("chunks of this version have gone") from None
 
-    async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, Seen]:
+    async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, KnownVersions]:
         """The version to be read, once it is there."""
         while True:
             seen = await self._seen()
@@ -313,7 +317,7 @@ class AsyncWeights:
                 raise NotReady(f"no version of {self!r} was there in time: {wanted} is wanted, {newest} is the newest")
             await self._sleep(seen, deadline)
 
-    async def _sleep(self, seen: Seen, deadline: Deadline) -> None:
+    async def _sleep(self, seen: KnownVersions, deadline: Deadline) -> None:
         """Wait until something is announced after this look, or it is time to look again."""
         with suppress(NotReady):
             await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
@@ -331,13 +335,13 @@ class AsyncWeights:
                 after = await self.newer(after)
                 yield after
 
-    async def _seen(self) -> Seen:
+    async def _seen(self) -> KnownVersions:
         """The versions that are complete now: one message."""
         rows = await self._register.look()
-        return Seen.of(rows.keys, rows.tags)
+        return KnownVersions.of(rows.keys, rows.tags)
 
 
-class _Gone(Exception):
+class _VersionGone(Exception):
     """A version was removed."""
 
 

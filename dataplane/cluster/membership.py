@@ -101,7 +101,6 @@ class Membership:
         self._registered: dict[str, tuple[Member, bytes]] = {}  # the others, and their values
         self._missing: dict[str, tuple[Member, float]] = {}  # who was registered, and since when it is not
         self._ended: dict[str, Member] = {}  # whose processes have ended
-        self._ended_s: dict[str, float] = {}  # and when that was known
         self._decoded: dict[str, tuple[bytes, Member | None]] = {}
         self._joined_s = math.inf
         self._seen = asyncio.Event()
@@ -162,16 +161,6 @@ class Membership:
         """Whether this node is no member."""
         return node not in self.current
 
-    def has_ended(self, node: str, life: int) -> bool:
-        """Whether the process that this node was in that life is known to have ended."""
-        ended = self._ended.get(node)
-        last = self._registered.get(node, self._missing.get(node))
-        return (ended is not None and ended.life == life) or (last is not None and last[0].life != life)
-
-    def ended_by(self, node: str) -> float:
-        """When it became known that this node's process had ended; now, if only another process says so."""
-        return self._ended_s[node] if node in self._ended and node in self._ended_s else self._clock()
-
     def known(self, node: str) -> bool:
         """Whether this node may be a member, or return: one that was never seen here died before."""
         return node in self.current or node in self._missing or not self._seen.is_set()
@@ -186,10 +175,9 @@ class Membership:
         known = self._registered.get(node, self._missing.get(node))
         if known is None or known[0].life != life or node in self._ended:
             return
-        self._ended[node], self._ended_s[node] = known[0], self._clock()
+        self._ended[node] = known[0]
         while len(self._ended) > MAX_MEMBERS:
-            self._ended_s.pop(oldest := next(iter(self._ended)), None)
-            del self._ended[oldest]
+            del self._ended[next(iter(self._ended))]
         log.warning("node %s at %s is no member any more: its process has ended", node, known[0].address)
         self._evict(node)
         self._settle()

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from dataplane.cluster.certificates import certificates
 from dataplane.cluster.groups import first_of
-from dataplane.cluster.server import EtcdServer, Place, program
+from dataplane.cluster.server import EtcdServer, ServerAddress, program
 from dataplane.config import ClusterConfig, environment
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
@@ -186,10 +186,10 @@ async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
     return "existing", added[0].ID if added else 0
 
 
-def _at(seed: str) -> Place:
+def _at(seed: str) -> ServerAddress:
     """A seed's server. Other servers reach it at the port after that for clients."""
     host, _, port = seed.rpartition(":")
-    return Place(seed, seed, f"{host}:{int(port) + 1}")
+    return ServerAddress(seed, seed, f"{host}:{int(port) + 1}")
 
 
 class _Directory:

@@ -56,7 +56,7 @@ def program() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """A server's name among the servers, and the HOST:PORT for clients and for other servers."""
 
     name: str
@@ -80,7 +80,7 @@ class EtcdServer:
     def __init__(
         self,
         directory: Path,
-        place: Place,
+        place: ServerAddress,
         token: str,
         host: str,
         certificates: Certificates,
@@ -94,7 +94,7 @@ class EtcdServer:
 
     async def run(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> None:
         """Run it until cancelled. `state()` is called before each start. It returns the initial cluster state for an
-        empty data directory, "new" or "existing", and the list of all servers (`Place.listed`)."""
+        empty data directory, "new" or "existing", and the list of all servers (`ServerAddress.listed`)."""
         again_s = _AGAIN_S
         while True:
             began = time.monotonic()

@@ -20,7 +20,7 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.layout import Bytes
 from dataplane.collective.link import Link
-from dataplane.collective.memory import Received
+from dataplane.collective.memory import ReceivedBlock
 from dataplane.collective.packing import Header, Packed, numbers, opened, unpacked
 
 _AHEAD = 8
@@ -44,11 +44,11 @@ class Chain:
         self.after = ranks[at + 1] if at + 1 < len(ranks) else None
         self._packed = packed
         self.header: Header = opened(header if packed is None else packed.header)
-        self._memory: Received | None = None
+        self._memory: ReceivedBlock | None = None
         self._due: deque[Any] = deque()
         self._posted = 0
         if packed is None:
-            self._memory = Received(self.header.nbytes)
+            self._memory = ReceivedBlock(self.header.nbytes)
             if device is not None and device.type != "cpu":
                 self._memory.mirror(device, numbers(self.header))
 

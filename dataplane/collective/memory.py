@@ -40,7 +40,7 @@ def _dropped(_: Bytes) -> None:
     """Drops a small block."""
 
 
-class Received:
+class ReceivedBlock:
     """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it.
 
     After `mirror`, received bytes are copied to a device while the rest arrives; tensors on that device use that

@@ -22,7 +22,7 @@ from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.stored_column import Selection, Stored
-from dataplane.collective.memory import Received
+from dataplane.collective.memory import ReceivedBlock
 from dataplane.errors import ProtocolMismatch
 
 PIECE = 4 << 20
@@ -101,7 +101,7 @@ def fields(header: Header) -> list[tuple[str, Field]]:
     return [(name, layout.field) for name, layout in _columns(header)]
 
 
-def unpacked(header: Header, memory: Received) -> Batch:
+def unpacked(header: Header, memory: ReceivedBlock) -> Batch:
     """The batch of the header, over memory with all of its pieces. Raises Corrupt; for tables at the first use."""
     columns = {}
     for name, layout in _columns(header):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataplane.diagnosis.collectives import is_collective, last_to_come, longer, meetings
-from dataplane.diagnosis.graph import CONSUMING, Ender, Index, Line, Place, Process
+from dataplane.diagnosis.graph import CONSUMING, CallSiteRecord, Ender, Index, Line, Process
 
 PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
 ROOM = (*PERMITS, "memory")
@@ -29,12 +29,12 @@ Seen = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Activity:
     """An activity of a process with its `seconds`: a line of its own (`kind` "code", or "collective" if it waits for
     other ranks), or a call at a place."""
 
     kind: str
-    at: Line | Place
+    at: Line | CallSiteRecord
     seconds: float
     what: str = ""
     enders: tuple[Ender, ...] = ()
@@ -45,7 +45,7 @@ class Step:
     """A wait on the path."""
 
     process: Process
-    part: Part
+    part: Activity
     seconds: float
 
 
@@ -56,7 +56,7 @@ class Share:
 
     kind: str
     process: Process
-    part: Part
+    part: Activity
     seconds: float
     way: tuple[Step, ...]
 
@@ -71,19 +71,19 @@ class Share:
         return bool(self.way) and self.way[-1].part.kind == "collective"
 
 
-def parts(process: Process) -> list[Part]:
+def parts(process: Process) -> list[Activity]:
     """The activities of a process. Calls are divided by the waits that the node saw; the rest of them is "plane"."""
-    found = [Part("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
+    found = [Activity("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
     for place in process.places:
         waits = [each for each in process.waits if each.place == place.number and each.seconds > 0]
         waited = sum(each.seconds for each in waits)
         scale = min(1.0, place.seconds / waited) if waited else 0.0
         for each in waits:
-            found.append(Part(each.kind, place, each.seconds * scale, each.what, tuple(each.enders)))
+            found.append(Activity(each.kind, place, each.seconds * scale, each.what, tuple(each.enders)))
         rest = place.seconds - waited * scale
         if rest > 0:
             asks = place.kind in CONSUMING and not waits and place.stood_s > 0.5
-            found.append(Part("rows" if asks else "plane", place, rest, place.said.get("stream", "")))
+            found.append(Activity("rows" if asks else "plane", place, rest, place.said.get("stream", "")))
     return found
 
 
@@ -105,7 +105,7 @@ class Ways:
                     yield Share("code", process, part, part.seconds, ())
 
     def _follow(
-        self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self, part: Activity, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
         """The causes of `seconds` of a wait at the end of the path `way` through the roles `seen`."""
         if seconds < _LEAST * self._index.run.seconds:
@@ -126,7 +126,7 @@ class Ways:
             yield Share(kind if kind != "rows" else "plane", process, part, seconds, way)
 
     def _room(
-        self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self, part: Activity, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
     ) -> Iterator[Share]:
         """For a wait for room: back from each ack that made some, or to the limit if that closes a circle."""
         ended = sum(ender.seconds for ender in part.enders) or 1.0
@@ -145,7 +145,14 @@ class Ways:
             yield Share("budget" if part.kind == "memory" else "limit", process, part, left, way)
 
     def _meeting(
-        self, line: Line, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self,
+        line: Line,
+        part: Activity,
+        process: Process,
+        seconds: float,
+        weight: float,
+        way: tuple[Step, ...],
+        seen: Seen,
     ) -> Iterator[Share]:
         """For a wait in a collective: back to the longer activities of the last rank to arrive, and to the
         collective."""
@@ -170,10 +177,10 @@ class Ways:
             yield Share("collective", process, part, left, way)
 
     @staticmethod
-    def _key(part: Part) -> tuple[str, str, int]:
+    def _key(part: Activity) -> tuple[str, str, int]:
         return part.kind, part.at.file, part.at.line
 
-    def _makers(self, part: Part, process: Process, seen: frozenset[str]) -> list[tuple[Process, float]]:
+    def _makers(self, part: Activity, process: Process, seen: frozenset[str]) -> list[tuple[Process, float]]:
         """The producers of the awaited rows, with weights of sum 1: as the node saw it, else by the stream. Those
         that wait for room themselves have less weight: they are not awaited."""
         weights: dict[tuple[str, int], float] = {}
@@ -182,7 +189,7 @@ class Ways:
             if other is not None and other.role not in seen:
                 weights[other.key] = weights.get(other.key, 0.0) + ender.seconds
         place = part.at
-        if not weights and isinstance(place, Place):
+        if not weights and isinstance(place, CallSiteRecord):
             stream = part.what or place.said.get("stream", "")
             for other, made in self._index.feeders(stream, place.said.get("columns", []), process.role):
                 if other.role not in seen:
@@ -231,7 +238,7 @@ class Ways:
             shares.append(sum(blocked) / each.total)
         return min(shares)
 
-    def _circles(self, part: Part, process: Process, seen: Seen) -> bool:
+    def _circles(self, part: Activity, process: Process, seen: Seen) -> bool:
         """Whether most of a wait for room was ended by roles of the path."""
         if part.kind not in ROOM:
             return False

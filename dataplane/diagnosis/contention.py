@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from dataplane.diagnosis.backtracking import Part, Share, parts
+from dataplane.diagnosis.backtracking import Activity, Share, parts
 from dataplane.diagnosis.graph import Index, Line, Node, Process
 
 
@@ -91,7 +91,7 @@ def _add(sums: list[float], each: Process | Node, seconds: float) -> None:
     sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
 
 
-def _behind(share: Share, index: Index) -> tuple[float, Process, Part] | None:
+def _behind(share: Share, index: Index) -> tuple[float, Process, Activity] | None:
     """For a call: the share of the time in which bytes were in transfer from or to its node, and who waits there for
     bytes the longest. None for a call that fetches, or if nobody does."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dataplane.diagnosis.graph import Index, Line, Place, Process, Run
+from dataplane.diagnosis.graph import CallSiteRecord, Index, Line, Process, Run
 from dataplane.diagnosis.recorder import GAP_S, RATE
 
 STRAGGLES = 1.5
@@ -34,7 +34,7 @@ _MEDIAN = 1.25  # the standard error of a median by that of a mean, of a normal 
 _LEAST_SPREAD = 0.3  # of times that are all in one power of two
 
 
-def median_s(place: Place) -> float:
+def median_s(place: CallSiteRecord) -> float:
     """The usual time before this place, in seconds: interpolated within its power of two by rank."""
     half, seen = sum(place.gaps) / 2, 0
     for i, count in enumerate(place.gaps):
@@ -56,7 +56,7 @@ def deviation(lines: Iterable[tuple[Line, int]]) -> float:
     return math.sqrt(max(0.0, squares / n - mean * mean - mean / RATE)) / mean
 
 
-def correlation(place: Place) -> float:
+def correlation(place: CallSiteRecord) -> float:
     """The correlation of the time before this place and the size of its columns (Pearson); 0 if sizes are equal, or
     few."""
     if not place.sized or place.sized[0] < _FEW:
@@ -114,7 +114,7 @@ def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, 
     return math.log2(ratio) > SURE * error
 
 
-def _spread(place: Place | None) -> tuple[float, int]:
+def _spread(place: CallSiteRecord | None) -> tuple[float, int]:
     """The standard deviation of the powers of two of the times before a place, and their number."""
     counts = [] if place is None else place.gaps
     rounds = sum(counts)

@@ -15,7 +15,7 @@ from dataplane.diagnosis.backtracking import Share, Step, Ways, parts
 from dataplane.diagnosis.causes import Cause, Crowded, Diagnosis, Kind, Link, Role
 from dataplane.diagnosis.collectives import ranks
 from dataplane.diagnosis.contention import Host, hosts, parted
-from dataplane.diagnosis.graph import Index, Line, Look, Place, Process, Run, between
+from dataplane.diagnosis.graph import CallSiteRecord, Index, Line, Look, Process, Run, between
 from dataplane.diagnosis.structure import Structure, Vertex, structure_of
 from dataplane.errors import Misuse
 
@@ -136,7 +136,7 @@ class _Diagnosing:
             self._structures[file] = structure_of(file, lines)
         return self._structures[file]
 
-    def _vertex(self, at: Line | Place) -> Vertex | None:
+    def _vertex(self, at: Line | CallSiteRecord) -> Vertex | None:
         structure = self._structure(at.file)
         return structure.of(at.line) if structure is not None else None
 
@@ -171,7 +171,7 @@ class _Diagnosing:
             return [_Group(self._fetch(shares[0]), shares)]
         if kind == "plane":
             ahead = shares[0].part.at
-            asks = isinstance(ahead, Place) and ahead.said.get("prefetch") == 0
+            asks = isinstance(ahead, CallSiteRecord) and ahead.said.get("prefetch") == 0
             return [_Group("prefetch" if asks else "plane", shares)]
         if kind in ("limit", "budget", "disk", "processor", "collective"):
             return [_Group(_as_kind(kind), shares)]

@@ -24,7 +24,7 @@ IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
 """Calls that are not part of a step."""
 
 
-class Place(msgspec.Struct, array_like=True):
+class CallSiteRecord(msgspec.Struct, array_like=True):
     """See `recorder.Place`: a line that calls the plane, with its sums."""
 
     number: int
@@ -45,7 +45,7 @@ class Place(msgspec.Struct, array_like=True):
         """Seconds in calls: as timed, or as sampled in a call that has not ended."""
         return self.stood_s if self.stood_s > 1.5 * self.exact_s + 0.3 else self.exact_s
 
-    def since(self, before: Place) -> Place:
+    def since(self, before: CallSiteRecord) -> CallSiteRecord:
         """The sums added since."""
         gaps = [now - then for now, then in zip(self.gaps, before.gaps or [0] * len(self.gaps), strict=True)]
         sized = [now - then for now, then in zip(self.sized, before.sized or [0.0] * len(self.sized), strict=True)]
@@ -98,7 +98,7 @@ class _Graph(msgspec.Struct):
     pid: int
     role: str
     seconds: float
-    places: list[Place]
+    places: list[CallSiteRecord]
     lines: list[Line]
     ran_s: float = 0.0
     queued_s: float = 0.0
@@ -133,7 +133,7 @@ class Process:
     label: str
     role: str
     seconds: float
-    places: list[Place]
+    places: list[CallSiteRecord]
     lines: list[Line]
     waits: list[Waited]
     ran_s: float = 0.0
@@ -151,12 +151,12 @@ class Process:
         counted = sum(place.seconds for place in self.places) + sum(line.seconds for line in self.lines)
         return max(self.seconds, counted, 1e-9)
 
-    def place(self, number: int) -> Place | None:
+    def place(self, number: int) -> CallSiteRecord | None:
         """The place with this number."""
         return next((place for place in self.places if place.number == number), None)
 
     @property
-    def main(self) -> Place | None:
+    def main(self) -> CallSiteRecord | None:
         """The place with the most time before its calls."""
         return max((p for p in self.places if p.gaps and sum(p.gaps) > 1), key=lambda p: p.gap_s, default=None)
 
@@ -318,16 +318,16 @@ class Index:
             self.by_role[process.role].append(process)
 
     @cached_property
-    def producers(self) -> dict[str, list[tuple[Process, Place]]]:
+    def producers(self) -> dict[str, list[tuple[Process, CallSiteRecord]]]:
         """By stream, the processes that append to it or extend its rows."""
-        found: defaultdict[str, list[tuple[Process, Place]]] = defaultdict(list)
+        found: defaultdict[str, list[tuple[Process, CallSiteRecord]]] = defaultdict(list)
         for process in self.run.processes:
             for place in process.places:
                 if place.kind in PRODUCING and place.said.get("stream"):
                     found[place.said["stream"]].append((process, place))
         return dict(found)
 
-    def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[Process, Place]]:
+    def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[Process, CallSiteRecord]]:
         """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`:
         those that add the columns by an extend, which is the last step; else those that append."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]

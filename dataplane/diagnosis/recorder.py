@@ -66,7 +66,7 @@ class Reporter(Protocol):
         """Send the graph. Thread-safe; never blocks."""
 
 
-class Place:
+class CallSite:
     """A line that calls the plane, and the call. `gaps` counts by powers of two how long the thread was elsewhere
     before; `sized` are sums over those calls of n, size, size squared, seconds, seconds squared and their product.
     `stood_s`: the time in its calls according to the samples, which include a call that has not ended."""
@@ -124,8 +124,8 @@ class Recorder:
         self._inside: dict[int, CodeType] = {}  # by id, of this package; a code's own hash takes microseconds
         self._outside: dict[int, CodeType] = {}
         self._user: dict[int, tuple[CodeType, bool]] = {}  # by id: whether it is the user's own
-        self._sites: dict[tuple[int, int], Place] = {}
-        self._places = [Place(0, None, 0, "", {})]
+        self._sites: dict[tuple[int, int], CallSite] = {}
+        self._places = [CallSite(0, None, 0, "", {})]
         self._lines: dict[tuple[int, int], list[Any]] = {}
         self._threads: set[int] = set()
         self._began = time.monotonic()
@@ -148,7 +148,7 @@ class Recorder:
             frame, depth = frame.f_back, depth + 1
         return place.number, 0, 0, 0
 
-    def _find(self, frame: FrameType | None) -> Place:
+    def _find(self, frame: FrameType | None) -> CallSite:
         """The place of the innermost frame that is not of this package."""
         inside = self._inside
         last: FrameType | None = None
@@ -161,7 +161,7 @@ class Recorder:
         found = self._sites.get((id(code), frame.f_lasti))
         return self._learn(frame, last) if found is None else found
 
-    def _learn(self, frame: FrameType, last: FrameType | None) -> Place:
+    def _learn(self, frame: FrameType, last: FrameType | None) -> CallSite:
         """As `_find`, for an unknown frame."""
         while frame.f_code.co_filename.startswith(_INSIDE):
             self._inside[id(frame.f_code)] = frame.f_code
@@ -181,7 +181,7 @@ class Recorder:
             else:
                 if len(self._places) >= MOST_PLACES or len(self._sites) >= 4 * MOST_PLACES:
                     return self._places[0]
-                place = Place(len(self._places), frame.f_code, line, kind, _said(last))
+                place = CallSite(len(self._places), frame.f_code, line, kind, _said(last))
                 self._places.append(place)
             self._sites[key] = place
             self._outside[key[0]] = frame.f_code
@@ -295,7 +295,7 @@ class Recorder:
             line[5] += line[4] * line[4]
             line[3], line[4] = left, seconds
 
-    def _called_from(self, frame: FrameType) -> Place:
+    def _called_from(self, frame: FrameType) -> CallSite:
         """The place of the call that contains the frame: possibly through an event loop that the call runs."""
         nearest, outer = frame, frame.f_back
         for _ in range(_DEEPEST):

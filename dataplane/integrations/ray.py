@@ -3,7 +3,7 @@
     ray.init()
     dataplane.integrations.ray.up()         # once, in the driver
 
-An actor of the job, the keeper, creates an actor on each live Ray node, including later ones. That actor starts the
+An actor of the job, the manager, creates an actor on each live Ray node, including later ones. That actor starts the
 process of the node, which ends with it. The nodes of the driver's host run the cluster's etcd (`cluster.seeds`), which
 the extra installs there.
 
@@ -47,7 +47,7 @@ _START_S = 60.0
 _KNOWN_S = 0.02  # between looks at who is a member
 _AT_ONCE = 16  # calls of a host: one waits for its end, and each `up` for its members
 _DOWN_S = 10.0
-_keeping: Any = None  # the keeper's handle: it would end with its last
+_keeping: Any = None  # the manager's handle: it would end with its last
 
 
 def up(
@@ -74,24 +74,24 @@ def up(
     meet the settings, PeerUnavailable if a node does not run, or does not know the others, in time.
     """
     global _keeping
-    ray, keeper = _ray(), _keeper()
-    if keeper is None and config is not None and config.data_dir is not None and key is None:
+    ray, manager = _ray(), _manager()
+    if manager is None and config is not None and config.data_dir is not None and key is None:
         raise Misuse(
             "nodes with a data_dir need the same key in every job: key=FILE; `dataplane keygen FILE` makes one"
         )
-    first = keeper is None
-    if keeper is None:
+    first = manager is None
+    if manager is None:
         _check_seed(config)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
         here = ray.get_runtime_context().get_node_id()
-        made = ray.remote(_DataplaneKeeper).options(
+        made = ray.remote(_DataplaneManager).options(
             name=_name(), get_if_exists=True, scheduling_strategy=_on(here), **options
         )
-        _keeping = keeper = made.remote(config, new_key() if key is None else _read(key), tuple(transports))
+        _keeping = manager = made.remote(config, new_key() if key is None else _read(key), tuple(transports))
     elif config is not None or transports or key is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
     try:
-        _ask(keeper.up.remote(timeout), timeout)
+        _ask(manager.up.remote(timeout), timeout)
     except (Rejected, PeerUnavailable):
         if first and not keep:
             down()
@@ -107,31 +107,31 @@ def down() -> None:
     if process.by_ray() is not None:
         with suppress(DataplaneError):
             process.close()
-    ray, keeper = _ray(), _keeper()
-    if keeper is not None:
-        ray.kill(keeper)
+    ray, manager = _ray(), _manager()
+    if manager is not None:
+        ray.kill(manager)
     deadline = Deadline.after(_DOWN_S)
-    while _keeper() is not None and deadline.remaining_s > 0:  # its name would be taken for another
+    while _manager() is not None and deadline.remaining_s > 0:  # its name would be taken for another
         time.sleep(0.01)
 
 
 def find(config: NodeConfig | None = None, dead: str = "") -> str:
     """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and differs from that of
     the `dead` one. In a driver that has not called `up`, calls it. Raises as `up`."""
-    ray, keeper = _ray(), _keeper()
+    ray, manager = _ray(), _manager()
     context = ray.get_runtime_context()
-    if keeper is None:
+    if manager is None:
         if context.worker.mode != ray.SCRIPT_MODE:
             raise PeerUnavailable("no nodes run in this Ray job: call dataplane.integrations.ray.up()", address="ray")
         up(config)
-        keeper = _keeping
+        manager = _keeping
     elif config is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
-    return _ask(keeper.where.remote(context.get_node_id(), dead, _START_S), _START_S)
+    return _ask(manager.where.remote(context.get_node_id(), dead, _START_S), _START_S)
 
 
 def _ask(asked: Any, timeout_s: float) -> str:
-    """The answer of the keeper. Raises Rejected or PeerUnavailable if it says that nodes do not run."""
+    """The answer of the manager. Raises Rejected or PeerUnavailable if it says that nodes do not run."""
     import ray
     from ray.exceptions import RayError
 
@@ -164,8 +164,8 @@ def _ray() -> Any:
     return ray
 
 
-def _keeper() -> ActorHandle | None:
-    """The keeper of this job, if there is one. Raises as `_ray`."""
+def _manager() -> ActorHandle | None:
+    """The manager of this job, if there is one. Raises as `_ray`."""
     with suppress(ValueError):  # there is none
         found: ActorHandle = _ray().get_actor(_name())
         return found
@@ -273,7 +273,7 @@ class _DataplaneHost:
 
 
 @dataclass(slots=True)
-class _Place:
+class _RayNode:
     """A Ray node with its node. `address` is empty while none runs there, and `why` is the reason."""
 
     ip: str
@@ -285,7 +285,7 @@ class _Place:
     refused: bool = False
 
 
-class _DataplaneKeeper:
+class _DataplaneManager:
     """The actor that keeps a node on each Ray node."""
 
     def __init__(self, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
@@ -300,7 +300,7 @@ class _DataplaneKeeper:
             seeds=_free_seed() if kept is None else _seed_before(kept) or _free_seed(),
             seed_dir=None if self._directory is None else str(self._directory.path),
         )
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _RayNode] = {}
         self._changed = asyncio.Condition()
         self._looking = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
@@ -315,7 +315,7 @@ class _DataplaneKeeper:
             late = await self._strangers(deadline.remaining_s)
         return "", "; ".join(f"{place.ip}: {place.why}" for place in late), any(place.refused for place in late)
 
-    async def _strangers(self, timeout_s: float) -> list[_Place]:
+    async def _strangers(self, timeout_s: float) -> list[_RayNode]:
         """Wait until all running nodes are members of each other, so that a put of one can be read on any. Returns
         those that do not know the others in time. A node that ends meanwhile is replaced, and not waited for."""
         places = [place for place in self._places.values() if place.host is not None]
@@ -336,8 +336,8 @@ class _DataplaneKeeper:
         place = self._place(name)
         return place.address, "" if place.address not in ("", dead) else f"{place.ip}: {place.why}", place.refused
 
-    def _place(self, name: str) -> _Place:
-        return self._places.get(name, _Place(name, why="Ray does not know this Ray node"))
+    def _place(self, name: str) -> _RayNode:
+        return self._places.get(name, _RayNode(name, why="Ray does not know this Ray node"))
 
     async def _wait(self, until: Callable[[], object], timeout_s: float) -> None:
         with suppress(TimeoutError):
@@ -364,12 +364,12 @@ class _DataplaneKeeper:
                     task.cancel()
                 await self._tell()
             for name in alive.keys() - self._places.keys():
-                self._places[name] = place = _Place(alive[name]["NodeManagerAddress"])
+                self._places[name] = place = _RayNode(alive[name]["NodeManagerAddress"])
                 place.task = asyncio.create_task(self._keep(name, place))
             if self._keeping is None:
                 self._keeping = asyncio.create_task(self._look_on())
 
-    async def _keep(self, name: str, place: _Place) -> None:
+    async def _keep(self, name: str, place: _RayNode) -> None:
         """Keep a node on this Ray node, until cancelled."""
         import ray
 
@@ -384,7 +384,7 @@ class _DataplaneKeeper:
             ray.kill(host)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _keep_by(self, host: Any, place: _Place) -> None:
+    async def _keep_by(self, host: Any, place: _RayNode) -> None:
         """Let this actor start a node, and wait until it ends. Raises Ray's error if the actor has died."""
         from ray.exceptions import RayTaskError
 
@@ -401,7 +401,7 @@ class _DataplaneKeeper:
         await host.wait.remote()
         await self._lost(place, "its process has ended")
 
-    async def _lost(self, place: _Place, why: str) -> None:
+    async def _lost(self, place: _RayNode, why: str) -> None:
         log.warning("no node runs on the Ray node at %s, another is started: %s", place.ip, why)
         place.host, place.address, place.listens, place.why = None, "", "", why
         await self._tell()

@@ -45,7 +45,7 @@ _ENTRIES = 1 << 14  # about a kilobyte each
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Known(Generic[T]):
+class LocationCache(Generic[T]):
     """The locations of stored values by their keys: at most `entries`, the last used ones. Threads may share it; a
     forked child begins with the entries of its parent."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.errors import DataplaneError
 from dataplane.node.node import Node, run
-from dataplane.store.claim import Claim
+from dataplane.store.directory_claim import DirectoryClaim
 
 _MAX_REASON = 4000  # bytes: a socket takes them at once
 
@@ -63,7 +63,9 @@ def _sweep(seed_dir: Path) -> None:
     (`client.cluster_node_process`)."""
     if seed_dir.exists():
         with suppress(OSError):
-            Claim(seed_dir.parent, seed_dir.name.rpartition("-")[0]).release()  # to claim removes those of the dead
+            DirectoryClaim(
+                seed_dir.parent, seed_dir.name.rpartition("-")[0]
+            ).release()  # to claim removes those of the dead
 
 
 def _end_with(starter: socket.socket) -> None:

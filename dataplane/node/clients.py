@@ -23,22 +23,22 @@ from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.grants import Grants
-from dataplane.node.handing import Handing
-from dataplane.node.observing import Observing
+from dataplane.node.pending_shards import PendingShards
 from dataplane.node.performance import graphs_of
 from dataplane.node.request_bytes import REQUEST, SMALL, Waits, footprint
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.remote import wanted_of
-from dataplane.node.shards.retaining import links_of
+from dataplane.node.shards.retention import links_of
 from dataplane.node.streams.client import StreamClient, StreamRequest
 from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
+from dataplane.node.telemetry import Telemetry
 from dataplane.observe.ring import RING_BYTES
-from dataplane.store.freeings import UNKNOWN, Cause
+from dataplane.store.freeings import UNKNOWN, FreeCause
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned, Store
 from dataplane.stream import requests as r
@@ -46,19 +46,19 @@ from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import places
 from dataplane.wire.boundary import Heads, failure, line
-from dataplane.wire.complaints import Complaints
 from dataplane.wire.framing import frame
+from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.local import Channel, peer
 from dataplane.wire.partial_frames import PartialFrames
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.alone import Durable, EitherStreams
+    from dataplane.node.clustered.either_streams import DurablePartitions, EitherStreams
     from dataplane.node.clustered.either_tables import EitherTables
     from dataplane.node.clustered.tables import TableClient
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
-_complaints = Complaints(log)
+_complaints = InvalidMessageLog(log)
 
 _decoder = m.decoder(m.Request)
 _clients = itertools.count(1)
@@ -82,14 +82,14 @@ class Client:
         local: LocalStreams,
         tables: Tables,
         hosts: Hosts | None,
-        durable: Durable | None,
+        durable: DurablePartitions | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
         others: Collection[Client],
         gone: Callable[[Client], None],
         waits: Waits,
         halves: PartialFrames,
-        observing: Observing,
+        observing: Telemetry,
     ) -> None:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
@@ -99,8 +99,8 @@ class Client:
         """What the client reported last of its performance."""
         self._store = store
         self._needed = needed
-        staged = self._staged = Staged(needed)
-        self._handing = Handing(lambda shards: needed.free_unhanded(shards, self.label))
+        staged = self._staged = StagedColumns(needed)
+        self._handing = PendingShards(lambda shards: needed.free_unhanded(shards, self.label))
         shared = None if hosts is None else hosts.tables
         service = local if hosts is None or hosts.streams is None else hosts.streams
         streams = StreamClient(service, staged, self._room, owner=self)
@@ -487,7 +487,7 @@ class Client:
 
     def _free(self, request: m.Free) -> None:
         freeings = self._store.freeings
-        freeings.cause = Cause("scope" if request.scope else "free", self.label)
+        freeings.cause = FreeCause("scope" if request.scope else "free", self.label)
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
             self._needed.free_parts(parts)

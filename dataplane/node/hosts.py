@@ -16,26 +16,26 @@ import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
-from dataplane.cluster.joining import Cluster
+from dataplane.cluster.cluster import Cluster
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.machines import machine
-from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.service import ClusteredStreams
 from dataplane.node.clustered.streams import opening
 from dataplane.node.clustered.tables import ClusteredTables
-from dataplane.node.observing import Observing
 from dataplane.node.partitions.era import Era
-from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.fetch import Fetcher
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.offers import Offers
 from dataplane.node.shards.replicas import Part
-from dataplane.node.shards.retaining import links_of
+from dataplane.node.shards.retention import links_of
+from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
@@ -118,8 +118,8 @@ class Hosts:
         """What the clients of this node reported of their performance."""
         self.partitions: Partitions | None = None
         """The partitions of streams and tables here, once it has started."""
-        self._retained = Retained(needed)
-        self._keeping = None if store.persistence is None else Keeping(store)
+        self._retained = RetainedShards(needed)
+        self._keeping = None if store.persistence is None else PartitionStorage(store)
         self._era: Era | None = None
         self._columns = None
         if self._keeping is not None:
@@ -129,7 +129,7 @@ class Hosts:
         self.tables: ClusteredTables | None = None
         """The tables of the cluster, once it has started."""
         self._choice = Choice(())
-        self.observing: Observing | None = None
+        self.observing: Telemetry | None = None
         """What this node tells others of its rings of events, once it has started."""
         self.fetcher: Fetcher | None = None
         self.measured: Callable[[], dict[str, Any]] = dict

@@ -2,7 +2,7 @@
 
 It ends on SIGTERM (on SIGINT too if it was started by hand), or with the process it was started for. However it ends,
 the next node to start there removes what is left: its socket and spill files are in directories that it locks
-(`store.claim`), and its memory has no name.
+(`store.directory_claim`), and its memory has no name.
 
 Invariants: the node does not end because the system refuses something. A client that cannot be served is rejected;
 background work continues after a pause; at the end the node waits a bounded time for work that hangs.
@@ -31,13 +31,13 @@ from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.memory_trim import MemoryTrim
-from dataplane.node.observing import Observing
 from dataplane.node.performance import graphs_of
 from dataplane.node.request_bytes import Waits
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.tables.tables import Tables
-from dataplane.store.claim import Claim
+from dataplane.node.telemetry import Telemetry
+from dataplane.store.directory_claim import DirectoryClaim
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
 from dataplane.wire.boundary import failure
@@ -47,7 +47,7 @@ from dataplane.wire.partial_frames import PartialFrames
 from dataplane.wire.polling import polling_loop
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.alone import Durable
+    from dataplane.node.clustered.either_streams import DurablePartitions
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Node:
         self.config = config
         if beyond := beyond_host(config):
             log.warning("%s; the kernel ends processes once it runs out of it", beyond)
-        self._claim: Claim | None = None
+        self._claim: DirectoryClaim | None = None
         self.hosts: Hosts | None = None
         self._clients: set[Client] = set()
         self._started = time.monotonic()
@@ -84,7 +84,7 @@ class Node:
         with ExitStack() as undo:
             if path is None:
                 runtime = Path(environment().runtime_dir)
-                self._claim = Claim(runtime, f"dataplane-{os.getuid()}", remedy=_REMEDY)
+                self._claim = DirectoryClaim(runtime, f"dataplane-{os.getuid()}", remedy=_REMEDY)
                 undo.callback(self._claim.release)
                 path = self._claim.path / "node.sock"
             self._path = path
@@ -105,18 +105,18 @@ class Node:
             self._streams = LocalStreams(self._needed, clock)
             self._streams.freed = self._trimming.due
             self._tables = Tables(self.id, self._needed)
-            self._observing = Observing(
+            self._observing = Telemetry(
                 self._streams,
                 self._own_figures,
                 records=environment().observe,
                 memory=self._store.statistics().budget.capacity,
             )
             self._store.disk.timed = self._observing.timed
-            self._durable: Durable | None = None
+            self._durable: DurablePartitions | None = None
             if directory is not None and cluster is None:
-                from dataplane.node.clustered.alone import Durable  # with ZeroMQ, as below
+                from dataplane.node.clustered.either_streams import DurablePartitions  # with ZeroMQ, as below
 
-                self._durable = Durable(self.id, self._store, self._needed, directory.identity.starts)
+                self._durable = DurablePartitions(self.id, self._store, self._needed, directory.identity.starts)
             if cluster is not None:
                 from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 

@@ -50,12 +50,12 @@ class Waits:
         self.nbytes = 0
         """Of all of them."""
 
-    def client(self) -> Kept:
+    def client(self) -> ClientUsage:
         """The account of a new client."""
-        return Kept(self)
+        return ClientUsage(self)
 
 
-class Kept:
+class ClientUsage:
     """What one client keeps."""
 
     def __init__(self, waits: Waits) -> None:

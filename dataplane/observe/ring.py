@@ -102,7 +102,7 @@ def create() -> int:
     return fd
 
 
-class _Own(threading.local):
+class _ThreadState(threading.local):
     """The state of a thread."""
 
     place: int
@@ -116,7 +116,7 @@ class _Names:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._count = 0
-        self._own = _Own()
+        self._own = _ThreadState()
 
     def place(self) -> int:
         """The position of this thread; 0, which has no name, if there are too many."""
@@ -253,9 +253,9 @@ class Reader:
         self._folded = newest
         return self._before(newest, count)
 
-    def past(self, most: int) -> Past:
+    def past(self, most: int) -> PastEvents:
         """The newest events, at most this many, and the threads; the ring is released."""
-        past = Past(self._before(self._last(), most), self.threads())
+        past = PastEvents(self._before(self._last(), most), self.threads())
         self.close()
         return past
 
@@ -302,7 +302,7 @@ class Reader:
             self._memory.close()
 
 
-class Past:
+class PastEvents:
     """The last events of the ring of a process that has ended."""
 
     def __init__(self, events: Events, threads: Mapping[int, Thread]) -> None:

@@ -42,11 +42,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One call, in nanoseconds of this host's clock. lane: the track of its thread, or one next to it."""
+    """One call, in nanoseconds of this host's clock. track: that of its thread, or one next to it."""
 
     process: int
     thread: int
-    lane: int
+    track: int
     code: int
     began: int
     ended: int
@@ -90,11 +90,11 @@ class Trace:
         yield _meta("process_name", at, 0, {"name": text})
         yield _meta("process_labels", at, 0, {"labels": f"clock to {process.error_ns / 1e3:.0f} us"})
         yield _meta("process_sort_index", at, 0, {"sort_index": at})
-        for thread, lane in sorted({(span.thread, span.lane) for span in spans}):
+        for thread, track in sorted({(span.thread, span.track) for span in spans}):
             named = process.threads.get(thread)
             name = "threads" if named is None else f"{named.name} {named.number}"
-            yield _meta("thread_name", at, _tid(thread, lane), {"name": name + (f" ({lane + 1})" if lane else "")})
-            yield _meta("thread_sort_index", at, _tid(thread, lane), {"sort_index": _tid(thread, lane)})
+            yield _meta("thread_name", at, _tid(thread, track), {"name": name + (f" ({track + 1})" if track else "")})
+            yield _meta("thread_sort_index", at, _tid(thread, track), {"sort_index": _tid(thread, track)})
 
     def _arrows(self, spans: list[Span], start: int) -> Iterator[dict[str, Any]]:
         """From appends to the consumes of their rows, and from those to their acks."""
@@ -146,26 +146,26 @@ def _spans(at: int, process: Process) -> Iterator[Span]:
     events = process.events[~flows(process.events)]
     events = events[(events["ended"] >= events["began"]) & (events["code"] > 0) & (events["code"] < len(OPERATIONS))]
     events = events[np.lexsort((-events["ended"].astype(np.int64), events["began"]))]
-    lanes: dict[int, list[list[int]]] = {}
+    tracks: dict[int, list[list[int]]] = {}
     for each in events:
         thread, began, ended = int(each["thread"]), int(each["began"]), int(each["ended"])
-        open_ends = lanes.setdefault(thread, [])
-        lane = 0
+        open_ends = tracks.setdefault(thread, [])
+        track = 0
         for ends in open_ends:
             while ends and ends[-1] <= began:
                 ends.pop()
             if not ends or ends[-1] >= ended:
                 break
-            lane += 1
+            track += 1
         else:
             open_ends.append([])
-        open_ends[lane].append(ended)
+        open_ends[track].append(ended)
         shift = process.ahead_ns
-        yield Span(at, thread, lane, int(each["code"]), began - shift, ended - shift, int(each["value"]))
+        yield Span(at, thread, track, int(each["code"]), began - shift, ended - shift, int(each["value"]))
 
 
-def _tid(thread: int, lane: int) -> int:
-    return thread * 1000 + min(lane, 999) + 1
+def _tid(thread: int, track: int) -> int:
+    return thread * 1000 + min(track, 999) + 1
 
 
 def _meta(name: str, process: int, thread: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _meta(name: str, process: int, thread: int, values: dict[str, Any]) -> dict[
 
 def _event(span: Span, start: int) -> dict[str, Any]:
     name = OPERATIONS[span.code]
-    where = {"pid": span.process + 1, "tid": _tid(span.thread, span.lane), "ts": (span.began - start) / 1e3}
+    where = {"pid": span.process + 1, "tid": _tid(span.thread, span.track), "ts": (span.began - start) / 1e3}
     if span.code == _FAILOVER:
         return {"ph": "i", "s": "p", "name": name, "cat": "dataplane", **where}
     values = {"bytes": span.value} if span.value else {}
@@ -186,4 +186,4 @@ def _flow(kind: str, span: Span, number: int, start: int) -> dict[str, Any]:
     # Within the slice that it binds to: at its end, where what it passes on is there, and where it is known what came.
     at = (max(span.began, span.ended - 1) - start) / 1e3
     event = {"ph": kind, "id": number, "name": "rows", "cat": "dataplane", "pid": span.process + 1}
-    return event | {"tid": _tid(span.thread, span.lane), "ts": at} | ({"bp": "e"} if kind == "f" else {})
+    return event | {"tid": _tid(span.thread, span.track), "ts": at} | ({"bp": "e"} if kind == "f" else {})

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataplane.pipeline.cluster import Cluster
+    from dataplane.pipeline.drawing import DrawnPlan
     from dataplane.pipeline.models import Model
-    from dataplane.pipeline.picture import Shown
     from dataplane.pipeline.plans import Plan
     from dataplane.pipeline.stages import Pipeline, Rows
 
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from dataplane.pipeline import picture  # these are not needed to show the help of other commands
+    from dataplane.pipeline import drawing  # these are not needed to show the help of other commands
     from dataplane.pipeline.cluster import Cluster
     from dataplane.pipeline.models import Model
 
@@ -53,11 +53,11 @@ def _run(chosen: argparse.Namespace) -> int:
     cluster = Cluster.uniform(chosen.workers, chosen.per_host)
     shown = _of_model(what, cluster, chosen) if isinstance(what, Model) else _of_stages(*what, cluster, chosen)
     if chosen.svg is not None:
-        chosen.svg.write_text(picture.svg(shown))
+        chosen.svg.write_text(drawing.svg(shown))
     if chosen.json:
         print(json.dumps(_described(shown[0].plan, shown)))
         return 0
-    print(picture.text(shown, chosen.width))
+    print(drawing.text(shown, chosen.width))
     found = shown[0].plan
     ratio = shown[1].predicted.step_s / shown[0].predicted.step_s
     print(f"{ratio:.2f} x the usual plan's pace; {found.considered} plans considered in {found.planning_s:.1f} s")
@@ -88,10 +88,10 @@ def _resolved(chosen: argparse.Namespace) -> Model | tuple[Pipeline, Rows]:
     raise ValueError(f"{chosen.what} is no Model, and no Pipeline with its Rows")
 
 
-def _of_model(model: Model, cluster: Cluster, chosen: argparse.Namespace) -> list[Shown]:
+def _of_model(model: Model, cluster: Cluster, chosen: argparse.Namespace) -> list[DrawnPlan]:
     from dataplane.pipeline import profiles
+    from dataplane.pipeline.drawing import DrawnPlan
     from dataplane.pipeline.model_search import plan_model
-    from dataplane.pipeline.picture import Shown
     from dataplane.pipeline.schedules import interleaved, uniform
 
     count = chosen.micro_batches or 4 * cluster.workers
@@ -105,11 +105,11 @@ def _of_model(model: Model, cluster: Cluster, chosen: argparse.Namespace) -> lis
     room = chosen.worker_gb * 1e9 if chosen.worker_gb else float(before.worker_bytes.max())
     bounded = replace(cluster, hosts=tuple(replace(host, worker_bytes=room) for host in cluster.hosts))
     found = plan_model(model, bounded, count, seconds=chosen.seconds)
-    return [Shown("planned", found, found.predict(model)), Shown("usual", usual, before)]
+    return [DrawnPlan("planned", found, found.predict(model)), DrawnPlan("usual", usual, before)]
 
 
-def _of_stages(pipeline: Pipeline, rows: Rows, cluster: Cluster, chosen: argparse.Namespace) -> list[Shown]:
-    from dataplane.pipeline.picture import Shown
+def _of_stages(pipeline: Pipeline, rows: Rows, cluster: Cluster, chosen: argparse.Namespace) -> list[DrawnPlan]:
+    from dataplane.pipeline.drawing import DrawnPlan
     from dataplane.pipeline.schedules import fifo, in_turn
     from dataplane.pipeline.search import plan
 
@@ -124,12 +124,12 @@ def _of_stages(pipeline: Pipeline, rows: Rows, cluster: Cluster, chosen: argpars
     usual = fifo(pipeline, rows, cluster, members, in_turn(rows, count))
     found = plan(pipeline, rows, cluster, seconds=chosen.seconds, micro_batches=chosen.micro_batches)
     return [
-        Shown("planned", found, found.predict(pipeline, rows), names),
-        Shown("usual", usual, usual.predict(pipeline, rows), names),
+        DrawnPlan("planned", found, found.predict(pipeline, rows), names),
+        DrawnPlan("usual", usual, usual.predict(pipeline, rows), names),
     ]
 
 
-def _described(found: Plan, shown: list[Shown]) -> dict[str, Any]:
+def _described(found: Plan, shown: list[DrawnPlan]) -> dict[str, Any]:
     return {
         "schedule": found.schedule,
         "step_s": shown[0].predicted.step_s,

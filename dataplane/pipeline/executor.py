@@ -293,7 +293,7 @@ class Executor:
             self._ready.add(w)
             return
         step = self._steps.get(message.step)
-        if isinstance(message, m.Kept):
+        if isinstance(message, m.StepState):
             self._keep_state(message)
         elif step is None:
             return  # of a step that was given up
@@ -370,7 +370,7 @@ class Executor:
 
     # Deaths
 
-    def _keep_state(self, message: m.Kept) -> None:
+    def _keep_state(self, message: m.StepState) -> None:
         before = self._states.get(message.stage)
         self._states[message.stage] = (message.step, message.ref)
         if before is not None:
@@ -424,6 +424,6 @@ def _crew(on: str, functions: Functions, method: str) -> Crew:
         return Processes(functions, method)
     if on != "ray":
         raise ValueError(f'workers are on "processes" or "ray", not {on!r}')
-    from dataplane.pipeline.rays import Actors
+    from dataplane.pipeline.ray_workers import Actors
 
     return Actors(functions)

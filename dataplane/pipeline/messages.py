@@ -56,7 +56,7 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     computed: float
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
+class StepState(msgspec.Struct, frozen=True, tag="kept"):
     """The state of a stage or chunk after a step."""
 
     step: int
@@ -79,7 +79,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 ToWorker = Use | Load | Begin | Made
-FromWorker = Ready | Did | Kept | Ended | Failed
+FromWorker = Ready | Did | StepState | Ended | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 to_worker = msgspec.msgpack.Decoder(ToWorker)

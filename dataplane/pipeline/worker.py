@@ -107,7 +107,7 @@ class Worker:
                 did = m.Did(begin.step, i, encoded, began, time.monotonic(), worked, computed)
                 self._link.send(m.encode(did))
             for stage, columns in self._objects.finish({self._instructions[i][1] for i in begin.order}).items():
-                self._link.send(m.encode(m.Kept(begin.step, stage, self._plane.put(columns).encode())))
+                self._link.send(m.encode(m.StepState(begin.step, stage, self._plane.put(columns).encode())))
         except EOFError:
             raise
         except Exception:  # a user's function may raise anything

@@ -170,7 +170,7 @@ class Writer:
         first, last = self._parts[0], self._parts[-1]
         stem = f"{first:08d}-{last:08d}.parquet"
         media, rows = f"{MEDIA}/media-{stem}", f"{ROWS}/rows-{stem}"
-        found = _Found()
+        found = _FileRows()
         try:
             has_media = self._pack(self.directory / media, 1, found, "none")
             self._pack(self.directory / rows, 0, found, self._compression)
@@ -202,7 +202,7 @@ class Writer:
                 self.manifest.files, self.manifest.parts = files, parts
             raise
 
-    def _pack(self, path: Path, which: int, found: _Found, compression: str) -> bool:
+    def _pack(self, path: Path, which: int, found: _FileRows, compression: str) -> bool:
         """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns whether there are any."""
         tables = self._tables(which, found)
         first = next(tables, None)
@@ -225,7 +225,7 @@ class Writer:
         make(path, fill)
         return True
 
-    def _tables(self, which: int, found: _Found) -> Iterator[Any]:
+    def _tables(self, which: int, found: _FileRows) -> Iterator[Any]:
         """The tables of the parts, joined to the size of a row group."""
         gathered: list[Any] = []
         for number in self._parts:
@@ -273,7 +273,7 @@ class Writer:
             self.abort()
 
 
-class _Found:
+class _FileRows:
     """The contents of the rows of a file."""
 
     def __init__(self) -> None:

@@ -231,10 +231,10 @@ class Arena:
             segment.warm.add(start, end)
             self.resident += missing
 
-    def release(self, extent: Extent, hollow: int = 0) -> None:
-        """Free the extent, in which `hollow` bytes were punched. Its pages stay warm."""
+    def release(self, extent: Extent, punched: int = 0) -> None:
+        """Free the extent, in which `punched` bytes were punched. Its pages stay warm."""
         self._give(self._segments[extent.segment], extent)
-        self.used -= extent.size - hollow
+        self.used -= extent.size - punched
 
     def _give(self, segment: Segment, extent: Extent) -> None:
         segment.free.give(extent.offset, extent.size)
@@ -244,7 +244,7 @@ class Arena:
             if not segment.extents:
                 self._close(segment)
 
-    def hollow(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
+    def punch(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
         """Return the pages of a part of the extent to the host, `nbytes` of which were not returned before. Its
         addresses stay allocated and read as zeros."""
         self.used -= nbytes

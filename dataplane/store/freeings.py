@@ -22,14 +22,14 @@ _HOW = {
 }
 
 
-class Cause(NamedTuple):
+class FreeCause(NamedTuple):
     """The cause of a free: a client, by a reference or by a scope; or a stream."""
 
     how: Literal["", "free", "scope", "stream"]
     who: str
 
 
-UNKNOWN = Cause("", "")
+UNKNOWN = FreeCause("", "")
 
 
 class Freeings:
@@ -44,7 +44,7 @@ class Freeings:
         self._next = 0
         self._sayings = bytearray(_SAYINGS * _SAYING)
         self._saying = -1  # the number of the last
-        self._last: tuple[Cause, str] | None = None
+        self._last: tuple[FreeCause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
         """Record the free of a shard that was put under this scope (empty: none)."""

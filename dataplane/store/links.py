@@ -6,8 +6,8 @@ that it retained. A cell is dead once nobody owns it any more.
 Invariants: freeing what an owner does not have does nothing, so a repeated free does no harm; each dead cell is
 reported once.
 
-A link costs a bit for each row in the blocks of `live.BLOCK` rows that it has cells in; a cell with several owners
-costs four bytes for each row of its block, once.
+A link costs a bit for each row in the blocks of `live_cells.BLOCK` rows that it has cells in; a cell with several
+owners costs four bytes for each row of its block, once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import MAX_LINK
 from dataplane.errors import LimitExceeded
-from dataplane.store.live import BLOCK, Flags, Live, by_block
+from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
 
 _LINK = 512  # bytes that a link takes beside its cells' bits
 _BLOCK = 128  # and a block of either
@@ -44,7 +44,7 @@ class _Link:
 class Links:
     """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner (None: all)."""
 
-    def __init__(self, columns: int, rows: int, live: Live | None, holder: str) -> None:
+    def __init__(self, columns: int, rows: int, live: LiveCells | None, holder: str) -> None:
         self._columns = columns
         self._rows = rows
         self._next = 1

@@ -15,7 +15,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Misuse
 from dataplane.store.arena import Arena
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.durable.shards import Described, Durable, DurableShards, DurableStatistics
+from dataplane.store.durable.shards import DurableShard, DurableShards, DurableStatistics, IndexEntry
 from dataplane.store.residency import Residency
 from dataplane.store.shard import Shard
 
@@ -73,7 +73,7 @@ class Persistence:
 
     def _is_durable(self, number: int) -> bool:
         shard = self._shards.get(number)
-        return shard is not None and isinstance(shard.file, Durable)
+        return shard is not None and isinstance(shard.file, DurableShard)
 
     def _refusal(self, deadline: Deadline) -> Backpressure:
         refusal = self.durable.journal.refusal or self._full
@@ -118,8 +118,8 @@ class Persistence:
         return memoryview(self._arena.read(shard.extent)) if shard.shared else self._arena.view(shard.extent)
 
     async def _write(
-        self, shards: Sequence[tuple[Described, memoryview]], deadline: Deadline, with_next: bool
-    ) -> list[Durable]:
+        self, shards: Sequence[tuple[IndexEntry, memoryview]], deadline: Deadline, with_next: bool
+    ) -> list[DurableShard]:
         while True:
             try:
                 written = await self.durable.write(shards, with_next=with_next)
@@ -164,6 +164,6 @@ def _heard(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def described(shard: Shard) -> Described:
+def described(shard: Shard) -> IndexEntry:
     """The index entry of a shard."""
-    return Described(shard.number, shard.rows, shard.columns, shard.layout, shard.holder, shard.size)
+    return IndexEntry(shard.number, shard.rows, shard.columns, shard.layout, shard.holder, shard.size)

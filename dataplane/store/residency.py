@@ -31,13 +31,13 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import DataplaneError, Freed
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
-from dataplane.store.durable.shards import Durable
+from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk
-from dataplane.store.spillfile import SpillFile, aligned
+from dataplane.store.spill_file import SpillFile, aligned
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Residency:
     def _let_go(self, shard: Shard) -> None:
         """Free its memory, if it has any."""
         extent, held, shared = shard.extent, shard.held, shard.shared
-        shard.extent = shard.hollow = None
+        shard.extent = shard.holes = None
         shard.shared = False
         if extent is not None and shared:
             gone = self._small.give(extent)
@@ -133,16 +133,16 @@ class Residency:
             self._arena.release(extent, extent.size - held)
             self._budget.release(held)
 
-    def hollow(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
+    def punch(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
         """Give parts of a dirty shard's memory back: whole pages, as (start, end) in its extent."""
         extent = shard.extent
         if extent is None or shard.shared:
             return
-        shard.hollow = shard.hollow or RangeSet()
+        shard.holes = shard.holes or RangeSet()
         for start, end in parts:
-            nbytes = shard.hollow.add(start, end)
+            nbytes = shard.holes.add(start, end)
             if nbytes:
-                self._arena.hollow(extent, start, end, nbytes)
+                self._arena.punch(extent, start, end, nbytes)
                 self._budget.release(nbytes)
 
     def _release(self, extent: Extent) -> None:
@@ -155,11 +155,11 @@ class Residency:
                 self._clean_bytes -= shard.held
             if isinstance(shard.file, SpillFile):
                 self._disk.remove(shard.file)
-            elif isinstance(shard.file, Durable):
+            elif isinstance(shard.file, DurableShard):
                 shard.file.free()
             shard.file = None
 
-    def persisted(self, shard: Shard, durable: Durable) -> None:
+    def persisted(self, shard: Shard, durable: DurableShard) -> None:
         """The shard has durable bytes on disk, and is clean from now on."""
         if isinstance(shard.file, SpillFile):
             self._disk.remove(shard.file)
@@ -172,8 +172,8 @@ class Residency:
         extent = shard.extent
         if extent is not None and not shard.shared:
             self._arena.forget(extent, 0, extent.size)
-            for start, end in shard.hollow or ():
-                self._arena.hollow(extent, start, end, 0)
+            for start, end in shard.holes or ():
+                self._arena.punch(extent, start, end, 0)
 
     # Reading back
 
@@ -401,8 +401,8 @@ class Residency:
                     )
             self._clean_bytes += shard.held
         finally:
-            for start, end in shard.hollow or ():  # reading them made pages there
-                self._arena.hollow(extent, start, end, 0)
+            for start, end in shard.holes or ():  # reading them made pages there
+                self._arena.punch(extent, start, end, 0)
             moving.set_result(None)
             self._settle(shard)
 

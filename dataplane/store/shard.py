@@ -1,7 +1,7 @@
 """One sealed, immutable object of the store, and the rest of it after some of its rows were freed.
 
-Its two fields say where its bytes are (`file` is on this host's disk, where it stays if it is `Durable`, or stands for
-another host's memory):
+Its two fields say where its bytes are (`file` is on this host's disk, where it stays if it is `DurableShard`, or stands
+for another host's memory):
 
     extent      file        the shard is
     set         None        in memory only ("dirty": it must be written before its memory can be taken)
@@ -23,11 +23,11 @@ from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent, pages
 from dataplane.store.backing import Backing
-from dataplane.store.durable.shards import Durable
+from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
 from dataplane.store.links import Links
-from dataplane.store.live import Live
-from dataplane.store.spillfile import SpillFile
+from dataplane.store.live_cells import LiveCells
+from dataplane.store.spill_file import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout, and
 _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
@@ -63,9 +63,9 @@ class Shard:
     moving: asyncio.Future[None] | None = None
     freed: bool = False
     damage: DataplaneError | None = None
-    live: Live | None = None
+    live: LiveCells | None = None
     """Which [column, row] still counts; None while all do."""
-    hollow: RangeSet | None = field(default=None)
+    holes: RangeSet | None = field(default=None)
     """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
     links: Links | None = None
     """Its owners, where rows of it were retained; else it has one."""
@@ -86,12 +86,12 @@ class Shard:
         """The bytes of memory of its extent."""
         if self.shared:
             return self.size
-        return self.room if self.hollow is None else self.room - self.hollow.covered(0, self.room)
+        return self.room if self.holes is None else self.room - self.holes.covered(0, self.room)
 
     @property
     def ours(self) -> bool:
         """Whether it was put here, and is not a copy of another host's."""
-        return self.file is None or isinstance(self.file, SpillFile | Durable)
+        return self.file is None or isinstance(self.file, SpillFile | DurableShard)
 
     @property
     def clean(self) -> bool:
@@ -107,7 +107,7 @@ class Shard:
         if self.live is None:
             if len(set(columns)) == self.columns and rows.slice == slice(0, self.rows):
                 return True
-            self.live = Live(self.columns, self.rows)
+            self.live = LiveCells(self.columns, self.rows)
         self.live.free(columns, rows)
         return not self.live
 

@@ -1,6 +1,6 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-What a file is, `spillfile` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
+What a file is, `spill_file` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
 a file cut short and a file replaced by another all read as `Corrupt`.
 
 Invariants:
@@ -14,13 +14,13 @@ Invariants:
 - the event loop makes no call that the disk can hold up: all are made by `Workers`, where one that hangs costs a
   thread, and those after it go on; closing waits for a hanging one for a bounded time.
 
-Files are not synced: spill is capacity, not durability. The directory is a `Claim`: a dead node's files are removed by
-the next node that starts there.
+Files are not synced: spill is capacity, not durability. The directory is a `DirectoryClaim`: a dead node's files are
+removed by the next node that starts there.
 
-Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. O_DIRECT where the
-file system has it: it needs no copy and leaves the page cache alone (3.6 GB/s measured, where buffered writes with
-fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on one slower than LZ4 itself, and only for
-shards whose first bytes shrink; both speeds are measured as it goes.
+Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. O_DIRECT where
+the file system has it: it needs no copy and leaves the page cache alone (3.6 GB/s measured, where buffered writes
+with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on one slower than LZ4 itself, and only
+for shards whose first bytes shrink; both speeds are measured as it goes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ import lz4.block
 import xxhash
 
 from dataplane.config import PAGE
-from dataplane.store.claim import Claim
-from dataplane.store.spillfile import (
+from dataplane.store.directory_claim import DirectoryClaim
+from dataplane.store.spill_file import (
     CHUNK,
     LZ4,
     RAW,
     Forget,
-    Opened,
+    OpenSpillFile,
     SpillFile,
     aligned,
     corrupt,
@@ -108,7 +108,7 @@ class Disk:
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted, and there is room for others."""
         self._errors: dict[str, str] = {}  # by what was being done
-        self._claim = Claim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
+        self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
         self._compression = compression
         self._workers: list[Workers] = []
         self._outstanding = 0
@@ -136,8 +136,8 @@ class Disk:
             self.close()
             raise
 
-    def _started(self, lanes: int, spares: int, name: str) -> Workers:
-        workers = Workers(lanes, spares, f"dataplane-{name}")
+    def _started(self, slots: int, spares: int, name: str) -> Workers:
+        workers = Workers(slots, spares, f"dataplane-{name}")
         self._workers.append(workers)
         return workers
 
@@ -343,8 +343,8 @@ class Disk:
             with suppress(OSError):
                 os.close(fd)
 
-    async def open(self, file: SpillFile, extent: int) -> Opened | None:
-        """See `spillfile.open_raw`."""
+    async def open(self, file: SpillFile, extent: int) -> OpenSpillFile | None:
+        """See `spill_file.open_raw`."""
         assert self._claim is not None, "it was written"
         try:
             opening = self._pool.submit(open_raw, self._claim.descriptor, file, extent)
@@ -470,7 +470,7 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
     return gone, None
 
 
-def _close_opened(opening: Future[Opened | None]) -> None:
+def _close_opened(opening: Future[OpenSpillFile | None]) -> None:
     if not opening.cancelled() and not opening.exception():
         opened = opening.result()
         if opened is not None:

@@ -42,7 +42,7 @@ from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.freeings import Freeings
 from dataplane.store.inline_put import InlinePuts, laid_out
 from dataplane.store.links import Links, Selected
-from dataplane.store.live import Live, dead_pages
+from dataplane.store.live_cells import LiveCells, dead_pages
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
@@ -51,7 +51,7 @@ from dataplane.store.scopes import Scopes
 from dataplane.store.shard import Shard, check_cost
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
-from dataplane.store.spillfile import Opened, SpillFile
+from dataplane.store.spill_file import OpenSpillFile, SpillFile
 
 _extent_of, _damage_of, _layout_of = attrgetter("extent"), attrgetter("damage"), attrgetter("layout")
 _HOLDERS = 64  # that are named
@@ -67,7 +67,7 @@ class Pinned(NamedTuple):
     shard: int
     extent: Extent
     layout: bytes
-    cells: Live | None
+    cells: LiveCells | None
 
     @property
     def live(self) -> bytes:
@@ -131,7 +131,7 @@ class Store:
         self._carried = InlinePuts(self.budget, self.arena, self._small, self.following)
         self._held_freed: dict[int, Shard] = {}
         self._handles: dict[int, ClientShard] = {}
-        self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
+        self._to_punch: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
         self._last_holders: tuple[dict[str, Any], ...] = ()
@@ -202,7 +202,7 @@ class Store:
         rows: int,
         columns: int,
         layout: bytes,
-        live: bytes | Live,
+        live: bytes | LiveCells,
         payload: bytes,
         backing: Backing,
         *,
@@ -214,11 +214,11 @@ class Store:
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
         shard.since_s = self._clock()
-        if isinstance(live, Live):
+        if isinstance(live, LiveCells):
             shard.live = live
         elif live:
             try:
-                shard.live = Live.decode(live, columns, rows)
+                shard.live = LiveCells.decode(live, columns, rows)
             except ValueError:
                 raise Corrupt("a shard that is described falsely") from None
         if payload and len(payload) == size:
@@ -393,7 +393,7 @@ class Store:
         """The bytes of whole pages that a shard has, or would have by itself. Raises Freed or Corrupt as `pin`."""
         return self._find(number).room
 
-    async def opened(self, number: int) -> Opened | None:
+    async def opened(self, number: int) -> OpenSpillFile | None:
         """The file of a shard that is on disk only, to be sent from there and closed by the caller; None if it is in
         memory, its file is compressed, or cannot be read. Raises Freed or Corrupt as `pin`."""
         shard = self._find(number)
@@ -517,9 +517,9 @@ class Store:
             freed = self._held_freed.pop(number, None) if self._held_freed else None
             if freed is None:
                 shard = self._shards[number]
-                if number in self._to_hollow:
-                    self._to_hollow.discard(number)
-                    self._hollow(shard, range(shard.columns), Rows.range(0, shard.rows))
+                if number in self._to_punch:
+                    self._to_punch.discard(number)
+                    self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))
                 used.append(shard)
             elif freed.moving is None:
                 self._residency.discard(freed)
@@ -536,7 +536,7 @@ class Store:
             if shard.links is not None:
                 if not link_of(number):
                     self.unscope([number])
-                self._give_up(shard, shard.links, number, None, hollow=True)
+                self._give_up(shard, shard.links, number, None, punch=True)
             elif not link_of(number):
                 self._discard(shard)
             else:
@@ -548,7 +548,7 @@ class Store:
         self.freeings.note(shard.number, shard.scope)
         self.unscope([shard.number])
         del self._shards[shard.number]
-        self._to_hollow.discard(shard.number)
+        self._to_punch.discard(shard.number)
         shard.freed = True
         if isinstance(shard.file, ClientShard):
             self._end_kept(shard.file)
@@ -561,11 +561,11 @@ class Store:
         elif shard.moving is None:
             self._residency.discard(shard)
 
-    def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, hollow: bool = False) -> None:
+    def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, punch: bool = False) -> None:
         """Free these columns of these rows of a shard, or of a link; the shard is removed with its last cell. Raises as
         `Shard.free_part`.
 
-        hollow: return the memory of their values now, or as soon as the shard is not held. For rows of a shard that
+        punch: return the memory of their values now, or as soon as the shard is not held. For rows of a shard that
         is soon freed as a whole, as those of streams, that would only take warm pages from the next put.
         """
         shard = self._shards.get(shard_of(number))
@@ -573,15 +573,15 @@ class Store:
             return
         if shard.links is not None:
             shard.check_part(columns, rows)
-            self._give_up(shard, shard.links, number, [(columns, rows)], hollow=hollow)
+            self._give_up(shard, shard.links, number, [(columns, rows)], punch=punch)
         elif link_of(number):
             return
         elif shard.free_part(columns, rows):
             self._discard(shard)
             self.freed(number, (), None)
             return
-        elif hollow:
-            self._soon_hollow(shard, columns, rows)
+        elif punch:
+            self._punch_soon(shard, columns, rows)
         self.freed(number, columns, rows)
 
     def check_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
@@ -590,7 +590,7 @@ class Store:
         if shard is not None:
             shard.check_part(columns, rows)
 
-    def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, hollow: bool) -> None:
+    def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, punch: bool) -> None:
         """One owner frees cells; those without another owner are removed."""
         before = links.nbytes
         died = links.free(link_of(number), selected)
@@ -599,14 +599,14 @@ class Store:
             if shard.free_part([column], rows):
                 self._discard(shard)
                 return
-        for column, rows in died if hollow else ():
-            self._soon_hollow(shard, [column], rows)
+        for column, rows in died if punch else ():
+            self._punch_soon(shard, [column], rows)
 
-    def _soon_hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def _punch_soon(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
         if self.pins.holds(shard.number):
-            self._to_hollow.add(shard.number)
+            self._to_punch.add(shard.number)
         else:
-            self._hollow(shard, columns, rows)
+            self._punch(shard, columns, rows)
 
     def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
         """Create a link to these cells of each shard, which then stay until they are freed under the link too. Returns
@@ -658,7 +658,7 @@ class Store:
     def _links(self, shard: Shard) -> Links:
         return Links(shard.columns, shard.rows, shard.live, shard.holder)
 
-    def _hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def _punch(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
         """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so it
         is left."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
@@ -677,7 +677,7 @@ class Store:
                     flags = np.broadcast_to(shard.live.flags(column, 0, shard.rows), (shard.columns, shard.rows))
                     parts += dead_pages(layout, flags, [column], runs, memory)
             del memory
-        self._residency.hollow(shard, parts)
+        self._residency.punch(shard, parts)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""

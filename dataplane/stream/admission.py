@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Usage:
     """What the stream holds. `oldest`: the oldest policy version of which a task has rows to do; None for none."""
 
     rows: int
@@ -48,7 +48,7 @@ class Held:
 class Admission:
     """The permits of one stream. `held()` returns what is in it."""
 
-    def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
+    def __init__(self, settings: Settings, held: Callable[[], Usage]) -> None:
         self._settings = settings
         self._held = held
         self._tickets: dict[int, Entry] = {}
@@ -132,5 +132,5 @@ class Admission:
         self._held = _nothing
 
 
-def _nothing() -> Held:
-    return Held(0, 0, None)
+def _nothing() -> Usage:
+    return Usage(0, 0, None)

@@ -11,24 +11,24 @@ from dataplane.stream.progress import LEASED, PENDING
 _NAMED = 3  # groups
 
 
-def blocked(books: StreamState, sizes: Mapping[int, int]) -> str:
+def blocked(partition: StreamState, sizes: Mapping[int, int]) -> str:
     """Why the stream is full for good; empty if it is not. `sizes`: for each task that takes whole groups, their
     size."""
-    progress = books.progress
+    progress = partition.progress
     for task, size in sizes.items():
         rows = progress.in_state(task, PENDING)
         if not len(rows) or len(progress.in_state(task, LEASED)):
             continue
-        groups = books.facts.groups(books.rows.places(rows))
-        members, dropped = books.groups.sizes(groups, task)
+        groups = partition.metadata.groups(partition.rows.places(rows))
+        members, dropped = partition.groups.sizes(groups, task)
         if not (members + dropped < size).all():
             continue
-        names = list(dict.fromkeys(books.groups.names(groups)))
+        names = list(dict.fromkeys(partition.groups.names(groups)))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         named = ", ".join(map(repr, names[:_NAMED])) + more
         return (
             f"it holds rows of groups that lack some of their {size} alone ({named}), which task"
-            f" {books.settings.tasks[task]!r} takes whole, and has no room for the others: give it room for all groups"
-            " that are begun at a time, or drop some"
+            f" {partition.settings.tasks[task]!r} takes whole, and has no room for the others: give it room for all"
+            " groups that are begun at a time, or drop some"
         )
     return ""

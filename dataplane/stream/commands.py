@@ -140,7 +140,7 @@ AnyCommand = (
     | r.Clear
     | r.Configure
     | r.Open
-    | r.Told
+    | r.OutboxReceived
     | r.Restore
     | r.PutColumns
     | r.FinishRestore

@@ -22,15 +22,15 @@ from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN, Entry
-from dataplane.stream.choosing import Demand
-from dataplane.stream.figures import Waiting
 from dataplane.stream.lease import Grant
 from dataplane.stream.page import Index
 from dataplane.stream.progress import ACKED
 from dataplane.stream.reads import Snapshots
 from dataplane.stream.replicated import Replicated
+from dataplane.stream.row_choice import Demand
 from dataplane.stream.sampler import TokenBalanced
 from dataplane.stream.settings import Settings
+from dataplane.stream.statistics import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -64,25 +64,25 @@ class Leader(Replicated):
     def _lead(self, term: int, now: float) -> None:
         """The first decision of a term. All earlier commands are applied."""
         self._forget()
-        self.home.forget_leases(term * _TERM + 1, leading=True)
+        self.leased.forget_leases(term * _TERM + 1, leading=True)
         self._term, self.snapshots = term, Snapshots(term)
         self._ahead_s = self.clock_s - now
 
     def began(self) -> None:
         term = self._term
-        self.home.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
+        self.leased.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
         if self._term < 0:  # who leads says it
             return
-        home = self.home
-        names, more = ", ".join(home.books.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
+        leased = self.leased
+        names, more = ", ".join(leased.partition.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
         log.warning(
             "stream %r: %s are dead letters of task %r after %d deliveries: %s",
             self.name,
             names + more * (len(rows) > _NAMED),
-            home.settings.tasks[task],
-            home.settings.max_deliveries,
+            leased.settings.tasks[task],
+            leased.settings.max_deliveries,
             reason or "given back without a reason",
         )
 
@@ -91,7 +91,7 @@ class Leader(Replicated):
         found: list[tuple[int | None, tuple[str, ...]]] = []
         for asked in self._waiting():
             if isinstance(asked, r.Consume | r.Look):
-                found.append((self.home.settings.tasks.index(asked.task), asked.columns))
+                found.append((self.leased.settings.tasks.index(asked.task), asked.columns))
             elif isinstance(asked, r.Append | r.Admit):
                 found.append((None, ()))
         return found
@@ -99,15 +99,15 @@ class Leader(Replicated):
     @property
     def holding(self) -> set[str]:
         """The clients that have leases, permits or snapshots."""
-        home = self.home
-        found = {str(client) for grant in home.leases for client in grant.held_by.values()}
-        found |= home.books.unfinished.clients
-        return found | {str(client) for client in home.admission.clients()} | self.snapshots.clients
+        leased = self.leased
+        found = {str(client) for grant in leased.leases for client in grant.held_by.values()}
+        found |= leased.partition.unfinished.clients
+        return found | {str(client) for client in leased.admission.clients()} | self.snapshots.clients
 
     @property
     def changes(self) -> int:
         """Grows whenever rows may have become ready, across leaders too."""
-        return self._term * _TERM + self.home.changes
+        return self._term * _TERM + self.leased.changes
 
     # Deciding
 
@@ -136,18 +136,18 @@ class Leader(Replicated):
             return [result], _DONE  # type: ignore[list-item]
         if type(asked) is not r.Tick:
             return [], result
-        commands: list[Any] = self.home.commands
-        self.home.commands = []
+        commands: list[Any] = self.leased.commands
+        self.leased.commands = []
         return commands, result
 
     def _append(self, asked: r.Append, now: float) -> c.Command:
-        home = self.home
-        home.check_open()
-        admitted = home.admission.ticket(asked.ticket) if asked.ticket else None
+        leased = self.leased
+        leased.check_open()
+        admitted = leased.admission.ticket(asked.ticket) if asked.ticket else None
         if admitted is None or admitted.client != asked.client:
             let_in = self.columns is not None and asked.ticket == LET_IN
-            if home.settings.limited and not let_in:
-                self._ticket = home.admit(self.entry_of(asked))
+            if leased.settings.limited and not let_in:
+                self._ticket = leased.admit(self.entry_of(asked))
         elif not 1 <= len(asked.ref) <= admitted.rows:
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
         else:
@@ -174,23 +174,23 @@ class Leader(Replicated):
         return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
     def _admit(self, asked: r.Admit, now: float) -> r.AnyResult:
-        return r.Admitted(self.home.admit(self.entry_of(asked)))
+        return r.Admitted(self.leased.admit(self.entry_of(asked)))
 
     def _give_back(self, asked: r.GiveBack, now: float) -> r.AnyResult:
-        entry = self.home.admission.ticket(asked.ticket)
+        entry = self.leased.admission.ticket(asked.ticket)
         if entry is not None and entry.client == asked.client:
-            self.home.admission.give_back(asked.ticket)
+            self.leased.admission.give_back(asked.ticket)
         return _DONE
 
     def _extend(self, asked: r.Extend, now: float) -> c.Command:
-        rows = self.home.books.keys.numbers(asked.keys) if asked.keys else asked.rows
-        replace = self.home.replaces(rows, asked.ref, asked.holds) or asked.replace
+        rows = self.leased.partition.keys.numbers(asked.keys) if asked.keys else asked.rows
+        replace = self.leased.replaces(rows, asked.ref, asked.holds) or asked.replace
         return c.Extend(
             rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
         )
 
     def _grow(self, asked: r.Grow, now: float) -> c.Command:
-        unfinished = self.home.books.unfinished
+        unfinished = self.leased.partition.unfinished
         if unfinished.is_new(asked.row, asked.piece):
             unfinished.check(asked.row, asked.ref)
             unfinished.heard(asked.row, asked.piece.token, now)
@@ -201,7 +201,7 @@ class Leader(Replicated):
     def _take_up(self, asked: r.TakeUp, now: float) -> c.Command | r.AnyResult:
         if not asked.lease_s > 0:
             raise Misuse(f"nobody holds a row for {asked.lease_s} s")
-        unfinished = self.home.books.unfinished
+        unfinished = self.leased.partition.unfinished
         row = unfinished.first_free(now) if asked.row < 0 else asked.row
         if row is None:
             return r.UnfinishedRows([])
@@ -211,7 +211,7 @@ class Leader(Replicated):
         return c.TakeUp(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
 
     def _hear(self, asked: r.Hear, now: float) -> r.AnyResult:
-        unfinished = self.home.books.unfinished
+        unfinished = self.leased.partition.unfinished
         if asked.free:
             unfinished.release(asked.row, asked.token)
         else:
@@ -219,11 +219,11 @@ class Leader(Replicated):
         return _DONE
 
     def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
-        home = self.home
+        leased = self.leased
         if not 1 <= asked.min_rows <= asked.rows or not asked.lease_s > 0:
             raise Misuse(f"no delivery is of {asked.min_rows} to {asked.rows} rows for {asked.lease_s} s")
         demand = Demand(
-            task=home.settings.task(asked.task),
+            task=leased.settings.task(asked.task),
             rows=asked.rows,
             min_rows=asked.min_rows,
             columns=asked.columns,
@@ -233,9 +233,9 @@ class Leader(Replicated):
         )
         try:
             if asked.sampler is None:
-                grant = home.take(demand, asked.chosen, asked.expired, now)
+                grant = leased.take(demand, asked.chosen, asked.expired, now)
             else:
-                grant = home.consume(demand, now)
+                grant = leased.consume(demand, now)
         except DataplaneError:
             raise
         except Exception as error:  # the boundary: a sampler that fails is the end of who brought it, no more
@@ -245,49 +245,49 @@ class Leader(Replicated):
         return self._delivered(grant, asked)
 
     def _delivered(self, grant: Grant, asked: r.Consume) -> r.Delivered:
-        home, rows = self.home, grant.rows
-        groups, versions, tags = home.books.told(rows)
+        leased, rows = self.leased, grant.rows
+        groups, versions, tags = leased.partition.told(rows)
         measured = asked.sampler.needs if isinstance(asked.sampler, TokenBalanced) else ()
         return r.Delivered(
             grant.number,
             rows,
-            home.books.rows.ref(rows, grant.columns),
-            home.hold(grant),
-            home.books.keys.names(rows) if home.books.keys.given else [],
+            leased.partition.rows.ref(rows, grant.columns),
+            leased.hold(grant),
+            leased.partition.keys.names(rows) if leased.partition.keys.given else [],
             groups,
             versions,
             tags,
-            {name: home.books.lengths(rows, name) for name in measured},
+            {name: leased.partition.lengths(rows, name) for name in measured},
             asked.replica,
         )
 
     def _settled(self, act: Callable[[], None]) -> c.Command:
         """The command of an ack or nack. It does nothing if other replicas have to ack too, or if this was decided
         before and may be in flight."""
-        gathered, self.home.commands = self.home.commands, []
+        gathered, self.leased.commands = self.leased.commands, []
         try:
             act()
-            made = self.home.commands
+            made = self.leased.commands
         finally:
-            self.home.commands = gathered
+            self.leased.commands = gathered
         return made[0] if made else c.Settle(task=0, rows=_NONE, state=ACKED)
 
     def _ack(self, asked: r.Ack, now: float) -> c.Command:
-        return self._settled(lambda: self.home.ack(asked.grant, asked.client, asked.replica))
+        return self._settled(lambda: self.leased.ack(asked.grant, asked.client, asked.replica))
 
     def _nack(self, asked: r.Nack, now: float) -> c.Command:
-        home, seen, reason = self.home, asked.seen, asked.reason
-        return self._settled(lambda: home.nack(asked.grant, asked.client, asked.replica, seen=seen, reason=reason))
+        leased, seen, reason = self.leased, asked.seen, asked.reason
+        return self._settled(lambda: leased.nack(asked.grant, asked.client, asked.replica, seen=seen, reason=reason))
 
     def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
-        self.home.leases.renew(asked.grant, asked.client, asked.replica, now)
+        self.leased.leases.renew(asked.grant, asked.client, asked.replica, now)
         return _DONE
 
     def _drop(self, asked: r.Drop, now: float) -> c.Command:
-        books = self.home.books
-        of_keys = books.keys.numbers(asked.keys) if asked.keys else _NONE
-        rows = np.unique(np.concatenate((asked.rows, of_keys, books.in_groups(asked.groups))))
-        books.require(rows)
+        partition = self.leased.partition
+        of_keys = partition.keys.numbers(asked.keys) if asked.keys else _NONE
+        rows = np.unique(np.concatenate((asked.rows, of_keys, partition.in_groups(asked.groups))))
+        partition.require(rows)
         return c.Drop(rows=rows)
 
     def _waiting(self) -> Iterator[r.AnyRequest]:
@@ -295,18 +295,18 @@ class Leader(Replicated):
 
     def _leave(self, asked: r.Leave, now: float) -> r.AnyResult | c.Command:
         self.snapshots.leave(self, asked.client)
-        self.home.leave(asked.client)
+        self.leased.leave(asked.client)
         return c.End(clients=[asked.client]) if asked.ended else _DONE
 
     def _leave_all(self, asked: r.LeaveAll, now: float) -> r.AnyResult | c.Command:
         for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
             self.snapshots.leave(self, client)
-            self.home.leave(client)
+            self.leased.leave(client)
         ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
         return c.End(clients=ended) if ended else _DONE
 
     def _tick(self, asked: r.Tick, now: float) -> r.AnyResult:
-        self.home.tick(now)
+        self.leased.tick(now)
         return _DONE
 
 
@@ -325,12 +325,12 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.Consume: Leader._consume,
     r.Open: _itself,
     r.LeaveAll: Leader._leave_all,
-    r.Told: _itself,
+    r.OutboxReceived: _itself,
     r.Ack: Leader._ack,
     r.Nack: Leader._nack,
     r.Renew: Leader._renew,
     r.Drop: Leader._drop,
-    r.Close: lambda leader, asked, now: _DONE if leader.home.closed else asked,
+    r.Close: lambda leader, asked, now: _DONE if leader.leased.closed else asked,
     r.Clear: _itself,
     r.TakeLost: _itself,
     r.Lose: _itself,
@@ -353,6 +353,6 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.TakeUp: Leader._take_up,
     r.GiveUp: _itself,
     r.Hear: Leader._hear,
-    r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.home.unfinished(asked.most, now)),
+    r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.leased.unfinished(asked.most, now)),
     r.Tick: Leader._tick,
 }

@@ -10,9 +10,9 @@ from dataplane.errors import Backpressure, NotReady, OutcomeUnknown, ProtocolMis
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
-from dataplane.stream.choosing import needed
 from dataplane.stream.leader import Leader
 from dataplane.stream.replicated import Columns
+from dataplane.stream.row_choice import needed
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
@@ -31,16 +31,16 @@ class StreamMachine(Leader, StateMachine):
 
     def forget(self) -> None:
         self._forget()
-        self.home.forget_leases(1, leading=False)
+        self.leased.forget_leases(1, leading=False)
 
     def deadline(self, now: float) -> float:
         """When the leader has to be asked to `Tick`, by its clock; `now` if at once."""
-        home = self.home
+        leased = self.leased
         if self._term < 0:
             return now
-        due = home.next_tick()
+        due = leased.next_tick()
         when = float("inf") if due is None else due - self._ahead_s
-        return now if home.commands or home.loose or home.unread else when
+        return now if leased.commands or leased.loose or leased.unread else when
 
     def tick(self) -> bytes:
         return _TICK_REQUEST
@@ -50,21 +50,21 @@ class StreamMachine(Leader, StateMachine):
 
     def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
         """As `serves`, for a decoded request. `in_vain`: the value of `changes` when there was last nothing for it."""
-        home = self.home
+        leased = self.leased
         if isinstance(asked, r.Append | r.Admit):
-            return home.closed or not home.admission.full(self.entry_of(asked))
+            return leased.closed or not leased.admission.full(self.entry_of(asked))
         if not isinstance(asked, r.Consume):
-            return in_vain != home.changes
-        task = home.settings.task(asked.task)
-        if home.drained(task) or home.leases.waiting(task, asked.who) is not None:
+            return in_vain != leased.changes
+        task = leased.settings.task(asked.task)
+        if leased.drained(task) or leased.leases.waiting(task, asked.who) is not None:
             return True
         least = asked.min_rows if isinstance(asked.sampler, Fifo) else 1
-        if home.closed:
-            least = min(least, home.books.progress.is_left(task))
-        if len(home.books.progress.ready(task, needed(asked.columns, asked.sampler), least)) < least:
+        if leased.closed:
+            least = min(least, leased.partition.progress.is_left(task))
+        if len(leased.partition.progress.ready(task, needed(asked.columns, asked.sampler), least)) < least:
             return False
         timely = isinstance(asked.sampler, Fifo) or getattr(asked.sampler, "judges_age", False)
-        return timely or in_vain != home.changes
+        return timely or in_vain != leased.changes
 
     # Of one node alone
 
@@ -80,10 +80,10 @@ class StreamMachine(Leader, StateMachine):
         try:
             for command in commands:
                 result = self.act(command)
-                self.home.changes += 1
+                self.leased.changes += 1
         finally:
             if ticket:  # after the rows are counted
-                self.home.admission.give_back(ticket)
+                self.leased.admission.give_back(ticket)
         return result
 
     # Deciding
@@ -94,7 +94,7 @@ class StreamMachine(Leader, StateMachine):
         except (NotReady, Backpressure):
             if len(self._in_vain) >= MAX_IN_VAIN:
                 self._in_vain.clear()
-            self._in_vain[request] = self.home.changes
+            self._in_vain[request] = self.leased.changes
             raise
 
     def decide_decoded(self, asked: r.AnyRequest, term: int, now: float) -> Decision:
@@ -129,7 +129,7 @@ class StreamMachine(Leader, StateMachine):
         for key in keys:
             _, ticket = self._flying.pop(key, (b"", 0))
             if ticket:
-                self.home.admission.give_back(ticket)
+                self.leased.admission.give_back(ticket)
 
     def undo(self, request: bytes, result: bytes) -> bytes:
         given = r.given(result)
@@ -150,7 +150,7 @@ class StreamMachine(Leader, StateMachine):
     def apply_decoded(self, command: c.AnyCommand) -> bytes:
         """As `apply`, for a decoded command, which is not modified."""
         result = self.applied(command)
-        self.home.changes += 1
+        self.leased.changes += 1
         self._landed(_keys(command))  # after the rows are counted
         return result
 
@@ -184,7 +184,7 @@ class StreamMachine(Leader, StateMachine):
         return entries[: len(entries) - held], last - held
 
     def telling(self, node: str, told: int) -> bytes:
-        return r.encode_request(r.Told(node=bytes.fromhex(node), last=told))
+        return r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=told))
 
 
 def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """The rows of a stream, everything that is known of them, and their changes.
 
 `StreamState` combines the `rows` with their columns, the `keys`, the `groups`, the `row_metadata`, and the `progress`
-of each task. Leases, limits and waiting requests are in `home`. Patches that no row needs any more are passed to
+of each task. Leases, limits and waiting requests are in `leased_rows`. Patches that no row needs any more are passed to
 `released`.
 
 Invariants: a call that fails changes nothing; a row is removed once all tasks are done with it, or once it is
@@ -48,9 +48,9 @@ class StreamState:
         self.rows = Rows()
         self.keys = Keys(self._mark)
         self.groups = Groups(len(self.settings.tasks))
-        self.facts = RowMetadata(self.rows)
+        self.metadata = RowMetadata(self.rows)
         self.progress = Progress(self.rows, len(self.settings.tasks))
-        self.unfinished = Unfinished(self.rows, self.facts)
+        self.unfinished = Unfinished(self.rows, self.metadata)
 
     # arriving
 
@@ -60,7 +60,7 @@ class StreamState:
         if keys:
             self.keys.check(keys)
         if arrival.tags:
-            self.facts.require_room(arrival.tags)
+            self.metadata.require_room(arrival.tags)
         if self.settings.group_size and arrival.groups:
             self.groups.check(arrival.groups, self.settings.group_size)
         first = self.rows.append(ref, arrival.spares)
@@ -71,7 +71,7 @@ class StreamState:
             page, inside = self.rows.place(first)
             group = self.groups.enter_one(arrival.groups[0]) if arrival.groups else -1 - first
             version = arrival.versions.item() if arrival.begin is None else UNFINISHED
-            self.facts.enter_one(page, inside, group, version, now, arrival.tags, arrival.lengths)
+            self.metadata.enter_one(page, inside, group, version, now, arrival.tags, arrival.lengths)
             self.progress.enter(np.array([version]))
             if arrival.begin is not None:
                 self.unfinished.begin(first, arrival.begin, arrival.versions.item(), now)
@@ -79,8 +79,8 @@ class StreamState:
         rows = np.arange(first, first + len(ref))
         places = self.rows.places(rows)
         groups = self.groups.enter(arrival.groups, rows)
-        self.facts.enter(places, groups, arrival.versions, now, arrival.tags)
-        self.facts.measure(places, arrival.lengths)
+        self.metadata.enter(places, groups, arrival.versions, now, arrival.tags)
+        self.metadata.measure(places, arrival.lengths)
         self.progress.enter(arrival.versions)
         return first
 
@@ -100,7 +100,7 @@ class StreamState:
         SchemaMismatch, LimitExceeded."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
-        self.facts.measure(self.rows.places(rows), lengths)
+        self.metadata.measure(self.rows.places(rows), lengths)
         self._release(done)
         return kept
 
@@ -117,7 +117,7 @@ class StreamState:
         if piece.last:
             self.unfinished.finish(row)
             self.progress.date(self.rows.place(row), UNFINISHED, piece.version)
-            self.facts.set_version(self.rows.place(row), piece.version, now)
+            self.metadata.set_version(self.rows.place(row), piece.version, now)
         return True
 
     def unkept(self, kept: Index) -> None:
@@ -148,9 +148,9 @@ class StreamState:
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
-        versions, most = self.facts.versions(places), self.settings.max_deliveries
+        versions, most = self.metadata.versions(places), self.settings.max_deliveries
         dead, dropped = self.progress.give_back(task, places, versions, most)
-        self.groups.dead(task, self.facts.groups(places)[dead & ~dropped])
+        self.groups.dead(task, self.metadata.groups(places)[dead & ~dropped])
         self.let_go(rows[dropped])
 
     def settle(self, task: int, rows: Index, state: int) -> None:
@@ -158,9 +158,9 @@ class StreamState:
         if not len(rows):
             return
         places = self.rows.places(rows)
-        finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
+        finished, dropped = self.progress.settle(task, places, self.metadata.versions(places), state)
         over = finished & ~dropped
-        groups = self.facts.groups(places)
+        groups = self.metadata.groups(places)
         self.groups.done(task, groups[~dropped] if dropped.any() else groups)
         self._remove(rows[over])
         self.let_go(rows[dropped])
@@ -174,7 +174,7 @@ class StreamState:
         fresh = rows[self.progress.drop(self.rows.places(rows), len(rows))]
         places = self.rows.places(fresh)
         states = self.progress.states(places, len(fresh))
-        self.groups.drop(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
+        self.groups.drop(self.metadata.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
         self.let_go(rows)
         self.look_again()  # what is left of their groups may be complete now
 
@@ -206,7 +206,7 @@ class StreamState:
         """Remove dropped rows that nobody holds."""
         if len(rows):
             places = self.rows.places(rows)
-            self.progress.let_go(places, self.facts.versions(places))
+            self.progress.let_go(places, self.metadata.versions(places))
             self._remove(rows)
 
     def lose(self, rows: Index) -> Index:
@@ -220,8 +220,8 @@ class StreamState:
         free = rows[~held & ~before]
         if len(free):
             places, states = self.rows.places(free), states[:, ~held & ~before]
-            self.progress.lose(places, self.facts.versions(places))
-            self.groups.lose(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
+            self.progress.lose(places, self.metadata.versions(places))
+            self.groups.lose(self.metadata.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
             self._forget(free)
         return rows[~before]
 
@@ -229,14 +229,14 @@ class StreamState:
         if not len(rows):
             return
         places = self.rows.places(rows)
-        self.groups.gone(self.facts.groups(places), self.progress.dropped(places, len(rows)))
+        self.groups.gone(self.metadata.groups(places), self.progress.dropped(places, len(rows)))
         self._forget(rows)
 
     def _forget(self, rows: Index) -> None:
         self.unfinished.forget(rows)
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
-        self.facts.tidy()
+        self.metadata.tidy()
         self.progress.tidy()
 
     def _release(self, patches: list[ColumnBatch]) -> None:
@@ -272,9 +272,9 @@ class StreamState:
     def told(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
         """Groups, versions and tags of these rows, as a delivery has them."""
         places = self.rows.places(rows)
-        named = self.groups.names(self.facts.groups(places))
-        tags = {name: values.tolist() for name, values in self.facts.tags(places).items()}
-        versions = self.facts.versions(places).tolist()
+        named = self.groups.names(self.metadata.groups(places))
+        tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}
+        versions = self.metadata.versions(places).tolist()
         if len(self.unfinished):  # of which some may be lost
             begun = self.unfinished.begun
             versions = [
@@ -293,7 +293,7 @@ class StreamState:
 
     def lengths(self, rows: Index, column: str) -> Index:
         """The lengths of these rows in a ragged column; 0 if unknown."""
-        return self.facts.lengths(self.rows.places(rows), column)
+        return self.metadata.lengths(self.rows.places(rows), column)
 
     def in_groups(self, names: Sequence[Any]) -> Index:
         """The rows of these groups. Raises Misuse for a group without rows."""
@@ -303,7 +303,7 @@ class StreamState:
             if number is None:
                 raise Misuse(f"there is no row of the group {name!r}: each task is done with it, or it never was")
             numbers.append(number)
-        return self.facts.in_groups(numbers)
+        return self.metadata.in_groups(numbers)
 
 
 def _nobody(_: object) -> None:

@@ -33,7 +33,7 @@ STATES = ("pending", "leased", "acked", "expired", "dead")
 
 
 @dataclass(slots=True, eq=False)
-class _Sheet:
+class _ProgressPage:
     """The progress of a page. `state` and `tries` are [tasks, rows]."""
 
     state: npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ class _Sheet:
     """By task and columns: at which change of the page nothing was ready."""
 
     @classmethod
-    def new(cls, tasks: int, room: int) -> _Sheet:
+    def new(cls, tasks: int, room: int) -> _ProgressPage:
         states, tries = np.zeros((tasks, room), np.uint8), np.zeros((tasks, room), np.uint8)
         return cls(states, tries, np.zeros(room, np.bool_))
 
@@ -59,17 +59,17 @@ class Progress:
     def __init__(self, rows: Rows, tasks: int) -> None:
         self._rows = rows
         self._tasks = tasks
-        self._sheets: dict[int, _Sheet] = {}
+        self._sheets: dict[int, _ProgressPage] = {}
         self.left: list[dict[int, int]] = [{} for _ in range(tasks)]
         """By task: rows that it is not done with, by policy version."""
         self.counts = [[0] * _COUNTS for _ in range(tasks)]
         """By task: rows that ever came to be in a state."""
 
-    def _sheet(self, page: Page) -> _Sheet:
+    def _sheet(self, page: Page) -> _ProgressPage:
         number = page.first // PAGE
         sheet = self._sheets.get(number)
         if sheet is None:
-            sheet = self._sheets[number] = _Sheet.new(self._tasks, page.room)
+            sheet = self._sheets[number] = _ProgressPage.new(self._tasks, page.room)
         elif len(sheet.dropped) < page.room:
             sheet.grow(page.room)
         return sheet
@@ -313,7 +313,7 @@ class Progress:
         copied.left = [left.copy() for left in self.left]
         copied.counts = [counts.copy() for counts in self.counts]
         copied._sheets = {
-            number: _Sheet(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy())
+            number: _ProgressPage(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy())
             for number, sheet in self._sheets.items()
             if number in rows.pages
         }

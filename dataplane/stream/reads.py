@@ -9,11 +9,11 @@ import numpy as np
 
 from dataplane.errors import LeaseExpired, LimitExceeded, Misuse, NotReady
 from dataplane.stream import requests as r
-from dataplane.stream.choosing import Wants, candidates, needed
-from dataplane.stream.figures import figures
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import DEAD
+from dataplane.stream.row_choice import SamplerInputs, candidates, needed
 from dataplane.stream.snapshot import Snapshot
+from dataplane.stream.statistics import figures
 
 if TYPE_CHECKING:
     from dataplane.stream.leader import Leader
@@ -27,18 +27,18 @@ MAX_HELD = 256 << 10
 _NONE: Index = np.empty(0, np.int64)
 
 
-def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
+def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
     """Raises NotReady, Closed, Misuse."""
-    home, wants = leader.home, Wants(asked.lengths, asked.tags)
-    task, rows = home.settings.task(asked.task), _NONE
-    if home.leases.waiting(task, asked.who) is None:
+    leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
+    task, rows = leased.settings.task(asked.task), _NONE
+    if leased.leases.waiting(task, asked.who) is None:
         if leader.changes > asked.seen:
-            rows = home.books.progress.ready(task, needed(asked.columns, wants), max(0, asked.most))
+            rows = leased.partition.progress.ready(task, needed(asked.columns, wants), max(0, asked.most))
         if not len(rows):
-            home.check_drained(task)
+            leased.check_drained(task)
             raise NotReady("no rows are ready", stream=leader.name, task=asked.task)
-    shown = candidates(home.books, task, rows, wants, now, closed=home.closed, whole=len(rows) < asked.most)
-    return r.Shown(
+    shown = candidates(leased.partition, task, rows, wants, now, closed=leased.closed, whole=len(rows) < asked.most)
+    return r.CandidateRows(
         changes=leader.changes,
         rows=rows,
         group=shown.group,
@@ -51,47 +51,47 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
         latest=shown.latest,
         closed=shown.closed,
         whole=shown.whole,
-        left=home.books.progress.is_left(task),
+        left=leased.partition.progress.is_left(task),
     )
 
 
-def find(leader: Leader, asked: r.Find, now: float) -> r.Found:
+def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
     """Never refused."""
-    books = leader.home.books
-    if asked.token in books.unfinished.ended:
-        return r.Found(np.full(len(asked.keys), -2, np.int64))
-    rows = books.keys.known_rows(asked.keys)
-    if asked.digest and (not asked.keys or books.keys.known(asked.keys[0], asked.digest) is None):
+    partition = leader.leased.partition
+    if asked.token in partition.unfinished.ended:
+        return r.FoundRows(np.full(len(asked.keys), -2, np.int64))
+    rows = partition.keys.known_rows(asked.keys)
+    if asked.digest and (not asked.keys or partition.keys.known(asked.keys[0], asked.digest) is None):
         rows[:] = -1
-    return r.Found(np.where(books.rows.there(rows), rows, -1))
+    return r.FoundRows(np.where(partition.rows.there(rows), rows, -1))
 
 
 def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
     """Raises Misuse."""
-    books = leader.home.books
-    rows = books.progress.in_state(leader.home.settings.task(asked.task), DEAD)[: max(0, asked.most)]
-    columns = [name for name in books.rows.schema if len(rows) and books.rows.have(rows, name)]
-    ref = books.rows.ref(rows, columns) if columns else None
-    groups, versions, tags = books.told(rows)
-    return r.Letters(rows, ref, books.keys.names(rows), groups, versions, tags)
+    partition = leader.leased.partition
+    rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
+    columns = [name for name in partition.rows.schema if len(rows) and partition.rows.have(rows, name)]
+    ref = partition.rows.ref(rows, columns) if columns else None
+    groups, versions, tags = partition.told(rows)
+    return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
 
 
-def holding(leader: Leader, asked: r.Holding, now: float) -> r.Held:
+def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
     """Never refused."""
     refs, nbytes, following = [], 0, -1
-    for number, patch in leader.home.books.rows.patches_after(asked.after):
+    for number, patch in leader.leased.partition.rows.patches_after(asked.after):
         if asked.node in patch.nodes or asked.node in patch.spares:
             refs.append(patch.encode())
             nbytes += len(refs[-1])
         if nbytes > MAX_HELD:
             following = number
             break
-    return r.Held(refs, following, leader.outboxes.last(asked.node))
+    return r.HeldRows(refs, following, leader.outboxes.last(asked.node))
 
 
 def measure(leader: Leader, asked: r.Measure, now: float) -> r.Figures:
     """Never refused."""
-    return r.Figures(figures(leader.home, now, leader.pending()))
+    return r.Figures(figures(leader.leased, now, leader.pending()))
 
 
 class Snapshots:
@@ -117,7 +117,7 @@ class Snapshots:
         if count > MAX_SNAPSHOTS:
             what = "snapshots of a client at a time"
             raise LimitExceeded(f"{count} {what}", what=what, asked=count, limit=MAX_SNAPSHOTS)
-        snapshot, number = Snapshot(leader.home, now), next(self._numbers)
+        snapshot, number = Snapshot(leader.leased, now), next(self._numbers)
         self._taken[asked.client, number] = snapshot, {each.node: each.last for each in leader.outboxes.state()}
         if leader.columns is not None:
             leader.columns.read(snapshot.refs)

@@ -123,22 +123,22 @@ def open_sealed(data: bytes) -> PartitionState:
         raise Corrupt(f"this is no snapshot of a stream's partition: {error}") from error
 
 
-def rows_state(books: StreamState, kept: Sequence[Index]) -> RowsState:
-    """The rows of these books, with the numbers of replaced patches that are `kept`."""
-    stored, rows = books.rows, books.rows.all()
+def rows_state(partition: StreamState, kept: Sequence[Index]) -> RowsState:
+    """The rows of the partition, with the numbers of replaced patches that are `kept`."""
+    stored, rows = partition.rows, partition.rows.all()
     rows = np.sort(rows)
     places = stored.places(rows)
     layers = stored.layers(rows)
     needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
-    which, groups, drops = books.groups.state(books.facts.groups(places))
-    states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
+    which, groups, drops = partition.groups.state(partition.metadata.groups(places))
+    states, tries = partition.progress.states(places, len(rows)), partition.progress.tries(places, len(rows))
     leased = states == LEASED
     tries -= leased
     states[leased] = PENDING
     tries[(states == ACKED) | (states == EXPIRED)] = 0
-    tags = {name: values.tolist() for name, values in books.facts.tags(places).items()}
-    lengths = {name: books.facts.lengths(places, name) for name in books.facts.measured(places)}
-    keyed, keys, calls = books.keys.state(rows)
+    tags = {name: values.tolist() for name, values in partition.metadata.tags(places).items()}
+    lengths = {name: partition.metadata.lengths(places, name) for name in partition.metadata.measured(places)}
+    keyed, keys, calls = partition.keys.state(rows)
     return RowsState(
         offsets=pack(rows),
         patches=[_patch_state(int(number), stored.patch(int(number))) for number in needed if number >= 0],
@@ -146,13 +146,13 @@ def rows_state(books: StreamState, kept: Sequence[Index]) -> RowsState:
         group=pack(which),
         groups=groups,
         drops=drops,
-        versions=pack(books.facts.versions(places)),
-        arrived=pack(books.facts.arrived(places)),
+        versions=pack(partition.metadata.versions(places)),
+        arrived=pack(partition.metadata.arrived(places)),
         tags={name: values for name, values in tags.items() if any(value is not None for value in values)},
         lengths={name: pack(values) for name, values in lengths.items() if values.any()},
         states=pack(states.reshape(-1)),
         tries=pack(tries.reshape(-1)),
-        dropped=pack(books.progress.dropped(places, len(rows)).astype(np.int64)),
+        dropped=pack(partition.progress.dropped(places, len(rows)).astype(np.int64)),
         keyed=pack(keyed),
         keys=keys,
         calls=calls,
@@ -177,15 +177,15 @@ def _patch(state: PatchState) -> ColumnBatch:
     return ColumnBatch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
 
 
-def restore_rows(books: StreamState, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
-    """Restore the rows into empty books, after `rows.next` is set. Returns the kept patches. Raises ValueError,
+def restore_rows(partition: StreamState, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
+    """Restore the rows into an empty partition, after `rows.next` is set. Returns the kept patches. Raises ValueError,
     KeyError or IndexError for an invalid state."""
     rows = unpack(state.offsets)
-    count, tasks = len(rows), len(books.settings.tasks)
+    count, tasks = len(rows), len(partition.settings.tasks)
     layers = [(layer.names, unpack(layer.patch, count), unpack(layer.index, count)) for layer in state.layers]
     kept = [unpack(of) for of in state.kept]
-    books.rows.restore(rows, dict(columns), {each.number: _patch(each) for each in state.patches}, layers, kept)
-    places = books.rows.places(rows)
+    partition.rows.restore(rows, dict(columns), {each.number: _patch(each) for each in state.patches}, layers, kept)
+    places = partition.rows.places(rows)
     which, dropped = unpack(state.group, count), unpack(state.dropped, count).astype(np.bool_)
     states = unpack(state.states, tasks * count).reshape(tasks, count)
     tries = unpack(state.tries, tasks * count).reshape(tasks, count)
@@ -194,17 +194,17 @@ def restore_rows(books: StreamState, state: RowsState, columns: list[tuple[str, 
     if (count and not _within(which, -1, len(state.groups))) or len(set(state.groups)) != len(state.groups):
         raise ValueError("a group that is not listed")
     done = (states == ACKED) | (states == EXPIRED)
-    numbers = books.groups.restore(rows, which, state.groups, state.drops, dropped, done, states == DEAD)
+    numbers = partition.groups.restore(rows, which, state.groups, state.drops, dropped, done, states == DEAD)
     versions = unpack(state.versions, count)
-    books.facts.enter(places, numbers, versions, unpack(state.arrived, count), state.tags)
-    books.facts.measure(places, {name: unpack(values, count) for name, values in state.lengths.items()})
-    books.progress.restore(places, versions, states, tries)
-    books.progress.mark_dropped(places, dropped)
+    partition.metadata.enter(places, numbers, versions, unpack(state.arrived, count), state.tags)
+    partition.metadata.measure(places, {name: unpack(values, count) for name, values in state.lengths.items()})
+    partition.progress.restore(places, versions, states, tries)
+    partition.progress.mark_dropped(places, dropped)
     named = [""] * count
     for at, key in zip(unpack(state.keyed).tolist(), state.keys, strict=True):
         named[at] = key
-    books.keys.put_back(named, rows, state.calls)
-    books.nbytes = sum(books.rows.patch(each.number).nbytes for each in state.patches)
+    partition.keys.put_back(named, rows, state.calls)
+    partition.nbytes = sum(partition.rows.patch(each.number).nbytes for each in state.patches)
     return kept
 
 
@@ -212,13 +212,13 @@ def _within(values: Index, least: int, below: int) -> bool:
     return bool(values.min() >= least and values.max() < below)
 
 
-def counts_of(books: StreamState) -> list[list[int]]:
+def counts_of(partition: StreamState) -> list[list[int]]:
     """For each task the number of rows that were ever acked, expired and dead."""
-    return [[of[what] for what in _COUNTED] for of in books.progress.counts]
+    return [[of[what] for what in _COUNTED] for of in partition.progress.counts]
 
 
-def restore_counts(books: StreamState, counts: list[list[int]]) -> None:
+def restore_counts(partition: StreamState, counts: list[list[int]]) -> None:
     """Raises ValueError if they are of other tasks."""
-    for of, numbers in zip(books.progress.counts, counts, strict=True):
+    for of, numbers in zip(partition.progress.counts, counts, strict=True):
         for what, number in zip(_COUNTED, numbers, strict=True):
             of[what] = number

@@ -1,7 +1,7 @@
 """The replicated state of a partition of a stream, and the effect of each command.
 
-A `Home` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. Beside it are producer sequences and
-outboxes.
+A `LeasedRows` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. Beside it are producer
+sequences and outboxes.
 
 Invariants: `apply` depends on the state and the command only; a command that fails changes nothing, and its result
 is the error. A request of a client is executed once, by its sequence.
@@ -23,7 +23,7 @@ from dataplane.replication.sessions import Sessions, Settled
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.home import Home
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Begin
 from dataplane.stream.progress import DEAD
@@ -71,7 +71,7 @@ class Replicated:
     def _begin(self, settings: Settings | None, mark: str) -> None:
         self.opened = settings is not None
         settings = settings or _UNOPENED
-        self.home = Home(settings, self._released, mark=mark)
+        self.leased = LeasedRows(settings, self._released, mark=mark)
         self.outboxes = Outboxes()
         self.sessions = Sessions()
         self.clock_s = 0.0
@@ -92,7 +92,7 @@ class Replicated:
     @property
     def settings(self) -> Settings:
         """The settings of the stream."""
-        return self.home.settings
+        return self.leased.settings
 
     # Applying
 
@@ -168,7 +168,7 @@ class Replicated:
         if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
             raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")
         self._require_there(command.ref, command.nodes)
-        first, new = self.home.append(command.ref, command.keys, command.digest, arrival, command.time_s)
+        first, new = self.leased.append(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
             self._holds(command.ref, command.nodes)
         return r.Appended(first, count, new)
@@ -186,7 +186,7 @@ class Replicated:
     def _do_extend(self, command: c.Extend) -> r.AnyResult:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        self.home.extend(
+        self.leased.extend(
             command.rows,
             command.ref,
             command.lengths,
@@ -201,40 +201,42 @@ class Replicated:
         self.clock_s = max(self.clock_s, command.time_s)
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        new = self.home.grow(command.row, command.piece, command.ref, command.lengths, self.clock_s, command.nodes)
+        new = self.leased.grow(command.row, command.piece, command.ref, command.lengths, self.clock_s, command.nodes)
         if new:
             self._holds(command.ref, command.nodes)
         return r.Appended(command.row, 1, new)
 
     def _do_take_up(self, command: c.TakeUp) -> r.AnyResult:
         self.clock_s = max(self.clock_s, command.time_s)
-        self.home.books.unfinished.require(command.row, command.before, command.token)
+        self.leased.partition.unfinished.require(command.row, command.before, command.token)
         return r.UnfinishedRows(
-            [self.home.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
+            [self.leased.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
         )
 
     def _do_give_up(self, command: r.GiveUp) -> r.AnyResult:
-        self.home.give_up(command.row, command.token)
+        self.leased.give_up(command.row, command.token)
         return _DONE
 
     def _do_settle(self, command: c.Settle) -> r.AnyResult:
         """Settle those of the rows that are open for the task; none of them if a client asked and some are lost."""
-        books, rows = self.home.books, command.rows
+        partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return _DONE
         if self.columns is not None:  # nothing has come between what was decided and this
             self._settle(command)
             return _DONE
-        there = books.rows.there(rows)
+        there = partition.rows.there(rows)
         if not there.all():
             rows = rows[there]
             if command.client:
-                places = books.rows.places(rows)
-                books.progress.unlease(places, command.task)
-                books.let_go(rows[books.progress.dropped(places, len(rows))])  # this was the last that held them
+                places = partition.rows.places(rows)
+                partition.progress.unlease(places, command.task)
+                partition.let_go(
+                    rows[partition.progress.dropped(places, len(rows))]
+                )  # this was the last that held them
                 raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
-        places = books.rows.places(rows)
-        fits = books.progress.open(command.task, places, len(rows))
+        places = partition.rows.places(rows)
+        fits = partition.progress.open(command.task, places, len(rows))
         if not fits.all():
             rows = rows[fits]
         if len(rows):
@@ -242,9 +244,9 @@ class Replicated:
         return _DONE
 
     def _settle(self, command: c.Settle) -> None:
-        progress, rows = self.home.books.progress, self.home.books.rows
+        progress, rows = self.leased.partition.progress, self.leased.partition.rows
         dead = progress.counts[command.task][DEAD]
-        self.home.do(command)
+        self.leased.do(command)
         if progress.counts[command.task][DEAD] > dead:
             there = command.rows[rows.there(command.rows)]
             states = progress.states(rows.places(there), len(there))[command.task]
@@ -254,28 +256,28 @@ class Replicated:
         """These rows are dead letters of the task now; they were given back for this reason."""
 
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
-        rows = command.rows[self.home.books.rows.there(command.rows)]
+        rows = command.rows[self.leased.partition.rows.there(command.rows)]
         if len(rows):
-            self.home.do(c.Drop(rows=rows))
+            self.leased.do(c.Drop(rows=rows))
         return _DONE
 
     def _do_remove(self, command: c.Remove) -> r.AnyResult:
-        books = self.home.books
-        rows = command.rows[books.rows.there(command.rows)]
-        self.home.do(c.Remove(rows=rows[books.progress.dropped(books.rows.places(rows), len(rows))]))
+        partition = self.leased.partition
+        rows = command.rows[partition.rows.there(command.rows)]
+        self.leased.do(c.Remove(rows=rows[partition.progress.dropped(partition.rows.places(rows), len(rows))]))
         return _DONE
 
     def _do_lose(self, command: r.Lose) -> r.AnyResult:
         self.lost_nodes.lose(command.node)
-        self.home.books.rows.forget_spare(command.node)
-        self._lose(self.home.books.rows.dead(self._there))
+        self.leased.partition.rows.forget_spare(command.node)
+        self._lose(self.leased.partition.rows.dead(self._there))
         self._count_holders()
         return _DONE
 
     def _lose(self, dead: Index) -> None:
         """Lose rows of which a column no longer exists. The holder of a dropped row may go on."""
-        books = self.home.books
-        self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))])
+        partition = self.leased.partition
+        self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
 
     def _do_return(self, command: r.Return) -> r.AnyResult:
         self.lost_nodes.come_back(command.node, command.first)
@@ -283,30 +285,30 @@ class Replicated:
 
     def _count_holders(self) -> None:
         """Count again which nodes have columns that rows need."""
-        patches = self.home.books.rows.all_patches()
+        patches = self.leased.partition.rows.all_patches()
         self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
 
     def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
-        lost = self.home.lost
+        lost = self.leased.lost
         return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
     def _do_close(self, command: r.Close) -> r.AnyResult:
-        self.home.close()
+        self.leased.close()
         return _DONE
 
     def _do_clear(self, command: r.Clear) -> r.AnyResult:
-        self.home.closed = True
-        for grant in self.home.leases:
-            self.home.leases.end(grant)
-        self.home.forget_kept()
-        self.home.books.clear()
-        self.home.close()
+        self.leased.closed = True
+        for grant in self.leased.leases:
+            self.leased.leases.end(grant)
+        self.leased.forget_kept()
+        self.leased.partition.clear()
+        self.leased.close()
         return _DONE
 
     def _do_configure(self, command: r.Configure) -> r.AnyResult:
-        if command.settings.tasks != self.home.settings.tasks:
-            raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.home.settings.tasks)}")
-        self.home.configure(command.settings)
+        if command.settings.tasks != self.leased.settings.tasks:
+            raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.leased.settings.tasks)}")
+        self.leased.configure(command.settings)
         return _DONE
 
     def _do_end(self, command: c.End) -> r.AnyResult:
@@ -317,70 +319,70 @@ class Replicated:
     def _do_open(self, command: r.Open) -> r.AnyResult:
         if not self.opened:
             self._begin(command.settings, command.mark)
-            self.home.books.rows.resume(command.first, 0)
+            self.leased.partition.rows.resume(command.first, 0)
             self.began()
         return _DONE
 
-    def _do_told(self, command: r.Told) -> r.AnyResult:
+    def _do_told(self, command: r.OutboxReceived) -> r.AnyResult:
         self.outboxes.told(command.node, command.last)
         return _DONE
 
     def _do_unkeep(self, command: c.Unkeep) -> r.AnyResult:
-        self.home.do(command)
+        self.leased.do(command)
         return _DONE
 
     # From a snapshot for users
 
     def _do_restore(self, command: r.Restore) -> r.AnyResult:
-        home = self.home
-        if home.books.rows.next or command.head.settings.tasks != home.settings.tasks:
+        leased = self.leased
+        if leased.partition.rows.next or command.head.settings.tasks != leased.settings.tasks:
             raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
-        begin(home, command.head)  # but for the mark: rows without a key are called by this partition
+        begin(leased, command.head)  # but for the mark: rows without a key are called by this partition
         return _DONE
 
     def _do_put_back(self, command: c.PutBack) -> r.AnyResult:
         self.clock_s = max(self.clock_s, command.time_s)
-        put_back(self.home, command.block, command.time_s)
+        put_back(self.leased, command.block, command.time_s)
         return _DONE
 
     def _do_put_columns(self, command: r.PutColumns) -> r.AnyResult:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        put_columns(self.home, command.rows, command.task, command.ref, command.lengths, command.nodes)
+        put_columns(self.leased, command.rows, command.task, command.ref, command.lengths, command.nodes)
         self._holds(command.ref, command.nodes)
         return _DONE
 
     def _do_finish_restore(self, command: r.FinishRestore) -> r.AnyResult:
-        finish(self.home)
-        self.home.books.look_again()
+        finish(self.leased)
+        self.leased.partition.look_again()
         return _DONE
 
     # The state as bytes
 
     def snapshot(self) -> bytes:
-        home = self.home
-        books = home.books
+        leased = self.leased
+        partition = leased.partition
         return seal(
             PartitionState(
                 name=self.name,
-                settings=home.settings,
-                mark=books.keys.mark,
-                next_offset=books.rows.next,
-                next_patch=books.rows.next_patch,
-                columns=[(name, books.rows.schema[name]) for name in books.rows.bits],
-                tag_names=sorted(books.facts.tag_names),
-                appended=books.appended,
-                latest=books.facts.latest,
-                closed=home.closed,
+                settings=leased.settings,
+                mark=partition.keys.mark,
+                next_offset=partition.rows.next,
+                next_patch=partition.rows.next_patch,
+                columns=[(name, partition.rows.schema[name]) for name in partition.rows.bits],
+                tag_names=sorted(partition.metadata.tag_names),
+                appended=partition.appended,
+                latest=partition.metadata.latest,
+                closed=leased.closed,
                 clock_s=self.clock_s,
-                counts=counts_of(books),
-                lost=[(row, *told) for row, told in home.lost.items()],
+                counts=counts_of(partition),
+                lost=[(row, *told) for row, told in leased.lost.items()],
                 lost_nodes=self.lost_nodes.state(),
                 opened=self.opened,
                 outboxes=self.outboxes.state(),
                 sessions=self.sessions.snapshot(),
-                rows=rows_state(books, home.kept),
-                unfinished=books.unfinished.state(),
+                rows=rows_state(partition, leased.kept),
+                unfinished=partition.unfinished.state(),
             )
         )
 
@@ -392,23 +394,23 @@ class Replicated:
         found = open_sealed(state)
         if found.name != self.name:
             raise Corrupt(f"a snapshot of the stream {found.name!r}, and this is {self.name!r}")
-        home, sessions = Home(found.settings, self._released, mark=found.mark), Sessions()
-        books = home.books
+        leased, sessions = LeasedRows(found.settings, self._released, mark=found.mark), Sessions()
+        partition = leased.partition
         try:
-            books.rows.resume(found.next_offset, found.next_patch)
-            for kept in restore_rows(books, found.rows, found.columns):
-                home.keep(kept)
-            restore_counts(books, found.counts)
-            books.unfinished.restore(found.unfinished)
+            partition.rows.resume(found.next_offset, found.next_patch)
+            for kept in restore_rows(partition, found.rows, found.columns):
+                leased.keep(kept)
+            restore_counts(partition, found.counts)
+            partition.unfinished.restore(found.unfinished)
             sessions.restore(found.sessions)
         except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
             raise Corrupt(f"a snapshot of the stream {self.name!r} that no replica made: {error}") from error
-        books.facts.know_tags(found.tag_names)
-        books.facts.latest, books.appended, home.closed = found.latest, found.appended, found.closed
-        home.lost.update({row: (key, group, version, acked) for row, key, group, version, acked in found.lost})
+        partition.metadata.know_tags(found.tag_names)
+        partition.metadata.latest, partition.appended, leased.closed = found.latest, found.appended, found.closed
+        leased.lost.update({row: (key, group, version, acked) for row, key, group, version, acked in found.lost})
         self._begin(found.settings, found.mark)
         self.opened = found.opened
-        self.home, self.sessions, self.clock_s = home, sessions, found.clock_s
+        self.leased, self.sessions, self.clock_s = leased, sessions, found.clock_s
         self.lost_nodes = LostNodes(found.lost_nodes)
         self.outboxes = Outboxes(found.outboxes)
         self._count_holders()
@@ -417,7 +419,7 @@ class Replicated:
     # For who leads
 
     def began(self) -> None:
-        """`home` is a new object."""
+        """`leased` is a new object."""
 
 
 def _check_counts(rows: int, listed: list[Sized]) -> None:
@@ -440,7 +442,7 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     r.Configure: Replicated._do_configure,
     c.End: Replicated._do_end,
     r.Open: Replicated._do_open,
-    r.Told: Replicated._do_told,
+    r.OutboxReceived: Replicated._do_told,
     c.Unkeep: Replicated._do_unkeep,
     r.Restore: Replicated._do_restore,
     c.PutBack: Replicated._do_put_back,

@@ -27,17 +27,17 @@ from dataplane.stream.results import (
     Admitted as Admitted,
     AnyResult as AnyResult,
     Appended as Appended,
+    CandidateRows as CandidateRows,
     Delivered as Delivered,
     Done as Done,
     Figures as Figures,
-    Found as Found,
+    FoundRows as FoundRows,
     GrantGiven as GrantGiven,
-    Held as Held,
+    HeldRows as HeldRows,
     Letters as Letters,
     LostRows as LostRows,
     Refused as Refused,
     Result as Result,
-    Shown as Shown,
     SnapshotRows as SnapshotRows,
     SnapshotTaken as SnapshotTaken,
     TicketGiven as TicketGiven,
@@ -215,7 +215,7 @@ class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
     clients: str
 
 
-class Told(Request, frozen=True, tag=22, kw_only=True):
+class OutboxReceived(Request, frozen=True, tag=22, kw_only=True):
     """The node has received the entries of its outbox up to this number."""
 
     node: bytes
@@ -377,7 +377,7 @@ AnyRequest = (
     | Leave
     | Tick
     | LeaveAll
-    | Told
+    | OutboxReceived
     | Look
     | Find
     | DeadLetters

@@ -87,7 +87,7 @@ class LostRows(Result, frozen=True, tag=7):
     rows: list[tuple[int, str, str | int | None, int, int]]
 
 
-class Shown(Result, frozen=True, tag=11):
+class CandidateRows(Result, frozen=True, tag=11):
     """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes` goes into the next
     `Look`. `left`: how many rows the task has still to do."""
 
@@ -106,13 +106,13 @@ class Shown(Result, frozen=True, tag=11):
     left: int
 
 
-class Found(Result, frozen=True, tag=12):
+class FoundRows(Result, frozen=True, tag=12):
     """The row of each key; -1 for a key without a row."""
 
     rows: Index
 
 
-class Held(Result, frozen=True, tag=18):
+class HeldRows(Result, frozen=True, tag=18):
     """References of rows that need columns of the node. `next`: where to go on, -1 at the end. `last`: the number of
     the last entry of the outbox of the node."""
 
@@ -128,7 +128,7 @@ class UnfinishedRows(Result, frozen=True, tag=19):
 
 
 class Figures(Result, frozen=True, tag=13):
-    """See `figures.figures`."""
+    """See `statistics.figures`."""
 
     values: dict[str, Any]
 
@@ -166,9 +166,9 @@ AnyResult = (
     | Admitted
     | Delivered
     | LostRows
-    | Shown
-    | Found
-    | Held
+    | CandidateRows
+    | FoundRows
+    | HeldRows
     | Figures
     | SnapshotTaken
     | SnapshotRows
@@ -176,7 +176,7 @@ AnyResult = (
     | UnfinishedRows
 )
 
-ToClient = Done | Delivered | Shown | Letters | Figures | UnfinishedRows | SnapshotTaken | SnapshotRows
+ToClient = Done | Delivered | CandidateRows | Letters | Figures | UnfinishedRows | SnapshotTaken | SnapshotRows
 """The answers to `requests.FromClient`."""
 
 encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode

@@ -40,7 +40,7 @@ class Arrival:
     """Of one row that is in progress: what is said of it (`unfinished.Begin`)."""
 
 
-class _Sheet:
+class _MetadataPage:
     """The metadata of a page."""
 
     __slots__ = ("arrived", "group", "lengths", "room", "tags", "version")
@@ -61,9 +61,9 @@ class _Sheet:
         self.tags = {name: grown(values, room, None) for name, values in self.tags.items()}
         self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
 
-    def copy(self) -> _Sheet:
+    def copy(self) -> _MetadataPage:
         """A copy without lengths."""
-        sheet = _Sheet.__new__(_Sheet)
+        sheet = _MetadataPage.__new__(_MetadataPage)
         sheet.room, sheet.lengths = self.room, {}
         sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
         sheet.tags = {name: values.copy() for name, values in self.tags.items()}
@@ -75,16 +75,16 @@ class RowMetadata:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._sheets: dict[int, _Sheet] = {}
+        self._sheets: dict[int, _MetadataPage] = {}
         self._names: dict[str, None] = {}  # of tags
         self.latest = 0
         """The newest policy version that was appended."""
 
-    def _sheet(self, page: Page) -> _Sheet:
+    def _sheet(self, page: Page) -> _MetadataPage:
         number = page.first // PAGE
         sheet = self._sheets.get(number)
         if sheet is None:
-            sheet = self._sheets[number] = _Sheet(page.room)
+            sheet = self._sheets[number] = _MetadataPage(page.room)
         elif sheet.room < page.room:
             sheet.grow(page.room)
         return sheet

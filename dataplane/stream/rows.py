@@ -26,7 +26,7 @@ from dataplane.stream.page import PAGE, Flags, Index, Page
 
 MAX_COLUMNS = 64
 _NONE: Index = np.empty(0, np.int64)
-_RUNS = 32  # stretches of one patch from which on rows are put in order afterwards
+_RUNS = 32  # ranges of one patch from which on rows are put in order afterwards
 
 
 #: Rows by page: the page, which of its rows, and which of the rows in question they are. No page comes twice.
@@ -97,7 +97,7 @@ class Rows:
         if len(ref) == 1:
             self._append_one(names, need, number)
             return first
-        for page, inside, taken in self._stretches(first, len(ref)):
+        for page, inside, taken in self._ranges(first, len(ref)):
             layer = page.layer(names)
             layer.patch[inside] = number
             layer.index[inside] = np.arange(taken.start, taken.stop)
@@ -218,7 +218,7 @@ class Rows:
             found[of] = hold if isinstance(hold, int) else hold[index[of]]
         return found
 
-    def _stretches(self, first: int, count: int) -> Iterator[tuple[Page, slice, slice]]:
+    def _ranges(self, first: int, count: int) -> Iterator[tuple[Page, slice, slice]]:
         """New rows by page: the page, the rows in the page, and the positions among the new rows."""
         start = first
         while start < first + count:

@@ -306,7 +306,7 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
         return (self.within if self.within is not None else Fifo()).choose(candidates, want)
 
 
-#: The samplers that a home in another process can be named; the type to decode one as.
+#: The samplers that a leader in another process can be told to use; the type to decode one as.
 BuiltIn: TypeAlias = Fifo | CompleteGroups | TokenBalanced | Freshest | Weighted
 
 
@@ -405,7 +405,7 @@ def _shares(want: int, weights: Floats, have: Index, draw: float) -> Index:
         quotas = relative * (left / relative.sum())
         short = unsettled & (have <= quotas)
         if not short.any():
-            # One of the marks draw, draw + 1, ... for each row: a stretch of quota q catches q of them on average.
+            # One of the marks draw, draw + 1, ... for each row: a run of quota q catches q of them on average.
             ends = np.cumsum(quotas)
             ends[np.flatnonzero(quotas)[-1] :] = left
             shares += np.diff(np.floor(ends + draw), prepend=0.0).astype(np.int64)
@@ -416,7 +416,7 @@ def _shares(want: int, weights: Floats, have: Index, draw: float) -> Index:
 
 
 def _mixed(parts: list[Index]) -> Index:
-    """The rows of all parts such that any stretch has about the same proportions as the whole."""
+    """The rows of all parts such that any run of rows has about the same proportions as the whole."""
     due = np.concatenate([(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in parts])
     rows: Index = np.concatenate(parts)
     return rows[np.lexsort((rows, due))]

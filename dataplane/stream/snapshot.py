@@ -1,7 +1,7 @@
 """A checkpoint of a stream: a copy of its state at one moment, which is read in blocks while the stream goes on; and
 the restoration of a stream from the blocks.
 
-A `Snapshot` copies the arrays of the books. A block is the metadata of some rows; the columns of the same rows are
+A `Snapshot` copies the arrays of the partition. A block is the metadata of some rows; the columns of the same rows are
 references. The restored stream has the same rows, numbers and keys, and the same progress of each task.
 
 Invariants: leased rows are pending, and that delivery does not count as a try; dropped rows are absent. Times are
@@ -19,8 +19,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.stream.block import Block, Head
 from dataplane.stream.groups import Groups
-from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
@@ -36,10 +36,10 @@ _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapsh
 
 
 class Copy(NamedTuple):
-    """The parts of the books from which blocks are made."""
+    """The parts of the partition from which blocks are made."""
 
     rows: Rows
-    facts: RowMetadata
+    metadata: RowMetadata
     progress: Progress
     keys: Keys
     groups: Groups
@@ -49,26 +49,26 @@ class Copy(NamedTuple):
 class Snapshot:
     """The state of a stream at time `now` of its clock."""
 
-    def __init__(self, home: Home, now: float) -> None:
+    def __init__(self, leased: LeasedRows, now: float) -> None:
         self._now = now
-        books, rows = home.books, home.books.rows.copy()
+        partition, rows = leased.partition, leased.partition.rows.copy()
         self._books = Copy(
             rows,
-            books.facts.copy(rows),
-            books.progress.copy(rows),
-            books.keys.copy(),
-            books.groups.copy(),
-            books.unfinished.copy(rows),
+            partition.metadata.copy(rows),
+            partition.progress.copy(rows),
+            partition.keys.copy(),
+            partition.groups.copy(),
+            partition.unfinished.copy(rows),
         )
-        counts = [[of[what] for what in _COUNTS] for of in books.progress.counts]
+        counts = [[of[what] for what in _COUNTS] for of in partition.progress.counts]
         pages = [number for number, page in rows.pages.items() if page.left]
         self.head = Head(
-            home.settings,
-            books.keys.mark,
-            books.rows.next,
-            books.appended,
-            books.facts.latest,
-            home.closed,
+            leased.settings,
+            partition.keys.mark,
+            partition.rows.next,
+            partition.appended,
+            partition.metadata.latest,
+            leased.closed,
             counts,
             pages,
         )
@@ -79,9 +79,9 @@ class Snapshot:
         return self._books.rows.patches
 
     def _there(self, first: int, count: int) -> Index:
-        rows, books = np.arange(first, first + count), self._books
-        rows = rows[books.rows.there(rows)]
-        return rows[~books.progress.dropped(books.rows.places(rows), len(rows))]
+        rows, partition = np.arange(first, first + count), self._books
+        rows = rows[partition.rows.there(rows)]
+        return rows[~partition.progress.dropped(partition.rows.places(rows), len(rows))]
 
     def block(self, first: int, count: int) -> Block:
         """The metadata of the rows with numbers from `first` on, `count` numbers."""
@@ -93,32 +93,32 @@ class Snapshot:
         return columns_of(self._books, self._there(first, count))
 
 
-def block_of(books: StreamState | Copy, rows: Index, now: float) -> Block:
+def block_of(partition: StreamState | Copy, rows: Index, now: float) -> Block:
     """The metadata of these existing rows, which are not dropped."""
-    places = books.rows.places(rows)
-    groups = books.facts.groups(places)
-    states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
+    places = partition.rows.places(rows)
+    groups = partition.metadata.groups(places)
+    states, tries = partition.progress.states(places, len(rows)), partition.progress.tries(places, len(rows))
     held = states == LEASED
     tries[held] -= 1
     states[held] = PENDING
     return Block(
         rows=rows.tobytes(),
-        groups=books.groups.names(groups),
-        versions=books.facts.versions(places).tobytes(),
-        ages_s=(now - books.facts.arrived(places)).tobytes(),
-        tags={name: values.tolist() for name, values in books.facts.tags(places).items()},
-        keys=books.keys.named(rows),
-        calls=books.keys.calls(rows),
+        groups=partition.groups.names(groups),
+        versions=partition.metadata.versions(places).tobytes(),
+        ages_s=(now - partition.metadata.arrived(places)).tobytes(),
+        tags={name: values.tolist() for name, values in partition.metadata.tags(places).items()},
+        keys=partition.keys.named(rows),
+        calls=partition.keys.calls(rows),
         states=states.tobytes(),
         tries=tries.tobytes(),
-        dropped=books.groups.dropped(groups),
-        begun=books.unfinished.told(rows),
+        dropped=partition.groups.dropped(groups),
+        begun=partition.unfinished.told(rows),
     )
 
 
-def columns_of(books: StreamState | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
+def columns_of(partition: StreamState | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
     """The columns of these rows; see `Snapshot.columns`."""
-    stored, begun = books.rows, books.unfinished
+    stored, begun = partition.rows, partition.unfinished
     found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
     for names, having, holds in stored.by_columns(rows):
         tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
@@ -128,35 +128,35 @@ def columns_of(books: StreamState | Copy, rows: Index) -> list[tuple[Index, int,
     return found
 
 
-def begin(home: Home, head: Head) -> None:
+def begin(leased: LeasedRows, head: Head) -> None:
     """Make a new stream that of the head. Its rows follow by `put_back`. Raises Corrupt."""
-    fits = len(head.counts) == len(home.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
+    fits = len(head.counts) == len(leased.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
     totals = [head.appended, *(count for of in head.counts for count in of)]
     if not fits or not 0 <= head.following < _MOST_ROWS or not all(0 <= n < _MOST_EVER for n in totals):
         raise Corrupt("a head that no stream had")
     if not -(1 << 63) <= head.latest < 1 << 63:
         raise Corrupt("a policy version that no stream had")
-    home.books.rows.next = head.following
-    home.books.appended = head.appended
-    home.books.facts.latest = head.latest
-    home.closed = head.closed
-    for counts, of in zip(home.books.progress.counts, head.counts, strict=True):
+    leased.partition.rows.next = head.following
+    leased.partition.appended = head.appended
+    leased.partition.metadata.latest = head.latest
+    leased.closed = head.closed
+    for counts, of in zip(leased.partition.progress.counts, head.counts, strict=True):
         for what, count in zip(_COUNTS, of, strict=True):
             counts[what] = count
 
 
-def put_back(home: Home, block: Block, now: float) -> None:
+def put_back(leased: LeasedRows, block: Block, now: float) -> None:
     """Restore the rows of a block, without columns. Raises Corrupt, LimitExceeded.
 
     Blocks come in ascending order.
     """
-    tasks, rows = len(home.settings.tasks), _array("rows", block.rows, "<i8")
+    tasks, rows = len(leased.settings.tasks), _array("rows", block.rows, "<i8")
     count = len(rows)
     if not count:
         return
-    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < home.books.rows.next
-    in_order = in_order and max(home.books.rows.pages, default=0) * PAGE <= rows[0]
-    if not in_order or home.books.rows.there(rows).any():
+    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < leased.partition.rows.next
+    in_order = in_order and max(leased.partition.rows.pages, default=0) * PAGE <= rows[0]
+    if not in_order or leased.partition.rows.there(rows).any():
         raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
     versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
     states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
@@ -168,27 +168,27 @@ def put_back(home: Home, block: Block, now: float) -> None:
         raise Corrupt("a block with states or ages that no row has")
     if not all(len(of) == tasks and all(0 <= n < _MOST_ROWS for n in of) for _, of in block.dropped):
         raise Corrupt("a group of which more rows were dropped than any stream has")
-    home.books.facts.require_room(block.tags)
+    leased.partition.metadata.require_room(block.tags)
     try:
-        home.books.keys.check([key for key in block.keys if key])
+        leased.partition.keys.check([key for key in block.keys if key])
     except Misuse as error:
         raise Corrupt(str(error)) from None
 
-    home.books.rows.put_back(rows)
-    home.books.keys.put_back(block.keys, rows, block.calls)
-    places = home.books.rows.places(rows)
-    groups = home.books.groups.put_back(block.groups, rows, block.dropped)
-    home.books.facts.enter(places, groups, versions, now - ages, block.tags)
-    home.books.progress.enter(versions)
-    home.books.unfinished.put_back(block.begun, rows)
-    home.books.progress.put_back(places, versions, states, tries)
+    leased.partition.rows.put_back(rows)
+    leased.partition.keys.put_back(block.keys, rows, block.calls)
+    places = leased.partition.rows.places(rows)
+    groups = leased.partition.groups.put_back(block.groups, rows, block.dropped)
+    leased.partition.metadata.enter(places, groups, versions, now - ages, block.tags)
+    leased.partition.progress.enter(versions)
+    leased.partition.unfinished.put_back(block.begun, rows)
+    leased.partition.progress.put_back(places, versions, states, tries)
     for task, of in enumerate(states):
-        home.books.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
-        home.books.groups.dead(task, groups[of == DEAD])
+        leased.partition.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
+        leased.partition.groups.dead(task, groups[of == DEAD])
 
 
 def put_columns(
-    home: Home,
+    leased: LeasedRows,
     rows: Index,
     task: int,
     ref: BatchRef,
@@ -197,29 +197,29 @@ def put_columns(
 ) -> None:
     """Restore columns of rows that were put back. `task`: the task for which their producer held the rows. The nodes
     `spares` have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
-    if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):
+    if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     try:
-        home.books.require(rows)
-        home.books.rows.extend(
+        leased.partition.require(rows)
+        leased.partition.rows.extend(
             rows, ref, replace=False, hold=task, spares=spares
         )  # of no grant: their numbers begin with 1
     except SchemaMismatch:
         raise
     except Misuse as error:
         raise Corrupt(str(error)) from None
-    for row in rows.tolist() if len(home.books.unfinished) else ():
-        if row in home.books.unfinished.begun:
+    for row in rows.tolist() if len(leased.partition.unfinished) else ():
+        if row in leased.partition.unfinished.begun:
             if len(rows) > 1:
                 raise Corrupt("columns of a row in progress together with those of others")
-            home.books.unfinished.hide(row)
-    home.books.nbytes += ref.stored_nbytes
-    home.books.facts.measure(home.books.rows.places(rows), lengths)
+            leased.partition.unfinished.hide(row)
+    leased.partition.nbytes += ref.stored_nbytes
+    leased.partition.metadata.measure(leased.partition.rows.places(rows), lengths)
 
 
-def finish(home: Home) -> None:
+def finish(leased: LeasedRows) -> None:
     """All rows are restored. New rows get numbers that the old stream cannot have given since the snapshot."""
-    home.books.rows.next += _GAP - home.books.rows.next % PAGE
+    leased.partition.rows.next += _GAP - leased.partition.rows.next % PAGE
 
 
 def _array(what: str, packed: bytes, code: str, count: int | None = None) -> Index:

@@ -51,7 +51,7 @@ class Unfinished:
     """The rows in progress among `rows`, whose metadata is in `row_metadata`."""
 
     rows: Rows
-    facts: RowMetadata
+    metadata: RowMetadata
     begun: dict[int, Begun] = field(default_factory=dict)
     ended: dict[int, None] = field(default_factory=dict)
     _until: dict[int, float] = field(default_factory=dict)
@@ -126,8 +126,8 @@ class Unfinished:
         self.rows.change_patch(number, ColumnBatch.whole(before.ref, (*before.pieces, more)))
         places = self.rows.places(np.array([row]))
         for name, length in lengths.items():
-            joined_to = self.facts.lengths(places, name) if ref.schema[name].varying == 1 else 0
-            self.facts.measure(places, {name: joined_to + length})
+            joined_to = self.metadata.lengths(places, name) if ref.schema[name].varying == 1 else 0
+            self.metadata.measure(places, {name: joined_to + length})
         count = int(lengths[begun.tokens][0]) if begun.tokens in lengths else 0
         begun.pieces += 1
         begun.digest = piece.digest
@@ -209,11 +209,6 @@ class Unfinished:
             left_s = self._until[row] - now
             raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
 
-    def is_of(self, row: int, token: int) -> bool:
-        """Whether the holder of this token is the producer of the row."""
-        begun = self.begun.get(row)
-        return begun is not None and begun.token == token
-
     def held_by(self, row: int, client: Hashable) -> None:
         """For streams of one node: the client that is the producer."""
         if row in self.begun:
@@ -265,7 +260,7 @@ class Unfinished:
         )
 
     def _arrived(self, row: int) -> float:
-        return float(self.facts.arrived(self.rows.places(np.array([row])))[0])
+        return float(self.metadata.arrived(self.rows.places(np.array([row])))[0])
 
     def oldest(self) -> float | None:
         """When the oldest row in progress began; None if there is none."""
@@ -286,7 +281,9 @@ class Unfinished:
 
     def copy(self, rows: Rows) -> Unfinished:
         """A copy, for a copy of the rows."""
-        return Unfinished(rows, self.facts, {row: msgspec.structs.replace(begun) for row, begun in self.begun.items()})
+        return Unfinished(
+            rows, self.metadata, {row: msgspec.structs.replace(begun) for row, begun in self.begun.items()}
+        )
 
     def told(self, rows: Index) -> list[Begun]:
         """Those of these rows that are in progress; without a producer, as they are restored."""

@@ -17,7 +17,7 @@ from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.stream.requests import Done
 from dataplane.table import requests as r
 from dataplane.table.table import Table
-from dataplane.table.written import Index, Over
+from dataplane.table.write_effects import Index, UnneededCells
 
 MAX_TAG_BYTES = 64 << 10
 """Bytes of the tags of one row."""
@@ -75,9 +75,9 @@ def numbered(numbers: Index) -> r.Numbered:
     return r.Numbered(told, len(told) < len(numbers))
 
 
-def given(rows: Index | None) -> r.Given:
+def given(rows: Index | None) -> r.ClaimedRows:
     """None: nothing was given."""
-    return r.Given(granted=False) if rows is None else r.Given(granted=True, rows=rows)
+    return r.ClaimedRows(granted=False) if rows is None else r.ClaimedRows(granted=True, rows=rows)
 
 
 def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
@@ -143,7 +143,9 @@ def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
         raise ProtocolMismatch(f"{len(ref)} rows of columns for {count} rows")
 
 
-def write(table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
+def write(
+    table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b""
+) -> tuple[Index, list[UnneededCells]]:
     """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.upsert`. Raises as
     that; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
@@ -166,7 +168,7 @@ def wrote(table: Table, asked: r.Upsert, numbers: Index) -> r.Numbered | r.Looke
     return seen_all(table, numbers) if asked.look else numbered(numbers)
 
 
-def act(table: Table, asked: r.Clear | r.Claim | r.Release) -> tuple[r.AnyResult, list[Over]]:
+def act(table: Table, asked: r.Clear | r.Claim | r.Release) -> tuple[r.AnyResult, list[UnneededCells]]:
     """Change an existing table. Returns the answer, and the cells that are no longer needed. Raises Misuse,
     LimitExceeded."""
     match asked:

@@ -8,7 +8,7 @@ The partition exists before the table and after it: a table begins with its firs
 Numbers of rows and of changes continue, so none is reused. `Retire` ends a partition that has no table and an empty
 outbox.
 
-Columns are not here. An outbox entry tells the node that stores them which cells are no longer needed (`freeing`).
+Columns are not here. An outbox entry tells the node that stores them which cells are no longer needed (`cell_release`).
 When a node is lost, rows keep their cells there: reading one raises `OwnerDied`, and writing it again repairs it.
 """
 
@@ -24,12 +24,12 @@ from dataplane.replication.machine import Decision, StateMachine
 from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions, Settled
 from dataplane.stream.packing import pack, unpack
-from dataplane.stream.requests import Done, Held, Holding, Refused
-from dataplane.table import answers, freeing
+from dataplane.stream.requests import Done, HeldRows, Holding, Refused
+from dataplane.table import answers, cell_release
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
 from dataplane.table.table import Table
-from dataplane.table.written import Over
+from dataplane.table.write_effects import UnneededCells
 
 NOTHING = b""
 _UNREADY = 1024  # questions that are remembered
@@ -93,7 +93,7 @@ class TableMachine(StateMachine):
         self._check_open()
         return answers.answer(self.name, self.table if self.there else None, asked)
 
-    def _held(self, asked: Holding) -> Held:
+    def _held(self, asked: Holding) -> HeldRows:
         """What rows need of a node: all of each write of which a cell is left."""
         refs, nbytes, following = [], 0, -1
         for number, written in self.table.writes_after(asked.after):
@@ -103,7 +103,7 @@ class TableMachine(StateMachine):
             if nbytes > _HELD:
                 following = number
                 break
-        return Held(refs, following, self.outboxes.last(asked.node))
+        return HeldRows(refs, following, self.outboxes.last(asked.node))
 
     def _known(self, asked: r.Command) -> bytes | None:
         try:
@@ -121,7 +121,7 @@ class TableMachine(StateMachine):
                 except Misuse as error:
                     return Refused.of(error)
             case r.Gave(granted, rows):
-                return r.Given(granted, unpack(rows))
+                return r.ClaimedRows(granted, unpack(rows))
         return result
 
     def _check_open(self) -> None:
@@ -202,8 +202,8 @@ class TableMachine(StateMachine):
             self.there = False
         return Done()
 
-    def _free(self, over: list[Over]) -> None:
-        freeing.tell(over, self.outboxes, self.lost_nodes)
+    def _free(self, over: list[UnneededCells]) -> None:
+        cell_release.tell(over, self.outboxes, self.lost_nodes)
 
     def _open(self, asked: r.Open) -> r.AnyResult:
         if not self.changes or not self.there:
@@ -220,7 +220,7 @@ class TableMachine(StateMachine):
         self.lost_nodes.come_back(asked.node, asked.first)
         return Done()
 
-    def _told(self, asked: r.Told) -> r.AnyResult:
+    def _told(self, asked: r.OutboxReceived) -> r.AnyResult:
         self.outboxes.told(asked.node, asked.last)
         return Done()
 
@@ -268,7 +268,7 @@ class TableMachine(StateMachine):
 
     def telling(self, node: str, told: int) -> bytes:
         """The request that removes entries from an outbox."""
-        return r.encode_request(r.Told(node=bytes.fromhex(node), last=told))
+        return r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=told))
 
     # The state as bytes
 
@@ -306,7 +306,7 @@ def _brief(result: r.AnyResult) -> r.AnyResult:
     match result:
         case r.Numbered() | r.Looked():
             return r.Wrote(pack(result.rows))
-        case r.Given():
+        case r.ClaimedRows():
             return r.Gave(result.granted, pack(result.rows))
     return result
 
@@ -320,7 +320,7 @@ _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult]] = {
     r.Open: TableMachine._open,
     r.Lose: TableMachine._lose,
     r.Return: TableMachine._return,
-    r.Told: TableMachine._told,
+    r.OutboxReceived: TableMachine._told,
     r.End: TableMachine._end,
     r.Retire: TableMachine._retire,
 }

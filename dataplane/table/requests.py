@@ -17,8 +17,8 @@ import numpy as np
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.replication.lost_nodes import ALL
 from dataplane.stream.packing import Packed, hook, unhook
-from dataplane.stream.requests import Done, Held, Holding, Refused, Request, Result
-from dataplane.table.written import Index
+from dataplane.stream.requests import Done, HeldRows, Holding, Refused, Request, Result
+from dataplane.table.write_effects import Index
 
 _NONE: Index = np.empty(0, np.int64)
 
@@ -45,7 +45,7 @@ class Clear(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Claim(Request, frozen=True, tag=3, kw_only=True):
-    """Mark rows as claimed by the task, all or none, and remember `give` under the id. Answered by `Given`."""
+    """Mark rows as claimed by the task, all or none, and remember `give` under the id. Answered by `ClaimedRows`."""
 
     task: str
     rows: Index
@@ -89,7 +89,7 @@ class Return(Request, frozen=True, tag=11, kw_only=True):
     first: int
 
 
-class Told(Request, frozen=True, tag=8, kw_only=True):
+class OutboxReceived(Request, frozen=True, tag=8, kw_only=True):
     """The node has received the entries of its outbox up to this number."""
 
     node: bytes
@@ -154,7 +154,7 @@ class Ready(Request, frozen=True, tag=24, kw_only=True):
 
 
 class FindClaim(Request, frozen=True, tag=25, kw_only=True):
-    """Ask what was given under an id. Answered by `Given`."""
+    """Ask what was given under an id. Answered by `ClaimedRows`."""
 
     task: str
     claim_id: str
@@ -170,7 +170,7 @@ class Claimed(Request, frozen=True, tag=26, kw_only=True):
     after: int = -1
 
 
-Command = Upsert | Clear | Claim | Release | Drop | Open | Lose | Return | Told | End | Retire
+Command = Upsert | Clear | Claim | Release | Drop | Open | Lose | Return | OutboxReceived | End | Retire
 Question = Number | Read | Describe | Look | Ready | FindClaim | Claimed
 AnyRequest = Command | Question | Holding
 
@@ -201,7 +201,7 @@ class Looked(Result, frozen=True, tag=5):
     columns: list[str] = []
 
 
-class Given(Result, frozen=True, tag=6):
+class ClaimedRows(Result, frozen=True, tag=6):
     """The rows that were given. Not `granted`: some were claimed already, or no claim had the id."""
 
     granted: bool
@@ -230,18 +230,18 @@ class Wrote(Result, frozen=True, tag=9):
 
 
 class Gave(Result, frozen=True, tag=10):
-    """What is remembered of a `Given`."""
+    """What is remembered of a `ClaimedRows`."""
 
     granted: bool
     rows: Packed
 
 
-AnyResult = Done | Refused | Held | Numbered | Referred | Looked | Given | Flagged | Retired | Wrote | Gave
+AnyResult = Done | Refused | HeldRows | Numbered | Referred | Looked | ClaimedRows | Flagged | Retired | Wrote | Gave
 
 FromClient = Upsert | Clear | Claim | Release | Drop | Question
 """The requests that clients make themselves, inside an `AskTable`."""
 
-ToClient = Done | Numbered | Referred | Looked | Given | Flagged
+ToClient = Done | Numbered | Referred | Looked | ClaimedRows | Flagged
 """The answers to `FromClient`."""
 
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode

@@ -26,7 +26,7 @@ from dataplane.stream.rows import assembled
 from dataplane.table.claims import Claims
 from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import ColumnState, TableState, WrittenState
-from dataplane.table.written import Over, Written
+from dataplane.table.write_effects import UnneededCells, WriteEffect
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
 _FEW = 1024  # lines of rows that are gone, from which on they are taken out once they are the most
 
 
-class Seen(NamedTuple):
+class KnownRows(NamedTuple):
     """What is known of rows, in the order of arrival or as they were named. `have`: for each row which columns it
     has."""
 
@@ -68,7 +68,7 @@ class Table:
         self._keys: list[str] = []  # a line each
         self._tags: list[dict[str, Any] | None] = []
         self._by_key: dict[str, int] = {}  # number
-        self._written: dict[int, Written] = {}
+        self._written: dict[int, WriteEffect] = {}
         self._next_written = 0
         self._claims = Claims(self._lines, self.there)
 
@@ -81,11 +81,11 @@ class Table:
         return [written.ref for written in self._written.values()]
 
     @property
-    def writes(self) -> Iterable[Written]:
+    def writes(self) -> Iterable[WriteEffect]:
         """The writes of which cells are left."""
         return self._written.values()
 
-    def writes_after(self, number: int) -> Iterator[tuple[int, Written]]:
+    def writes_after(self, number: int) -> Iterator[tuple[int, WriteEffect]]:
         """The writes after the one with this number, with their numbers."""
         return ((each, written) for each, written in self._written.items() if each > number)
 
@@ -148,7 +148,7 @@ class Table:
         tags: Sequence[Mapping[str, Any]] = (),
         tag_bytes: Sequence[int] | Index = (),
         encoded: bytes = b"",
-    ) -> tuple[Index, list[Over]]:
+    ) -> tuple[Index, list[UnneededCells]]:
         """Write rows by key, adding missing ones, or by number: these columns replace theirs, and these tags are
         merged. Returns their numbers, and the cells that are no longer needed.
 
@@ -165,7 +165,7 @@ class Table:
             numbers[numbers < 0] = added
             self._add(new, added)
             self.next += len(new)
-        over = [] if ref is None else self._put(ref, fields, at, Written.of(ref, encoded))
+        over = [] if ref is None else self._put(ref, fields, at, WriteEffect.of(ref, encoded))
         if len(tags):
             self._tag(at, tags, tag_bytes)
         self.changes = self._change()
@@ -213,7 +213,7 @@ class Table:
         self._tags += [None] * len(keys)
         self._by_key.update(zip(keys, numbers.tolist(), strict=True))
 
-    def _put(self, ref: BatchRef, fields: Mapping[str, Field], at: Index, written: Written) -> list[Over]:
+    def _put(self, ref: BatchRef, fields: Mapping[str, Field], at: Index, written: WriteEffect) -> list[UnneededCells]:
         self.schema.update(fields)
         number = self._next_written
         before = []
@@ -302,12 +302,12 @@ class Table:
         fitting = at[: max(1, min(most, int(fits)))]
         return self._lines[_NUMBER][fitting], len(fitting) < len(at)
 
-    def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> Seen:
+    def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> KnownRows:
         """What is known of these rows. Raises Misuse for a row that does not exist."""
         at = self._at(numbers)
         lines = at.tolist()
         found = [self._tags[line] or {} for line in lines] if tags else []
-        return Seen(numbers, [self._keys[line] for line in lines], found, self.have(at, columns))
+        return KnownRows(numbers, [self._keys[line] for line in lines], found, self.have(at, columns))
 
     # claiming
 
@@ -356,7 +356,7 @@ class Table:
 
     # going
 
-    def clear(self, numbers: Index) -> list[Over]:
+    def clear(self, numbers: Index) -> list[UnneededCells]:
         """Remove these rows; those that do not exist are ignored. Returns the cells that are no longer needed."""
         gone = np.unique(numbers)
         at = self._find(gone)
@@ -380,11 +380,11 @@ class Table:
         self.changes = self._change()
         return self._over(before)
 
-    def cleared(self, rows: Sequence[str] | Index) -> list[Over]:
+    def cleared(self, rows: Sequence[str] | Index) -> list[UnneededCells]:
         """As `clear`, for rows by key or number."""
         return self.clear(rows if isinstance(rows, np.ndarray) else self._numbers(rows))
 
-    def drop(self) -> list[Over]:
+    def drop(self) -> list[UnneededCells]:
         """Remove all rows. Returns all cells."""
         return self.clear(self.all())
 
@@ -397,7 +397,7 @@ class Table:
         self._tags = [self._tags[line] for line in left]
         self._lines.keep(~gone)
 
-    def _over(self, before: Iterable[tuple[str, Index, Index]]) -> list[Over]:
+    def _over(self, before: Iterable[tuple[str, Index, Index]]) -> list[UnneededCells]:
         """These cells are no longer needed: for each column the writes and the rows of those (-1: none)."""
         found = []
         for names, written, row in self._alike(before):
@@ -413,7 +413,7 @@ class Table:
                 self.nbytes += brought.share
                 if not brought.left:
                     del self._written[number]
-                found.append(Over(brought, names, rows, done=not brought.left))
+                found.append(UnneededCells(brought, names, rows, done=not brought.left))
         return found
 
     def _alike(self, cells: Iterable[tuple[str, Index, Index]]) -> list[tuple[tuple[str, ...], Index, Index]]:
@@ -461,7 +461,7 @@ class Table:
         self._lines[_TAG_BYTES][:] = unpack(state.tag_bytes, count)
         for each in state.written:
             ref = BatchRef.decode(each.ref)
-            self._written[each.number] = written = Written(ref, each.left, ref.stored_nbytes, each.exact, each.ref)
+            self._written[each.number] = written = WriteEffect(ref, each.left, ref.stored_nbytes, each.exact, each.ref)
             self.nbytes += written.share
         for column in state.columns:
             self._restore_column(column, count)

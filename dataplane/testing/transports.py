@@ -180,7 +180,7 @@ class TransportSuite:
             assert np.array_equal((await self.read(reader, server, ticket, 10_000)).bytes, one.content)
             await server.withdraw(ticket)
 
-    async def test_stretches_arrive_and_nothing_else_does(
+    async def test_ranges_arrive_and_nothing_else_does(
         self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
     ) -> None:
         one = shelf(9 * MIB)

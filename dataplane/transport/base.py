@@ -64,7 +64,7 @@ class Transport(ABC):
         ticket: bytes,
         into: memoryview,
         timeout_s: float,
-        stretches: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Fill `into`, which is as long as what was offered at that address, or these ranges of it, (start, stop),
         ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes

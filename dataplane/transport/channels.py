@@ -1,9 +1,9 @@
 """Transports whose bytes go by a library: a socket opens and ends each read, a channel carries its bytes.
 
-    reader -> server: ticket (16 bytes) | stretches (4) | of each: start (8) | stop (8), little-endian
+    reader -> server: ticket (16 bytes) | ranges (4) | of each: start (8) | stop (8), little-endian
     server -> reader: one byte: granted
     both, where the connection is new: what the two ends of a channel have to tell each other
-    by the channel: the bytes of all stretches
+    by the channel: the bytes of all ranges
     reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
 
 and again, for what is read next. So the library sees no peer that has not named a ticket, and where both ends are there
@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
-_REQUEST, _STRETCH, _LENGTH = struct.Struct("<16sI"), struct.Struct("<QQ"), struct.Struct("<I")
+_REQUEST, _RANGE, _LENGTH = struct.Struct("<16sI"), struct.Struct("<QQ"), struct.Struct("<I")
 _GRANTED = b"\x02"
-_MOST = 1 << 14  # stretches of a request
+_MOST = 1 << 14  # ranges of a request
 _TOLD = 1 << 20  # bytes that one end of a channel tells the other
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds for a request
@@ -68,11 +68,11 @@ class DataChannel(ABC):
     EOFError, at the latest soon after the socket was shut down; the caller then closes it."""
 
     @abstractmethod
-    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
         """Let the other end have these ranges, (start, stop), until it has confirmed that on the socket."""
 
     @abstractmethod
-    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+    def take(self, into: memoryview, ranges: Sequence[tuple[int, int]]) -> None:
         """Fill these ranges. When this returns, or raises and the channel was closed, nothing writes there any more."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class ChannelTransport(Transport):
         offered = self._offers.get(ticket)
         if offered is None or not 0 < number <= _MOST:
             return None
-        asked = list(_STRETCH.iter_unpack(exactly(connected, number * _STRETCH.size, _SAY_S)))
+        asked = list(_RANGE.iter_unpack(exactly(connected, number * _RANGE.size, _SAY_S)))
         bounds = np.array(asked, np.uint64)
         if (bounds > offered.memory.size).any() or not offered.take(connected, bounds.astype(np.int64)):
             return None
@@ -215,9 +215,9 @@ class ChannelTransport(Transport):
         ticket: bytes,
         into: memoryview,
         timeout_s: float,
-        stretches: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        asked = [(0, len(into))] if stretches is None else stretches
+        asked = [(0, len(into))] if ranges is None else ranges
         if not self._listening.open or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
         turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
@@ -261,10 +261,10 @@ class ChannelTransport(Transport):
         """In a thread: one read."""
         way = self._way(attempt, address, timeout_s)
         try:
-            stretches = iter(asked)
-            while part := list(islice(stretches, _MOST)):
+            ranges = iter(asked)
+            while part := list(islice(ranges, _MOST)):
                 way.stream.settimeout(timeout_s)
-                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_STRETCH.pack(*each) for each in part))
+                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_RANGE.pack(*each) for each in part))
                 exactly(way.stream, len(_GRANTED), timeout_s)
                 attempt.reading = True
                 way.channel = way.channel or self._channel(way.stream)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 _PIECE = 8 << 20  # bytes of a message
-_SMALL, _PACK = 64 << 10, 1 << 20  # stretches of fewer bytes are packed, into so many
+_SMALL, _PACK = 64 << 10, 1 << 20  # ranges of fewer bytes are packed, into so many
 
 
-def messages(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def messages(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """The contents of each message: a part of one range, or several short ranges."""
     packed: list[tuple[int, int]] = []
     size = 0
-    for start, stop in stretches:
+    for start, stop in ranges:
         if stop - start < _SMALL:
             packed.append((start, stop))
             size += stop - start

@@ -1,6 +1,6 @@
 """Bytes by point-to-point messages of torch.distributed: over NCCL between GPUs, over gloo where there is none.
 
-A channel is a group of two ranks, made over its socket (`transport.pairs`). Long stretches go as they lie, short ones
+A channel is a group of two ranks, made over its socket (`transport.pairs`). Long ranges go as they lie, short ones
 packed together; a few messages are under way at a time. The reader says on the socket that it has one; so the owner
 waits there, where it hears at once that the other end has gone, and never for a message. Who reads has another thread
 wait for each message, and looks at the socket meanwhile. When a read ends early, both ends let the message that is
@@ -121,11 +121,11 @@ class _NcclChannel(DataChannel):
         self._waits = waits
         self._pair: Pair = joined(stream, int(mine > told(stream)), device)
 
-    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
         under_way: deque[Wait] = deque()
         with _turn(self._device, 0), _tensor(memory) as source:
             try:
-                for message in messages(stretches):
+                for message in messages(ranges):
                     if len(under_way) == _UNDER_WAY:
                         self._had(under_way)
                     under_way.append(self._pair.send(_gathered(source, message)))
@@ -142,16 +142,16 @@ class _NcclChannel(DataChannel):
             raise ValueError("the reader says something else")
         under_way.popleft()(_STEP_S)
 
-    def take(self, into: Any, stretches: Sequence[tuple[int, int]]) -> None:
+    def take(self, into: Any, ranges: Sequence[tuple[int, int]]) -> None:
         with _turn(self._device, 1):
-            self._take(into, stretches)
+            self._take(into, ranges)
 
-    def _take(self, into: Any, stretches: Sequence[tuple[int, int]]) -> None:
+    def _take(self, into: Any, ranges: Sequence[tuple[int, int]]) -> None:
         import torch
 
         target = into if isinstance(into, torch.Tensor) else bytes_tensor(np.frombuffer(into, np.uint8))
         under_way: deque[tuple[Wait, Any, list[tuple[int, int]]]] = deque()
-        coming = messages(stretches)
+        coming = messages(ranges)
         while True:
             for message in islice(coming, _UNDER_WAY - len(under_way)):
                 buffer = _place(target, message)

@@ -38,7 +38,7 @@ from dataplane.transport.base import Memory
 from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
 
 _PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
-_MOST = 4096  # stretches of a transfer
+_MOST = 4096  # ranges of a transfer
 _PAUSE_S = 50e-6  # between looks
 _REST_S, _SOON_S = 1e-3, 0.05  # between the owner's looks, for as long
 _STOP_S = 2.0  # for a transfer that was given up; then its agent goes, and it with that
@@ -96,8 +96,8 @@ class _NixlChannel(DataChannel):
         self._stream = stream
         self._agent: Any = _agent(library)
 
-    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
-        first, last = stretches[0][0], max(stop for _, stop in stretches)
+    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
+        first, last = ranges[0][0], max(stop for _, stop in ranges)
         with _errors(), mapped(memory) as source:
             start = source.ctypes.data
             with self._registered(start + first, last - first) as registered:
@@ -109,16 +109,16 @@ class _NixlChannel(DataChannel):
                     if time.monotonic() - began >= _SOON_S:
                         time.sleep(_PAUSE_S)
 
-    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+    def take(self, into: memoryview, ranges: Sequence[tuple[int, int]]) -> None:
         (there,) = _WHERE.unpack(told(self._stream))
         about = told(self._stream)
-        first, last = stretches[0][0], max(stop for _, stop in stretches)
+        first, last = ranges[0][0], max(stop for _, stop in ranges)
         with _errors():
             here = np.frombuffer(into, np.uint8).ctypes.data
             owner = self._agent.add_remote_agent(about)
             try:
                 with self._registered(here + first, last - first):
-                    for part in _parts(stretches):
+                    for part in _parts(ranges):
                         self._transfer(owner, *(self._described(base, part) for base in (here, there)))
             finally:
                 self._agent.remove_remote_agent(owner)
@@ -152,8 +152,8 @@ class _NixlChannel(DataChannel):
         finally:
             self._agent.deregister_memory(registered)
 
-    def _described(self, base: int, stretches: Sequence[tuple[int, int]]) -> Any:
-        places = np.array([(base + start, stop - start, 0) for start, stop in stretches], np.uint64)
+    def _described(self, base: int, ranges: Sequence[tuple[int, int]]) -> Any:
+        places = np.array([(base + start, stop - start, 0) for start, stop in ranges], np.uint64)
         return self._agent.get_xfer_descs(places, "DRAM")
 
     def _look(self, done: Callable[[], bool]) -> None:
@@ -175,11 +175,11 @@ def _errors() -> Iterator[None]:
         raise OSError(f"NIXL: {error!r}") from error
 
 
-def _parts(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def _parts(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """The contents of each transfer."""
     part: list[tuple[int, int]] = []
     left = _PIECE
-    for start, stop in stretches:
+    for start, stop in ranges:
         while start < stop:
             end = min(stop, start + left)
             part.append((start, end))

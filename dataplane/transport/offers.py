@@ -54,10 +54,10 @@ class Offered:
                 self._mapped = mapping(self.memory)
             return self._mapped
 
-    def take(self, stream: socket.socket, stretches: npt.ArrayLike) -> bool:
+    def take(self, stream: socket.socket, ranges: npt.ArrayLike) -> bool:
         """Whether this connection may read these ranges, (start, stop) each and none empty, which no other may then.
         If so, it must `leave`."""
-        asked: Asked = np.asarray(stretches, np.int64).reshape(-1, 2)
+        asked: Asked = np.asarray(ranges, np.int64).reshape(-1, 2)
         with self._left:
             taken = np.concatenate([self._taken, asked])
             taken = taken[np.argsort(taken[:, 0], kind="stable")]

@@ -37,7 +37,7 @@ _TIMEVAL = struct.Struct("ll")
 _STEP_S = 20.0  # for each step between ends that know each other
 _LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
 
-Stretch = tuple[int, int]
+ByteRange = tuple[int, int]
 """The start and the stop of a range."""
 
 
@@ -74,30 +74,30 @@ def _connect(family: int, address: tuple[Any, ...], timeout_s: float, over: Call
     return stream
 
 
-def runs(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
+def runs(ranges: Sequence[ByteRange]) -> Iterator[Sequence[ByteRange]]:
     """The ranges that are sent together: a large one by itself, small ones as many as fit a batch."""
     first = size = 0
-    for i, (start, stop) in enumerate(stretches):
+    for i, (start, stop) in enumerate(ranges):
         count = stop - start
         if i > first and (count >= SMALL or size + count > _BATCH or size >= SMALL):
-            yield stretches[first:i]
+            yield ranges[first:i]
             first, size = i, 0
         size = size + count if count < SMALL else _BATCH
-    if first < len(stretches):
-        yield stretches[first:]
+    if first < len(ranges):
+        yield ranges[first:]
 
 
 def send(
     stream: socket.socket,
     memory: Memory,
     mapped: mmap.mmap | None,
-    stretches: Sequence[Stretch],
+    ranges: Sequence[ByteRange],
     over: Callable[[], bool],
 ) -> None:
     """Send these ranges of the memory; small ones from the mapping, if there is one. Raises OSError, EOFError if the
     file has ended."""
     base = memory.offset % mmap.ALLOCATIONGRANULARITY
-    for run in runs(stretches):
+    for run in runs(ranges):
         if over():
             raise EOFError("the offer has ended")
         if mapped is None or run[0][1] - run[0][0] >= SMALL:
@@ -129,10 +129,10 @@ def _send_file(stream: socket.socket, memory: Memory, offset: int, count: int, o
             offset, count = offset + sent, count - sent
 
 
-def receive(stream: socket.socket, into: memoryview, stretches: Sequence[Stretch]) -> None:
+def receive(stream: socket.socket, into: memoryview, ranges: Sequence[ByteRange]) -> None:
     """Fill these ranges. Raises OSError, EOFError if the stream has ended."""
     scratch: memoryview | None = None
-    for run in runs(stretches):
+    for run in runs(ranges):
         if len(run) == 1:
             with into[run[0][0] : run[0][1]] as part:
                 _fill(stream, part)

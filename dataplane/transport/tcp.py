@@ -1,11 +1,11 @@
 """Bytes over plain sockets, several streams at once: out of the arena, or a file, and into the arena; see `sockets`.
 
-    reader -> server: ticket (16 bytes) | stretches (4) | of each: offset (8) | count (8), little-endian
-    server -> reader: the bytes of all stretches
+    reader -> server: ticket (16 bytes) | ranges (4) | of each: offset (8) | count (8), little-endian
+    server -> reader: the bytes of all ranges
     reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
 
 A ticket is a random number that the control channel carried, so who has it may read, and only what it stands for. Each
-byte of an offer is sent once: a stretch that was asked for is not given again. The bytes themselves travel in the
+byte of an offer is sent once: a range that was asked for is not given again. The bytes themselves travel in the
 clear; where the network is not trusted, put them into one that is (WireGuard, for one).
 
 The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
@@ -39,8 +39,8 @@ STREAMS = 4
 """Connections that one read uses, if it has as many pieces."""
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
-_REQUEST, _STRETCH = struct.Struct("<16sI"), 16  # bytes of a stretch: offset and count
-_MOST = 1 << 16  # stretches of a stream
+_REQUEST, _RANGE = struct.Struct("<16sI"), 16  # bytes of a range: offset and count
+_MOST = 1 << 16  # ranges of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
 _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
@@ -92,13 +92,13 @@ class Tcp(Transport):
             offered = self._offers.get(ticket)
             if offered is None or not 0 < number <= _MOST:
                 return
-            asked = _bounded(exactly(connected, number * _STRETCH, _SAY_S), offered.memory.size)
+            asked = _bounded(exactly(connected, number * _RANGE, _SAY_S), offered.memory.size)
             if asked is not None and offered.take(connected, asked):
                 try:
                     connected.settimeout(_IDLE_S)
-                    stretches = [(start, stop) for start, stop in asked.tolist()]
-                    mapped = offered.map() if len(stretches) > 1 and offered not in self._files else None
-                    send(connected, offered.memory, mapped, stretches, lambda: offered.over)
+                    ranges = [(start, stop) for start, stop in asked.tolist()]
+                    mapped = offered.map() if len(ranges) > 1 and offered not in self._files else None
+                    send(connected, offered.memory, mapped, ranges, lambda: offered.over)
                     exactly(connected, len(DONE), _IDLE_S)
                     offered.confirm(connected)
                 finally:
@@ -114,12 +114,12 @@ class Tcp(Transport):
         ticket: bytes,
         into: memoryview,
         timeout_s: float,
-        stretches: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
         if not port.isascii() or not port.isdigit() or not self._listening.open:
             raise TransportError(f"tcp from {address!r}: that is no address, or this end is closed")
-        shares = _shared_out([(0, len(into))] if stretches is None else stretches)
+        shares = _shared_out([(0, len(into))] if ranges is None else ranges)
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
@@ -168,13 +168,13 @@ class Tcp(Transport):
         await self._reading.aclose()
 
 
-def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def _shared_out(ranges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """The ranges in shares of about as many bytes each, one for each stream."""
-    total = sum(stop - start for start, stop in stretches)
+    total = sum(stop - start for start, stop in ranges)
     streams = max(1, min(STREAMS, total // _PIECE))
     most, left = -(-total // streams), 0
     shares: list[list[tuple[int, int]]] = []
-    for start, stop in stretches:
+    for start, stop in ranges:
         while start < stop:
             if not left or len(shares[-1]) == _MOST:
                 shares.append([])
@@ -192,6 +192,6 @@ def _bounded(asked: bytes, size: int) -> Asked | None:
     pairs = np.frombuffer(asked, "<u8").reshape(-1, 2)
     if (pairs > size).any() or not pairs[:, 1].all():
         return None
-    stretches = pairs.astype(np.int64)
-    stretches[:, 1] += stretches[:, 0]
-    return None if (stretches[:, 1] > size).any() else stretches
+    ranges = pairs.astype(np.int64)
+    ranges[:, 1] += ranges[:, 0]
+    return None if (ranges[:, 1] > size).any() else ranges

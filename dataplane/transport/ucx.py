@@ -2,7 +2,7 @@
 
 Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are told over the channel's
 socket, and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
-stretches travel as they lie, short ones are packed (`transport.messages`). A few messages are under way at a time. The
+ranges travel as they lie, short ones are packed (`transport.messages`). A few messages are under way at a time. The
 owner announces each on the socket, and the reader asks for no other: so what has begun ends, even where a read ends
 early, as long as both ends live; both see to that before they close. (ucxx cancels what has not ended, but leaks the
 worker of a message that had begun. That is left for peers that vanish; and no more than `_MOST_LOST` are lost.)
@@ -126,11 +126,11 @@ class _UcxChannel(DataChannel):
             self.close()
             raise OSError("UCX: the other end can not be reached")
 
-    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
         with self._errors(), mapped(memory) as source:
             under_way: deque[_Message] = deque()
             try:
-                for piece in messages(stretches):
+                for piece in messages(ranges):
                     while len(under_way) >= _UNDER_WAY:
                         self._first(under_way)
                     parts = [source[start:stop] for start, stop in piece]
@@ -145,13 +145,13 @@ class _UcxChannel(DataChannel):
             finally:
                 self._drain(under_way)
 
-    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+    def take(self, into: memoryview, ranges: Sequence[tuple[int, int]]) -> None:
         with self._errors():
             target = np.frombuffer(into, np.uint8)
             under_way: deque[_Message] = deque()
             packed: list[tuple[Bytes, list[tuple[int, int]]]] = []
             try:
-                for piece in messages(stretches):
+                for piece in messages(ranges):
                     while under_way and under_way[0].request.completed:
                         under_way.popleft().request.check_error()
                     self._wait(lambda: heard(self._stream))

@@ -24,7 +24,7 @@ _LEAST = 0.02  # of a step: less is not worth a reader's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class CauseText:
     """A cause of `dataplane.diagnosis.causes` as text: what it is, its cost, its place, the waits that lead to it,
     and advice."""
 
@@ -39,7 +39,7 @@ class Causes:
     """The newest causes."""
 
     def __init__(self) -> None:
-        self.found: tuple[Cause, ...] = ()
+        self.found: tuple[CauseText, ...] = ()
 
     async def watch(self, plane: Any, wanted: Callable[[], Awaitable[object]]) -> None:
         """Diagnose until cancelled, each time after `wanted()` has returned."""
@@ -59,7 +59,7 @@ class Causes:
                 await asyncio.sleep(WATCH_S)
 
 
-def said(diagnosis: Any) -> tuple[Cause, ...]:
+def said(diagnosis: Any) -> tuple[CauseText, ...]:
     """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by hosts that other
     jobs crowd."""
     causes = [cause for cause in diagnosis.causes if cause.share >= _LEAST]
@@ -67,8 +67,8 @@ def said(diagnosis: Any) -> tuple[Cause, ...]:
     return *map(_cause, causes[:MAX_CAUSES]), *map(_crowded, crowded[:MAX_CAUSES])
 
 
-def _crowded(crowded: Any) -> Cause:
-    return Cause(
+def _crowded(crowded: Any) -> CauseText:
+    return CauseText(
         what=clipped(f"Beside the causes: others crowd {crowded.host}"),
         cost=f"{crowded.seconds:.2f} s of a step, {100 * crowded.share:.0f} %",
         where=f"of its {crowded.processors} processors this job takes {crowded.job:.1f}, others {crowded.others:.1f}",
@@ -77,10 +77,10 @@ def _crowded(crowded: Any) -> Cause:
     )
 
 
-def _cause(cause: Any) -> Cause:
+def _cause(cause: Any) -> CauseText:
     processes = f"{len(cause.processes)} processes" if len(cause.processes) != 1 else "one process"
     chain = [f"{link.role} waits for {link.kind} ({link.seconds:.2f} s)" for link in cause.chain]
-    return Cause(
+    return CauseText(
         what=clipped(
             f"{cause.role}: {cause.kind} in {cause.function}" if cause.function else f"{cause.role}: {cause.kind}"
         ),

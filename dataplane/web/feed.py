@@ -21,10 +21,10 @@ from dataplane import __version__
 from dataplane.client.plane import AsyncPlane, Connecting
 from dataplane.clock import monotonic
 from dataplane.errors import DataplaneError
-from dataplane.web.attention import Alert, Attention
-from dataplane.web.causes import Cause, Causes
+from dataplane.web.alerts import Alert, Alerts
+from dataplane.web.causes import Causes, CauseText
+from dataplane.web.cluster_view import ClusterView, look
 from dataplane.web.history import History, Key, rounded
-from dataplane.web.looks import Look, look
 from dataplane.web.placement import Placement
 from dataplane.web.samples import Sample, sample
 from dataplane.web.waits import Wait, Waits
@@ -56,7 +56,7 @@ class Tick:
     waits: list[Wait]
     alerts: list[Alert]
     events: list[Any]
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[CauseText, ...] = ()
     placement: int
     viewers: int
 
@@ -71,10 +71,10 @@ class Feed:
         self.coarse = History(COARSE_S, COARSE)
         self.fine = History(FINE_S, FINE)
         self.placement = Placement()
-        self._attention = Attention(self.coarse)
+        self._attention = Alerts(self.coarse)
         self._waits = Waits()
         self._causes = Causes()
-        self._before: Look | None = None
+        self._before: ClusterView | None = None
         self._tick = Tick(
             number=0,
             at=time.time(),
@@ -215,7 +215,7 @@ class Feed:
         """Seconds between two queries."""
         return max(LOOK_EVERY_S, min(_SHARE * self._took_s, 10.0))
 
-    def took(self, seen: Look) -> None:
+    def took(self, seen: ClusterView) -> None:
         """Publish the result of a query."""
         moved = self.placement.took(seen)
         now = sample(seen, self._before, moved)

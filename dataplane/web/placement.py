@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dataplane.web.looks import Look
+from dataplane.web.cluster_view import ClusterView
 from dataplane.web.samples import clipped
 
 EVENTS = 100
@@ -50,7 +50,7 @@ class Placement:
         self._members: frozenset[str] | None = None
         self._number = 0
 
-    def took(self, look: Look) -> set[str]:
+    def took(self, look: ClusterView) -> set[str]:
         """Add a look. Returns the streams whose partition has another leader now."""
         self._took_members(look)
         leaders, followers = _roles(look)
@@ -76,7 +76,7 @@ class Placement:
         self.leaders, self.followers, self.leaderless = known, followers, kept
         return moved
 
-    def _took_members(self, look: Look) -> None:
+    def _took_members(self, look: ClusterView) -> None:
         members = look.members.get("members", {})
         for node, member in members.items():
             self.names[node] = clipped(member["address"].removeprefix("tcp://"))
@@ -91,7 +91,7 @@ class Placement:
         while len(self.names) > 2 * len(there) + EVENTS:
             del self.names[next(iter(self.names))]
 
-    def _tell(self, look: Look, kind: str, what: str, source: str, target: str) -> None:
+    def _tell(self, look: ClusterView, kind: str, what: str, source: str, target: str) -> None:
         self._number += 1
         names = self.names.get
         self.events.append(Event(self._number, look.wall_s, kind, what, names(source, source), names(target, target)))
@@ -110,7 +110,7 @@ class Placement:
         return found
 
 
-def _roles(look: Look) -> tuple[dict[str, str], dict[str, list[str]]]:
+def _roles(look: ClusterView) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Leaders and followers, by partition. Two nodes may have created a partition with one number, of which the
     record names one, and the other is dropped: the one configured last, or with followers, is shown."""
     leaders: dict[str, tuple[int, str]] = {}

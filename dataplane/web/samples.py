@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.observe.stats import Stats
-from dataplane.web.looks import Look
+from dataplane.web.cluster_view import ClusterView
 
 MAX_NAME = 200
 """The largest length of a name from another process."""
@@ -104,7 +104,7 @@ class Sample:
     forgotten: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def sample(now: Look, before: Look | None, moved: Collection[str] = ()) -> Sample:
+def sample(now: ClusterView, before: ClusterView | None, moved: Collection[str] = ()) -> Sample:
     """The sample of a look. `moved`: streams whose partition has another leader than in the previous look."""
     coordination = now.members.get("coordination", {})
     return Sample(
@@ -124,7 +124,7 @@ def clipped(text: str) -> str:
     return plain + "…" if len(text) > MAX_NAME else plain
 
 
-def _hosts(now: Look, before: Look | None) -> Iterable[Host]:
+def _hosts(now: ClusterView, before: ClusterView | None) -> Iterable[Host]:
     members = now.members.get("members", {})
     for node in sorted({*members, *now.stats}):
         member, stats = members.get(node, {}), now.stats.get(node)
@@ -136,7 +136,7 @@ def _hosts(now: Look, before: Look | None) -> Iterable[Host]:
         yield _host(stats, then, name, now, member)
 
 
-def _host(stats: Stats, then: Stats | None, name: str, now: Look, member: Mapping[str, Any]) -> Host:
+def _host(stats: Stats, then: Stats | None, name: str, now: ClusterView, member: Mapping[str, Any]) -> Host:
     seconds = 0.0 if then is None or then.pid != stats.pid else stats.uptime_s - then.uptime_s
     rates = {of: _rate(getattr(stats, total), getattr(then, total, 0), seconds) for of, total in _RATES.items()}
     holders = ((clipped(h["holder"]), str(h["how"]), int(h["bytes"])) for h in stats.holders[:_HOLDERS])
@@ -171,7 +171,7 @@ def _rate(now: float, then: float, seconds: float) -> float | None:
     return round(max(0.0, (now - then) / seconds), 1) if seconds > 0 else None
 
 
-def _streams(now: Look, before: Look | None, moved: Collection[str]) -> Iterable[Stream]:
+def _streams(now: ClusterView, before: ClusterView | None, moved: Collection[str]) -> Iterable[Stream]:
     both = (
         ()
         if before is None

@@ -55,7 +55,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shard: int
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
     """The part of one of `ranks` publishers of a version: the bytes of each chunk, its entries, and for each chunk
     with a delta its base. A chunk that equals that of the older version is stored once for both."""
 
@@ -111,10 +111,10 @@ def placement(encoded: object) -> Placement | None:
     return None if len(found.shards) % 8 else found
 
 
-def decode(encoded: bytes) -> Part:
-    """The part that `Part.encode` encoded. Raises Corrupt."""
+def decode(encoded: bytes) -> PublishedPart:
+    """The part that `PublishedPart.encode` encoded. Raises Corrupt."""
     try:
-        part = msgspec.msgpack.decode(encoded, type=Part)
+        part = msgspec.msgpack.decode(encoded, type=PublishedPart)
         for entry in part.entries:
             _check(part, entry)
     except (msgspec.DecodeError, ValueError) as error:
@@ -122,7 +122,7 @@ def decode(encoded: bytes) -> Part:
     return part
 
 
-def _check(part: Part, entry: Entry) -> None:
+def _check(part: PublishedPart, entry: Entry) -> None:
     """Raises ValueError."""
     sizes = (entry.shape, entry.offsets, entry.extent)
     if len({len(each) for each in sizes}) != 1 or len(entry.shape) > MAX_DIMENSIONS:

@@ -1,7 +1,7 @@
 """Slices of tensors: boxes of indexes, which of them cover a request, and their byte ranges.
 
 A box is one (start, stop) a dimension, in the indexes of the whole tensor. Invariants: `cover` names each element of
-the requested box once, also if published slices overlap; `stretches` are the byte ranges of a box in a row-major
+the requested box once, also if published slices overlap; `ranges` are the byte ranges of a box in a row-major
 slice, ascending and disjoint.
 """
 
@@ -118,7 +118,7 @@ def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], li
     return found, missing
 
 
-def stretches(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
+def ranges(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
     """[runs, 2]: (start, stop) in bytes of a part of a row-major piece, with elements of `width` bytes."""
     sizes, wanted = extent(piece), extent(part)
     if not count(part):
@@ -126,7 +126,7 @@ def stretches(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
     axis = len(sizes)
     while axis and wanted[axis - 1] == sizes[axis - 1]:
         axis -= 1
-    axis = max(axis - 1, 0)  # the last dimension of which not all is wanted: its run is one stretch
+    axis = max(axis - 1, 0)  # the last dimension of which not all is wanted: its bytes are contiguous
     run = math.prod(wanted[axis:]) * width
     starts = np.zeros(1, np.int64)
     for dimension, ((start, stop), (base, _)) in enumerate(zip(part, piece, strict=True)):

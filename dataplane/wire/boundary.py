@@ -21,11 +21,11 @@ import msgspec
 
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
 from dataplane.stream.packing import hook
-from dataplane.wire.complaints import Complaints
+from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 
 log = logging.getLogger(__name__)
-_complaints = Complaints(log)
+_complaints = InvalidMessageLog(log)
 
 _TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is told
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds

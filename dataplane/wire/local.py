@@ -125,7 +125,7 @@ def peer(connected: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-class _Kept(list[int]):
+class _Descriptors(list[int]):
     """The channel's own descriptors, to be closed once they are sent."""
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _Kept(list[int]):
 
 
 def _done(descriptors: Sequence[int]) -> None:
-    if isinstance(descriptors, _Kept):
+    if isinstance(descriptors, _Descriptors):
         descriptors.close()
 
 
@@ -306,7 +306,7 @@ class Channel:
         files by the time they are sent."""
         for at in range(len(self._unsent) - last, len(self._unsent)):
             data, descriptors = self._unsent[at]
-            kept = _Kept()
+            kept = _Descriptors()
             try:
                 kept.extend(map(os.dup, descriptors))
             except OSError as error:
@@ -443,17 +443,17 @@ class Channel:
     # What all connections keep of half messages
 
     def hold_on(self) -> None:
-        """See `partial_frames.Reading`."""
+        """See `partial_frames.FrameSource`."""
         self._held_on = True
         self._loop.remove_reader(self._socket.fileno())
 
     def go_on(self) -> None:
-        """See `partial_frames.Reading`."""
+        """See `partial_frames.FrameSource`."""
         self._held_on = False
         self._read_on()
 
     def cut_off(self, error: LimitExceeded) -> None:
-        """See `partial_frames.Reading`."""
+        """See `partial_frames.FrameSource`."""
         self._refuse(b"", error)
 
     def _read_on(self) -> None:

@@ -31,7 +31,7 @@ PATIENCE_S = 10.0
 _LOOK_S = 1.0
 
 
-class Reading(Protocol):
+class FrameSource(Protocol):
     """A connection that is read."""
 
     def hold_on(self) -> None:
@@ -67,13 +67,13 @@ class PartialFrames:
         self._bound = bound
         self._freed = freed
         self._patience_s = patience_s
-        self._held: dict[Reading, _PartialFrame] = {}
-        self._waiting: dict[Reading, None] = {}
+        self._held: dict[FrameSource, _PartialFrame] = {}
+        self._waiting: dict[FrameSource, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.nbytes = 0
         """Of all of them."""
 
-    def note(self, reading: Reading, nbytes: int, *, anew: bool) -> None:
+    def note(self, reading: FrameSource, nbytes: int, *, anew: bool) -> None:
         """A connection now has so many bytes of a message, which has begun since the last call if `anew`."""
         half = self._held.pop(reading, None)
         if half is None or anew:
@@ -91,7 +91,7 @@ class PartialFrames:
         if self._waiting:
             self._go_on()
 
-    def gone(self, reading: Reading) -> None:
+    def gone(self, reading: FrameSource) -> None:
         """The connection has ended."""
         half = self._held.pop(reading, None)
         if half is not None:
@@ -104,7 +104,7 @@ class PartialFrames:
             self._timer.cancel()
             self._timer = None
 
-    def _first(self) -> Reading | None:
+    def _first(self) -> FrameSource | None:
         """The connection with the oldest counted part, which continues so that one does."""
         counted = [(half.began, each) for each, half in self._held.items() if half.nbytes > SHARE]
         return min(counted, key=lambda one: one[0])[1] if counted else None

@@ -31,13 +31,13 @@ from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
-from dataplane.wire.complaints import Complaints
+from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer_messages import PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
-_complaints = Complaints(log)
+_complaints = InvalidMessageLog(log)
 
 R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]

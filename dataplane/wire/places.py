@@ -19,7 +19,7 @@ from dataplane.errors import ProtocolMismatch
 Table = npt.NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class ShardPlace(NamedTuple):
     """A shard, and where it lies. `segment` -1: at `offset` of the bytes that the answer carries. `layout`: which of
     the answer's layouts it has; `live`: which of its live bits, from 1 on; 0 where all of its rows count."""
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     live: int
 
 
-WIDTH = len(Place._fields)
+WIDTH = len(ShardPlace._fields)
 _ONE = struct.Struct(f"<{WIDTH}q")
 
 
@@ -47,11 +47,11 @@ def unpack(packed: bytes) -> Table:
     return np.frombuffer(packed, "<i8").reshape(-1, WIDTH)
 
 
-def only(packed: bytes) -> Place:
+def only(packed: bytes) -> ShardPlace:
     """The only place of a block. Raises ProtocolMismatch for an invalid block, or one with several places."""
     if len(packed) != _ONE.size:
         raise ProtocolMismatch(f"{len(packed)} bytes do not say where one shard is")
-    return Place._make(_ONE.unpack(packed))
+    return ShardPlace._make(_ONE.unpack(packed))
 
 
 def numbers(packed: bytes) -> list[int]:

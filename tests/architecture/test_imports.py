@@ -84,7 +84,7 @@ DERIVED = {
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
     for name in (
-        *("commits", "dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views"),
+        *("commits", "dispatch", "entries", "equality", "proto", "reading", "storage", "proto_columns", "views"),
         *("neo", "neo_plane", "checkpointing"),
     )
 }
@@ -247,7 +247,7 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.batch.rows", "from ..store.arena import Arena"),
         ("dataplane.batch.rows", "def f():\n    import dataplane.wire.messages"),
         ("dataplane.store.arena", "from dataplane import stream"),
-        ("dataplane.stream.home", "import dataplane.store"),
+        ("dataplane.stream.leased_rows", "import dataplane.store"),
         ("dataplane.replication.replica", "from dataplane.coordinator.base import Coordinator"),
         ("dataplane.replication.storage", "from dataplane.store import spill"),
         ("dataplane.coordinator.process", "from dataplane.wire import peer"),
@@ -255,7 +255,7 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
-        ("dataplane.node.shards.gate", "from dataplane.node.streams import packed"),
+        ("dataplane.node.shards.gate", "from dataplane.node.streams import request_checks"),
         ("dataplane.node.tables.tables", "from dataplane.node.clustered.streams import Streams"),
         ("dataplane.node.clustered.streams", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),

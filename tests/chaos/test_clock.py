@@ -15,7 +15,7 @@ WALL |= {("datetime", name) for name in ("now", "utcnow", "today")}
 #: Dates are values there, that users put or that certificates name: no attribute has one of the names above.
 VALUES = {"batch/builtin_codec.py", "cluster/certificates.py"}
 #: Shown to people beside what happened, and used for nothing else.
-SHOWN = {"web/feed.py", "web/looks.py"}
+SHOWN = {"web/feed.py", "web/cluster_view.py"}
 #: Who reads one has imported it: others need not be parsed.
 IMPORTED = re.compile(r"\b(?:import|from)\b.*\b(?:time|datetime)\b")
 

@@ -178,16 +178,16 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
 # Tickets
 
 
-def taken(address: str, ticket: bytes, *stretches: tuple[int, int]) -> bytes:
+def taken(address: str, ticket: bytes, *ranges: tuple[int, int]) -> bytes:
     """What a stranger with this ticket is sent."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as stranger:
-        asked = b"".join(struct.pack("<QQ", start, count) for start, count in stretches)
-        stranger.sendall(ticket + struct.pack("<I", len(stretches)) + asked)
+        asked = b"".join(struct.pack("<QQ", start, count) for start, count in ranges)
+        stranger.sendall(ticket + struct.pack("<I", len(ranges)) + asked)
         heard = b""
         with suppress(OSError):
             stranger.settimeout(1)
-            while len(heard) < sum(count for _, count in stretches) and (more := stranger.recv(1 << 20)):
+            while len(heard) < sum(count for _, count in ranges) and (more := stranger.recv(1 << 20)):
                 heard += more
     return heard
 

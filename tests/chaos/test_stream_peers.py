@@ -81,7 +81,7 @@ def asked(known: Facts) -> list[r.Request]:
         r.Find(**who, keys=["~.", "x" * 100_000], digest=b"odd"),
         r.DeadLetters(**who, task="actor", most=-(2**62)),
         r.ReadSnapshot(**who, snapshot=2**62, first=2**62, count=2**62),
-        r.Told(**who, node=b"nobody", last=2**62),
+        r.OutboxReceived(**who, node=b"nobody", last=2**62),
         r.PutColumns(**who, sequence=6, rows=HUGE, ref=ref),
     ]
 

@@ -66,10 +66,10 @@ class Stranger:
         host, _, port = server.address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
 
-    def ask(self, ticket: bytes, *stretches: tuple[int, int]) -> None:
-        """For stretches, each an offset and a count."""
-        asked = [struct.pack("<QQ", offset, count) for offset, count in stretches]
-        self.socket.sendall(ticket + struct.pack("<I", len(stretches)) + b"".join(asked))
+    def ask(self, ticket: bytes, *ranges: tuple[int, int]) -> None:
+        """For ranges, each an offset and a count."""
+        asked = [struct.pack("<QQ", offset, count) for offset, count in ranges]
+        self.socket.sendall(ticket + struct.pack("<I", len(ranges)) + b"".join(asked))
 
     def hear(self) -> bytes:
         """All that comes until the server ends the connection."""
@@ -111,7 +111,7 @@ async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
 @pytest.mark.parametrize(
     "said",
     [b"", b"x", bytes(19), bytes(16) + b"\1\0\0\0" + bytes(15)],
-    ids=["nothing", "a byte", "no number", "half a stretch"],
+    ids=["nothing", "a byte", "no number", "half a range"],
 )
 async def test_who_does_not_say_what_he_wants_is_sent_away(
     server: Tcp, reader: Tcp, shelf: Shelves, said: bytes, quick: None

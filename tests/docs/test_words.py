@@ -1,12 +1,14 @@
 """Words that were retired do not come back: one word for one thing, and it is the field's.
 
-The pages that users read are looked through, without their code and addresses. Records of decisions and the changelog
-say what was said in their day.
+The pages that users read and the docstrings are checked, without their code and addresses. Records of decisions and the
+changelog say what was said in their day.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cases import each_case
@@ -14,6 +16,7 @@ from tests.cases import each_case
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
 PAGES = [page for page in PAGES if page.parent.name != "decisions"]
+MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 
 #: What was said for a thing, and the word for it now. Words that are also plain English are retired as names of these
 #: things alone, where an article or a verb gives them away.
@@ -55,6 +58,18 @@ def found(text: str) -> list[str]:
 @each_case("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_retired_word_is_used(page: Path) -> None:
     assert found(page.read_text()) == []
+
+
+def docstrings(module: Path) -> Iterator[str]:
+    """Those of the module, its classes and its functions."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+@each_case("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_no_docstring_has_a_retired_word(module: Path) -> None:
+    assert [word for text in docstrings(module) for word in found(text)] == []
 
 
 @each_case(

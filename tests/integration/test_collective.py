@@ -137,11 +137,14 @@ def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(
 
 def test_a_rank_that_does_not_come_is_named_in_time_and_may_come_to_the_next(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put(rows(5))
-    ranks.begin("get", [ref] * SIZE, [0, 1, 3], timeout=1)
-    outcomes = ranks.hear([0, 1, 3])
-    for error in errors(outcomes):
-        assert isinstance(error, dp.PeerUnavailable)
-        assert error.address == "rank 2"
+    for timeout in (1, 10, 100):  # where three ranks do not come within a second either, they are named as well
+        ranks.begin("get", [ref] * SIZE, [0, 1, 3], timeout=timeout)
+        found = errors(ranks.hear([0, 1, 3]))
+        assert all(isinstance(error, dp.PeerUnavailable) for error in found)
+        named = {error.address for error in found if isinstance(error, dp.PeerUnavailable)}
+        if named == {"rank 2"}:
+            break
+    assert named == {"rank 2"}
     assert values(ranks.call("get", [ref] * SIZE, timeout=60)) == [plane.get(ref).to_dict()] * SIZE
 
 

@@ -108,11 +108,11 @@ def held(node: Node) -> dict[str, int]:
     partitions = node.hosts.partitions
     assert partitions is not None
     machines = [each.machine for each in partitions.replicas if isinstance(each.machine, StreamMachine)]
-    homes = [machine.home for machine in machines]
+    streams = [machine.leased for machine in machines]
     return {
-        "rows": sum(home.books.rows.count for home in homes),
-        "grants": sum(len(home.leases) for home in homes),
-        "tickets": sum(len(home.admission.coming()) for home in homes),
+        "rows": sum(leased.partition.rows.count for leased in streams),
+        "grants": sum(len(leased.leases) for leased in streams),
+        "tickets": sum(len(leased.admission.coming()) for leased in streams),
         "untold": sum(len(list(machine.waiting())) for machine in machines),
         "retained": len(node.hosts._retained.holders),
         "needed": sum(node._needed._needed.values()),

@@ -24,7 +24,7 @@ from typing import Any
 import xxhash
 
 from dataplane.batch.tensors import host_bits, is_tensor
-from dataplane.integrations.openrlhf.owned import OwnedRow
+from dataplane.integrations.openrlhf.owned_row import OwnedRow
 from dataplane.integrations.rows import LazyRow, put_rows
 
 
@@ -66,22 +66,22 @@ class _Prompts:
     """The shared state of the samples of each prompt, while one is being made."""
 
     def __init__(self) -> None:
-        self._shared: dict[Any, _Shared] = {}
+        self._shared: dict[Any, _PromptState] = {}
 
-    def enter(self, key: Any, processor: Any) -> _Shared:
+    def enter(self, key: Any, processor: Any) -> _PromptState:
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _Shared(key, processor)
+            shared = self._shared[key] = _PromptState(key, processor)
         shared.samples += 1
         return shared
 
-    def leave(self, shared: _Shared) -> None:
+    def leave(self, shared: _PromptState) -> None:
         shared.samples -= 1
         if not shared.samples:
             del self._shared[shared.key]
 
 
-class _Shared:
+class _PromptState:
     """The shared state of the samples of a prompt: the results of the processor, and the handles of the stored
     inputs."""
 

@@ -1,7 +1,7 @@
 """References in place of data between OpenRLHF's controller and its workers: `install()`, once, in the driver.
 
-    from dataplane.integrations import openrlhf as door
-    door.install()          # before train(args); or run `python -m dataplane.integrations.openrlhf` in its place
+    from dataplane.integrations import openrlhf as references
+    references.install()          # before train(args); or run `python -m dataplane.integrations.openrlhf` in its place
 
 `RayActorGroup.async_run_method_batch` slices its arguments, puts each slice into Ray's object store, and its workers
 take items out of the slices one by one. `install` passes `RemoteList`s in place of lists. OpenRLHF's own code slices,
@@ -96,9 +96,9 @@ def _begin() -> None:
     global _config
     with _lock:
         if _config is not None and environment().address is None:
-            from dataplane.integrations import ray as door
+            from dataplane.integrations import ray as nodes
 
-            door.up(_config)
+            nodes.up(_config)
             _config = None
         process.plane()
 

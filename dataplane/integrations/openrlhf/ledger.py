@@ -21,14 +21,14 @@ from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.integrations import freeing
-from dataplane.integrations.openrlhf.outline import Found, is_plain_tensor
+from dataplane.integrations.openrlhf.outline import Extracted, is_plain_tensor
 from dataplane.integrations.rows import LazyRow, put_rows
 
 Tensor = Any
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _StoredTensor:
     """A tensor, its state at the put, and its reference."""
 
     tensor: weakref.ref[Any]
@@ -49,15 +49,15 @@ class Ledger:
         self.plane = plane
         self._remembers = remembers
         self._options: dict[str, Any] = {"scope": scope, "timeout": timeout}
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _StoredTensor] = {}
 
-    def place(self, found: Sequence[Found]) -> dict[str, BatchRef]:
+    def place(self, found: Sequence[Extracted]) -> dict[str, BatchRef]:
         """The columns of the extracted parts: for each a reference to all its rows in order.
 
         Raises as `Plane.put`.
         """
         self._forget()
-        columns: dict[str, list[Found]] = {}
+        columns: dict[str, list[Extracted]] = {}
         for each in found:
             columns.setdefault(each.column, []).append(each)
         tensors, placed = {}, {}
@@ -100,7 +100,7 @@ class Ledger:
             placed |= {id(tensor): part for tensor, part in zip(tensors, parts, strict=True)}
         if self._remembers:
             for tensor in every:
-                self._known[id(tensor)] = _Known(weakref.ref(tensor), _look(tensor), placed[id(tensor)])
+                self._known[id(tensor)] = _StoredTensor(weakref.ref(tensor), _look(tensor), placed[id(tensor)])
         return placed
 
     def _inputs(self, several: Sequence[Any]) -> BatchRef:
@@ -122,7 +122,7 @@ class Ledger:
             for own, each, ref in zip(tensors, dicts, refs, strict=True):
                 if len(own) == len(each):
                     for tensor in own:
-                        self._known[id(tensor)] = _Known(weakref.ref(tensor), (*_look(tensor), tuple(each)), ref)
+                        self._known[id(tensor)] = _StoredTensor(weakref.ref(tensor), (*_look(tensor), tuple(each)), ref)
         return refs
 
     def _bytes(self, name: str, rows: Sequence[bytes], owners: Sequence[Any]) -> BatchRef:

@@ -30,7 +30,7 @@ REST = "rest"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placeholder:
     """A placeholder of a tensor: the next `rows` rows of a column. Without a shape it is [rows], or [rows, length of
     the rows]."""
 
@@ -64,14 +64,14 @@ class Node:
 
 
 #: What stands for a value.
-Outline = Place | Inputs | Plain | Node
+Outline = Placeholder | Inputs | Plain | Node
 
 #: Plain values that are equal where they are the same.
 _COMPARED = (type(None), bool, int, str)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Extracted:
     """A part that was taken out of a value, with its column. `owner`: the object whose lifetime it shares, if not
     its own."""
 
@@ -87,7 +87,7 @@ class Outliner:
     """
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.found: list[Found] = []
+        self.found: list[Extracted] = []
         self._strict = strict
         self._names: dict[tuple[Any, ...], str] = {}
         self._same: dict[Outline, Outline] = {}
@@ -124,14 +124,14 @@ class Outliner:
     def _tensor(self, path: str, tensor: Any) -> Outline:
         rows = tensor.shape[0] if tensor.ndim else 1
         name = self._name(path, tensor.dtype, tensor.ndim > 1)
-        self.found.append(Found(name, tensor))
-        return self._shared(Place(name, rows, None if 1 <= tensor.ndim <= 2 else tuple(tensor.shape)))
+        self.found.append(Extracted(name, tensor))
+        return self._shared(Placeholder(name, rows, None if 1 <= tensor.ndim <= 2 else tuple(tensor.shape)))
 
     def _inputs(self, path: str, value: Any) -> Outline:
         if isinstance(value, LazyRow) and value.column is None:  # of several columns: it is small as it is
             return Plain(object, _Once(value))
         name = self._name(path, _look(value))
-        self.found.append(Found(name, value))
+        self.found.append(Extracted(name, value))
         return self._shared(Inputs(name))
 
     def _experience(self, value: Any) -> Outline:
@@ -150,8 +150,8 @@ class Outliner:
             kept |= {name: self._plain(name, own) for name, own in unfit.items()}
             (row,) = encode_rows(REST, [{name: own for name, own in rest.items() if name not in unfit}])
         name = self._name(REST, REST)
-        self.found.append(Found(name, row, value))
-        return self._shared(Node(type(value), (*kept, REST), (*kept.values(), Place(name, 1))))
+        self.found.append(Extracted(name, row, value))
+        return self._shared(Node(type(value), (*kept, REST), (*kept.values(), Placeholder(name, 1))))
 
     def _name(self, path: str, *look: Any) -> str:
         """The column of parts with this path and appearance."""
@@ -178,9 +178,9 @@ class _Once:
         return _Once, (self.value,)
 
 
-def rebuilt(outline: Outline, take: Callable[[Place | Inputs], Any]) -> Any:
+def rebuilt(outline: Outline, take: Callable[[Placeholder | Inputs], Any]) -> Any:
     """The value of the outline; `take` returns the part of a placeholder, and is called in their order."""
-    if isinstance(outline, Place | Inputs):
+    if isinstance(outline, Placeholder | Inputs):
         return take(outline)
     if isinstance(outline, Plain):
         return outline.value.value if outline.kind is object else outline.value
@@ -192,9 +192,9 @@ def rebuilt(outline: Outline, take: Callable[[Place | Inputs], Any]) -> Any:
     return outline.kind(**dict(zip(outline.keys[:-1], parts[:-1], strict=True)), **parts[-1])
 
 
-def places(outline: Outline) -> Iterator[Place | Inputs]:
+def places(outline: Outline) -> Iterator[Placeholder | Inputs]:
     """The placeholders of an outline, in order."""
-    if isinstance(outline, Place | Inputs):
+    if isinstance(outline, Placeholder | Inputs):
         yield outline
     elif isinstance(outline, Node):
         for part in outline.parts:

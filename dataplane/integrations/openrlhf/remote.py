@@ -23,7 +23,7 @@ from dataplane.batch.object_codec import decode_row
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.integrations.openrlhf.ledger import Ledger
-from dataplane.integrations.openrlhf.outline import REST, Inputs, Node, Outline, Outliner, Place, places, rebuilt
+from dataplane.integrations.openrlhf.outline import REST, Inputs, Node, Outline, Outliner, Placeholder, places, rebuilt
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.rows import LazyRow
 
@@ -75,13 +75,13 @@ class RemoteList(Sequence[Any]):
         Raises as `Plane.get`.
         """
         outline = self._outlines[index] if fields is None else _only(self._outlines[index], fields)
-        self._fetch({place.column for place in places(outline) if isinstance(place, Place)}, device)
+        self._fetch({place.column for place in places(outline) if isinstance(place, Placeholder)}, device)
         next_row = dict(self._starts[index])
 
-        def take(place: Place | Inputs) -> Any:
-            first, rows = next_row[place.column], place.rows if isinstance(place, Place) else 1
+        def take(place: Placeholder | Inputs) -> Any:
+            first, rows = next_row[place.column], place.rows if isinstance(place, Placeholder) else 1
             next_row[place.column] = first + rows
-            if isinstance(place, Place):
+            if isinstance(place, Placeholder):
                 return _value(place, self._read[place.column][first : first + rows])
             ref = self._columns[place.column][first]
             row = LazyRow(ref, ref.columns[0])
@@ -110,7 +110,7 @@ class RemoteList(Sequence[Any]):
         for outline in self._outlines:
             at = dict(starts[-1])
             for place in places(outline):
-                at[place.column] += place.rows if isinstance(place, Place) else 1
+                at[place.column] += place.rows if isinstance(place, Placeholder) else 1
             starts.append(at)
         return starts
 
@@ -147,7 +147,7 @@ def _only(outline: Outline, fields: Collection[str]) -> Outline:
     return Node(outline.kind, tuple([key for key, _ in kept]), tuple([part for _, part in kept]))
 
 
-def _value(place: Place, column: Column) -> Any:
+def _value(place: Placeholder, column: Column) -> Any:
     """The part of a placeholder: these rows of its column."""
     if column.kind == "bytes":
         return decode_row(column.name, column.numpy()[0])

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.client.tablerows import Rows
+from dataplane.client.table_rows import Rows
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.integrations.transfer_queue import manifest
 from dataplane.integrations.transfer_queue.manifest import Manifest

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.client.tablerows import Flags, Rows
+from dataplane.client.table_rows import Flags, Rows
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import reading, sampling, writing
+from dataplane.integrations.transfer_queue.async_calls import twin
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
 from dataplane.integrations.transfer_queue.partition import Partition, has_own_key
 from dataplane.integrations.transfer_queue.session import Session, session
-from dataplane.integrations.transfer_queue.twins import twin
 from dataplane.integrations.transfer_queue.writing import Parser
 
 if TYPE_CHECKING:

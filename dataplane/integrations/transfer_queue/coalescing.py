@@ -30,7 +30,7 @@ import numpy as np
 from dataplane.batch import images, tensordicts, tensors
 from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
-from dataplane.client.tablerows import Rows
+from dataplane.client.table_rows import Rows
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.sharing import LEAST, TENSOR
 from dataplane.integrations.transfer_queue import sharing, values

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
 from dataplane.integrations.transfer_queue import coalescing, reading, writing
+from dataplane.integrations.transfer_queue.async_calls import executor, run, twin
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
 from dataplane.integrations.transfer_queue.session import joined, session
-from dataplane.integrations.transfer_queue.twins import executor, run, twin
 from dataplane.integrations.transfer_queue.writing import Parser
 
 if TYPE_CHECKING:

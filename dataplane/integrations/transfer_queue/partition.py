@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from dataplane.client.sync import Plane
 from dataplane.client.sync_tables import Table
-from dataplane.client.tablerows import Rows
+from dataplane.client.table_rows import Rows
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.values import stored_schema

@@ -15,8 +15,8 @@ from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import pickles, process
+from dataplane.integrations.transfer_queue import async_calls, job_registry, metrics, module_patch
 from dataplane.integrations.transfer_queue import job as jobs
-from dataplane.integrations.transfer_queue import job_registry, metrics, module_patch, twins
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
@@ -172,7 +172,7 @@ def close() -> None:
     if left is None or _pid != os.getpid():
         return
     pickles.uninstall()
-    twins.end()
+    async_calls.end()
     metrics.end()
     if left.first:
         for name in left.partitions():

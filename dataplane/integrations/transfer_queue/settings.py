@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
-from dataplane.client.tablerows import Rows
+from dataplane.client.table_rows import Rows
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import job as jobs

@@ -17,14 +17,14 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
 from dataplane.errors import Freed, OwnerDied, PeerUnavailable
-from dataplane.integrations.sharing import Known, keys_of
+from dataplane.integrations.sharing import LocationCache, keys_of
 
 R = TypeVar("R")
 
 Keys = Mapping[str, Sequence[bytes | None]]
 """For each field the key of each row's value, None for values that are not looked up; only for fields with a key."""
 
-_known: Known[BatchRef] = Known()
+_known: LocationCache[BatchRef] = LocationCache()
 _LONGEST_S = 60.0  # that a value is waited for which another thread writes
 
 

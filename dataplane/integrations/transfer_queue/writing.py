@@ -15,7 +15,7 @@ import numpy as np
 
 from dataplane.batch import tensordicts, tensors
 from dataplane.batch.values import Values
-from dataplane.client.tablerows import Rows
+from dataplane.client.table_rows import Rows
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError

@@ -66,7 +66,7 @@ class Stored(NamedTuple):
     field: Field
 
 
-class Found(NamedTuple):
+class ReadableRows(NamedTuple):
     """Rows that can be read together: the reference, and for each of its columns how its rows are returned and the
     positions of the requested rows (None: all, in order)."""
 
@@ -189,7 +189,7 @@ def _field(told: bytes) -> Field:
     return field
 
 
-def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False) -> list[Found]:
+def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False) -> list[ReadableRows]:
     """The rows of the cells of each field, in as few references as possible; rows without a cell are left out.
     `reading`: by the shards of links, as they are read.
 
@@ -205,7 +205,7 @@ def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False)
         for stored, pattern in _classes(listed, reading):
             places = tuple([(each.node, each.rows) for each in stored])
             alike[pattern.key, places].append((name, stored, pattern))
-    by_positions: defaultdict[bytes | None, list[Found]] = defaultdict(list)
+    by_positions: defaultdict[bytes | None, list[ReadableRows]] = defaultdict(list)
     if singles:
         by_positions[None].append(_beside(singles, shard_of if reading else int))
     for several in alike.values():
@@ -213,7 +213,7 @@ def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False)
         ref = _joined([(name, stored) for name, stored, _ in several], pattern)
         key = None if pattern.positions is None else pattern.positions.tobytes()
         how = {name: _how({each.how for each in stored}) for name, stored, _ in several}
-        by_positions[key].append(Found(ref, how, pattern.positions))
+        by_positions[key].append(ReadableRows(ref, how, pattern.positions))
     return [found for beside in by_positions.values() for found in _united(beside)]
 
 
@@ -245,7 +245,7 @@ def _singles(listed: Sequence[bytes | None]) -> _Singles | None:
     return _Singles(how, _told_field(tails.pop()), table)
 
 
-def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> Found:
+def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> ReadableRows:
     """The rows of these fields. `numbered` as in `_all_stored`."""
     columns: list[tuple[str, Iterable[Field], Sequence[Cell]]] = []
     known: dict[bytes, list[Shard]] = {}
@@ -258,7 +258,7 @@ def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> 
         cells = map(Cell, known[key], table["ordinal"].tolist(), table["nbytes"].tolist())
         columns.append((name, (field,), list(cells)))
     rows = len(columns[0][2])
-    return Found(of_rows(columns, [0] * rows), {name: each.how for name, each in singles.items()}, None)
+    return ReadableRows(of_rows(columns, [0] * rows), {name: each.how for name, each in singles.items()}, None)
 
 
 class _Pattern(NamedTuple):
@@ -354,7 +354,7 @@ def _is_whole(rows: npt.NDArray[np.int64], of: int) -> bool:
     return len(rows) == of and bool((rows == np.arange(of)).all())
 
 
-def _united(beside: Sequence[Found]) -> Iterable[Found]:
+def _united(beside: Sequence[ReadableRows]) -> Iterable[ReadableRows]:
     """References to the same rows as one; those with the same field stay separate."""
     while beside:
         first, *others = beside
@@ -363,6 +363,6 @@ def _united(beside: Sequence[Found]) -> Iterable[Found]:
             if first.how.keys() & other.how.keys():
                 apart.append(other)
             else:
-                first = Found(first.ref.union(other.ref), {**first.how, **other.how}, first.positions)
+                first = ReadableRows(first.ref.union(other.ref), {**first.how, **other.how}, first.positions)
         yield first
         beside = apart

@@ -185,9 +185,9 @@ def _settings(manager: Any) -> Any:
 
 def _have_nodes() -> None:
     if environment().address is None and ray.is_initialized():
-        from dataplane.integrations import ray as door
+        from dataplane.integrations import ray as nodes
 
-        door.up()
+        nodes.up()
 
 
 def attach() -> None:

@@ -28,7 +28,7 @@ from dataplane.errors import Misuse
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.verl.columns import Columns, concatenated
 from dataplane.integrations.verl.neo_handles import Form, Handle, is_home, make_home
-from dataplane.integrations.verl.storing import load, store
+from dataplane.integrations.verl.proto_columns import load, store
 
 BACKEND = "dataplane"
 

@@ -32,9 +32,9 @@ class DataplanePPODataPlane(NeoPPODataPlane):  # type: ignore[misc]  # verl has 
         """
         super().setup()
         if environment().address is None and process.ray_job() is not None:
-            from dataplane.integrations import ray as door
+            from dataplane.integrations import ray as nodes
 
-            door.up()
+            nodes.up()
         process.plane()
         set_default_storage_engine(neo.DataplaneStorageEngine())
         log.info("NeoProto stores in the plane: trainer.data_plane=%s", self.name)

@@ -120,19 +120,19 @@ def _start(conf: Any) -> dict[str, Any]:
         process.plane()  # which is there, and takes this user, or says why not
         _say(f"TransferQueue stores in the plane ({NAME}): by the node at {known}, which has its own settings")
         return {"address": known}
-    from dataplane.integrations import ray as door
+    from dataplane.integrations import ray as nodes
 
-    door.up(config, transports=settings.transports, key=settings.key, keep=False)
+    nodes.up(config, transports=settings.transports, key=settings.key, keep=False)
     _say(f"TransferQueue stores in the plane ({NAME}): by a node on each Ray node")
     return {"address": "ray"}
 
 
 def _manager() -> Any:
-    from dataplane.integrations.verl import hooks, mistakes
+    from dataplane.integrations.verl import hooks, usage_checks
     from dataplane.integrations.verl.storage import DataplaneStorageManager
 
     hooks.attach()
-    mistakes.attach()
+    usage_checks.attach()
     return DataplaneStorageManager
 
 

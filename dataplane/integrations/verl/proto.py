@@ -29,9 +29,9 @@ from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.verl.columns import Columns, Kind, concatenated, sizes_of_chunks
-from dataplane.integrations.verl.equal import same
+from dataplane.integrations.verl.equality import same
+from dataplane.integrations.verl.proto_columns import SHARED, store
 from dataplane.integrations.verl.reading import Reading
-from dataplane.integrations.verl.storing import SHARED, store
 
 
 def put(

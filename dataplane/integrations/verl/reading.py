@@ -18,7 +18,7 @@ from dataplane.client.sync import Plane
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.verl.columns import Columns
-from dataplane.integrations.verl.storing import SHARED, load, store
+from dataplane.integrations.verl.proto_columns import SHARED, load, store
 from dataplane.integrations.verl.views import View
 
 log = logging.getLogger(__name__)

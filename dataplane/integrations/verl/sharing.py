@@ -21,14 +21,14 @@ from dataplane.batch.values import Values
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.sharing import FEW, Known, keys_of
+from dataplane.integrations.sharing import FEW, LocationCache, keys_of
 from dataplane.integrations.verl import cells
 from dataplane.integrations.verl.entries import Objects
 
 Cells = cells.Made
 _Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]
 
-_known: Known[bytes] = Known()
+_known: LocationCache[bytes] = LocationCache()
 _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may be waiting for room
 
 

@@ -29,10 +29,10 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.verl import cells, compat, entries, resuming
+from dataplane.integrations.verl import cells, compat, entries, resume
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller, Index
-from dataplane.integrations.verl.rowfile import Restored
+from dataplane.integrations.verl.row_file import Restored
 from dataplane.integrations.verl.settings import Settings
 
 T = TypeVar("T")
@@ -146,29 +146,29 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     # Checkpoints
 
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Add the rows to the checkpoint that TransferQueue writes to this directory. Raises as `resuming.save`."""
-        await self._in_thread(resuming.save, self._controller, Path(checkpoint_dir), self._settings.timeout)
+        """Add the rows to the checkpoint that TransferQueue writes to this directory. Raises as `resume.save`."""
+        await self._in_thread(resume.save, self._controller, Path(checkpoint_dir), self._settings.timeout)
 
     async def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Put the rows of a checkpoint into the plane, before TransferQueue has the controller load its state.
 
-        Raises as `resuming.load`; then nothing was changed.
+        Raises as `resume.load`; then nothing was changed.
         """
         if self._restored is not None:  # by a load that went no further
             await self._in_thread(self._restored.free)
-        self._restored = await self._in_thread(resuming.load, Path(checkpoint_dir), self._settings.timeout)
+        self._restored = await self._in_thread(resume.load, Path(checkpoint_dir), self._settings.timeout)
 
     async def replace_state(self, load: Callable[[], Awaitable[None]]) -> None:
-        """Have the controller load its state by `load`, and record the current cells of its rows (`resuming`)."""
+        """Have the controller load its state by `load`, and record the current cells of its rows (`resume`)."""
         restored, self._restored = self._restored, None
         try:
-            before = await self._in_thread(resuming.indexes, self._controller)
+            before = await self._in_thread(resume.indexes, self._controller)
             await load()
         except BaseException:
             if restored is not None:
                 await self._in_thread(restored.free)
             raise
-        await self._in_thread(resuming.settle, self._controller, before, restored)
+        await self._in_thread(resume.settle, self._controller, before, restored)
 
     # With the store, in a thread
 

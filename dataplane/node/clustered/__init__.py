@@ -2,7 +2,7 @@
 partition.
 
 Bottom up: `streams` (the open streams), `session` (the requests of one client to partitions), `acks` and
-`append_merger` (repeated acks, merged appends), `retained` and `holders` (columns that partitions need, here and on
-other nodes), `service` (streams), `table_directory` and `tables` (tables), `durable` and `alone` (what is on disk,
-also of a node outside a cluster).
+`append_merger` (repeated acks, merged appends), `retained_shards` and `column_holders` (columns that partitions
+need, here and on other nodes), `service` (streams), `table_directory` and `tables` (tables), `durable` and
+`either_streams` (what is on disk, also of a node outside a cluster).
 """

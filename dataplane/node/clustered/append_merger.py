@@ -21,7 +21,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.router import Router
 from dataplane.stream import requests as r
 
@@ -32,7 +32,7 @@ _ROWS = 16  # of an append that goes with others: more is worth a request of its
 _ASK_S = 10.0
 
 
-class _Waiting(NamedTuple):
+class _WaitingAppend(NamedTuple):
     """A waiting append. `future`: the number of its first row; None if it has to be sent alone."""
 
     client: str
@@ -45,7 +45,7 @@ class _Waiting(NamedTuple):
 class _Queue:
     """The appends to one partition."""
 
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[_WaitingAppend] = field(default_factory=list)
     busy: bool = False
     """Whether it is looked at soon, or a request is under way."""
 
@@ -53,7 +53,7 @@ class _Queue:
 class AppendMerger:
     """The merged appends of one node. `me`: the node."""
 
-    def __init__(self, me: bytes, router: Router, background: Background) -> None:
+    def __init__(self, me: bytes, router: Router, background: BackgroundTasks) -> None:
         self._me = me
         self._router = router
         self._background = background
@@ -70,7 +70,7 @@ class AppendMerger:
         """Append together with others. Returns None if the append has to be sent alone. Raises PeerUnavailable,
         OutcomeUnknown."""
         queue = self._queues.setdefault(partition, _Queue())
-        waiting = _Waiting(client, sequence, asked, asyncio.get_running_loop().create_future())
+        waiting = _WaitingAppend(client, sequence, asked, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiting)
         self._schedule(partition, queue)
         first = await waiting.future
@@ -85,7 +85,7 @@ class AppendMerger:
         """Send the first waiting appends that are of one kind."""
         waiting = [each for each in queue.waiting if not each.future.done()]  # others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
-        some: dict[tuple[ShardKey, ...], _Waiting] = {}
+        some: dict[tuple[ShardKey, ...], _WaitingAppend] = {}
         queue.waiting = []
         for each in waiting:
             alike = len(some) < _MOST and _kind(each.asked) == kind
@@ -96,7 +96,7 @@ class AppendMerger:
         else:
             del self._queues[partition]
 
-    async def _ask(self, partition: str, queue: _Queue, some: Sequence[_Waiting]) -> None:
+    async def _ask(self, partition: str, queue: _Queue, some: Sequence[_WaitingAppend]) -> None:
         first: int | None = None
         error: DataplaneError | None = None
         try:
@@ -118,7 +118,7 @@ class AppendMerger:
                 each.future.set_result(None)
         self._flush(partition, queue)
 
-    async def _first(self, partition: str, some: Sequence[_Waiting]) -> int | None:
+    async def _first(self, partition: str, some: Sequence[_WaitingAppend]) -> int | None:
         """The number of the first row; None if the partition refuses them together."""
         try:
             body = r.encode_request(_joined(some))
@@ -138,7 +138,7 @@ def _kind(asked: r.Append) -> Any:
     return tuple(asked.ref.schema.items()), asked.groups is None, tuple(asked.tags), tuple(asked.lengths)
 
 
-def _joined(some: Sequence[_Waiting]) -> r.Append:
+def _joined(some: Sequence[_WaitingAppend]) -> r.Append:
     asked = [each.asked for each in some]
     one = asked[0]
     return r.Append(

@@ -20,12 +20,12 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
-from dataplane.node.clustered.retained import Retained
-from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.clustered.retained_shards import RetainedShards
+from dataplane.node.partitions.background import BackgroundTasks
+from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.service import Partitions
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 
@@ -56,7 +56,7 @@ class DurableColumns:
 
     partitions: Partitions
 
-    def __init__(self, keeping: Keeping, store: Store, needed: NeededShards, retained: Retained) -> None:
+    def __init__(self, keeping: PartitionStorage, store: Store, needed: NeededShards, retained: RetainedShards) -> None:
         """Raises Corrupt if the data directory was changed."""
         self._me = bytes.fromhex(keeping.me)
         self._store = store
@@ -69,7 +69,7 @@ class DurableColumns:
         """Called with each copy of another node's shard that is here again, under this number."""
         self._pending: dict[str, asyncio.Event] = {}  # partitions that have not said yet what they need here
         self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # what such have told
-        self._background = Background()
+        self._background = BackgroundTasks()
 
     # New ones
 
@@ -110,7 +110,7 @@ class DurableColumns:
             raise PeerUnavailable(f"{partition} has not said what it needs here since this node was started") from None
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """As `Retained.settled`, once the partition has said what it needs."""
+        """As `RetainedShards.settled`, once the partition has said what it needs."""
         if partition in self._pending:
             self._early.setdefault(partition, []).append((last, entries))
         else:
@@ -176,7 +176,7 @@ class DurableColumns:
         while True:
             asked = r.encode_request(r.Holding(node=self._me, after=after))
             found = r.decode_result(await self.partitions.router.ask(partition, asked, Deadline.after(_ASK_S)))
-            assert isinstance(found, r.Held), f"{type(found)} is no answer to this"
+            assert isinstance(found, r.HeldRows), f"{type(found)} is no answer to this"
             refs += found.refs
             last = found.last if last is None else last
             if found.next < 0:

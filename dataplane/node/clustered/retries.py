@@ -45,12 +45,15 @@ async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, time
 
 async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do `work`, which asks the coordinator and may be repeated, until it answers. Raises PeerUnavailable if it does
-    not."""
+    not, OutcomeUnknown if a change may have reached it."""
     deadline = Deadline.after(PATIENCE_S)
+    unanswered = False
     while True:
         try:
             return await work()
         except (Unavailable, OutcomeUnknown) as error:
+            unanswered = unanswered or isinstance(error, OutcomeUnknown)
             if not deadline.remaining_s:
-                raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
+                kind = OutcomeUnknown if unanswered else PeerUnavailable
+                raise kind(f"the cluster's coordinator does not answer: {error}") from error
             await asyncio.sleep(_PAUSE_S)

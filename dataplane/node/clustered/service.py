@@ -17,21 +17,21 @@ from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
-from dataplane.node.clustered.holders import Claim, Holders, Keep
-from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
+from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import all_of, patiently
 from dataplane.node.clustered.session import Session
 from dataplane.node.clustered.streams import MAX_STREAMS, Partition, Stream, Streams, encode_settings, token_of
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.record import EPOCHS, Record
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.streams.sessions import ASK_S
 from dataplane.stream import requests as r
-from dataplane.stream.figures import Waiting
-from dataplane.stream.home import Home
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
+from dataplane.stream.statistics import Waiting
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -62,7 +62,7 @@ class ClusteredStreams:
         self,
         node: bytes,
         partitions: Partitions,
-        retained: Retained,
+        retained: RetainedShards,
         peers: Peers,
         life: int,
         *,
@@ -71,12 +71,12 @@ class ClusteredStreams:
         me = partitions.members.me
         self.partitions = partitions
         self.streams = Streams(partitions.directory)
-        self.holders = Holders(node, retained, partitions.members, peers, keep)
+        self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
         self._retained = retained
         self._peers = peers
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._together = AppendMerger(node, partitions.router, self._background)
         partitions.replicas.retained = retained.rows
         partitions.directory.records.changed = self._over
@@ -104,7 +104,7 @@ class ClusteredStreams:
         until: Deadline | None = None,
         *,
         rows: int = 0,
-    ) -> Claim:
+    ) -> RetainedClaim:
         """See `sessions.Service`."""
         return await self.holders.claim(partition.key, [ref], copies, until, rows=rows)
 
@@ -213,7 +213,7 @@ class ClusteredStreams:
         measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
         return {name: values for name, values in measured.items() if values is not None}
 
-    def led(self, now: float) -> list[tuple[str, str, Home, Waiting, bool, float]]:
+    def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
         """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no
         other node led it before, and `now` in the partition's time."""
         found = []
@@ -222,7 +222,7 @@ class ClusteredStreams:
             if isinstance(machine, StreamMachine) and hosted.replica.leads:
                 first = hosted.configuration.epoch % EPOCHS <= 1
                 waiting, by_its_clock = machine.pending(), machine.by_its_clock(now)
-                found.append((hosted.partition, machine.name, machine.home, waiting, first, by_its_clock))
+                found.append((hosted.partition, machine.name, machine.leased, waiting, first, by_its_clock))
         return found
 
     def __len__(self) -> int:
@@ -232,7 +232,7 @@ class ClusteredStreams:
     # other nodes
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
-        """The answer to another node; None if the request is not about streams. Raises as `Retained.retain`."""
+        """The answer to another node; None if the request is not about streams. Raises as `RetainedShards.retain`."""
         match request:
             case pm.RetainColumns():
                 return self._retain(request)

@@ -34,7 +34,7 @@ from dataplane.errors import (
 from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.streams import Partition
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.partitions.waiters import NOTHING
@@ -117,7 +117,7 @@ class Session:
         self,
         client: str,
         partitions: Partitions,
-        background: Background,
+        background: BackgroundTasks,
         calls: Calls = STREAMS,
         together: AppendMerger | None = None,
     ) -> None:

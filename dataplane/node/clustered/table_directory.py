@@ -42,7 +42,7 @@ _ASK_S = 5.0
 _CHANGES = 48  # bits of the number that changes go on from
 
 
-class Past(msgspec.Struct, frozen=True, array_like=True):
+class PastPartitions(msgspec.Struct, frozen=True, array_like=True):
     """What a record keeps of earlier partitions: the number of the next row, and the tokens of lost ones."""
 
     next: int = 0
@@ -50,13 +50,13 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Past)
+_decoder = msgspec.msgpack.Decoder(PastPartitions)
 
 
-def past(record: Record | None) -> Past:
+def past(record: Record | None) -> PastPartitions:
     """What a record keeps of earlier partitions. Raises Corrupt."""
     try:
-        return Past() if record is None else _decoder.decode(record.settings)
+        return PastPartitions() if record is None else _decoder.decode(record.settings)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the coordinator's record of a table is none: {error}") from None
 
@@ -131,7 +131,7 @@ class TableDirectory(Directory):
 
     def losing(self, record: Record, rows: Sequence[tuple[str, int]]) -> Record:
         lost = (*past(record).lost, token_of(record.key or ""))[-_LOST:]
-        return record.without(_encode(Past(0, lost)))
+        return record.without(_encode(PastPartitions(0, lost)))
 
     async def retire(self, key: str) -> bool:
         """End a partition that has no table, unless it is in use again. Returns whether it ended. Raises as
@@ -142,7 +142,7 @@ class TableDirectory(Directory):
             return False
         record = await self.read(name)
         if record is not None and record.key == key:
-            await self.records.swap(record, record.without(_encode(Past(answer.next, past(record).lost))))
+            await self.records.swap(record, record.without(_encode(PastPartitions(answer.next, past(record).lost))))
         self._router.forget(key)
         await self._replicas.delete(key)
         return True

@@ -24,17 +24,17 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
-from dataplane.node.clustered.holders import Holders
+from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import Calls, Session
 from dataplane.node.clustered.streams import Partition
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.partitions import record as kinds
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.streams.sessions import ASK_S, Waiting, happened
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.node.tables.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.stream.requests import Done, Result
 from dataplane.table import answers
@@ -67,7 +67,7 @@ class ClusteredTables:
         partitions: Partitions,
         coordinator: Coordinator,
         peers: Peers,
-        holders: Holders,
+        holders: ColumnHolders,
         life: int,
         *,
         sweep_s: float = SWEEP_S,
@@ -82,10 +82,10 @@ class ClusteredTables:
         self.directory = TableDirectory(coordinator, members, replicas, partitions.router, **options)
         self._me = f"{members.me}/{life}"
         self._numbers = itertools.count(1)
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._unknown: dict[str, float] = {}  # partitions without a record, since when
 
-    def client(self, staged: Staged) -> TableClient:
+    def client(self, staged: StagedColumns) -> TableClient:
         """All tables, as one client uses them."""
         name = f"{self._me}/t{next(self._numbers)}"
         return TableClient(self, Session(name, self.partitions, self._background, CALLS), staged)
@@ -166,7 +166,7 @@ class ClusteredTables:
 class TableClient:
     """All tables, as one client uses them."""
 
-    def __init__(self, tables: ClusteredTables, session: Session, staged: Staged) -> None:
+    def __init__(self, tables: ClusteredTables, session: Session, staged: StagedColumns) -> None:
         self._tables = tables
         self._session = session
         self._staged = staged

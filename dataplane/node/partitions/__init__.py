@@ -1,7 +1,7 @@
 """Replicated partitions of streams and tables: the drivers around `dataplane.replication`.
 
 Bottom up: `channel` (frames to other nodes), `hosted` and `replicas` (the replicas of this node: effects, timers,
-disks, the coordinator), `recruiting` (chooses followers), `waiters` (requests that wait at a leader), `record`,
+disks, the coordinator), `recruiter` (chooses followers), `waiters` (requests that wait at a leader), `record`,
 `records` and `directory` (the partition of each stream and table), `router` (finds the leader), `columns` (columns
 of nodes that are gone), `era` (ties a data directory to its coordinator), `service` (all of it).
 """

@@ -12,7 +12,7 @@ from dataplane.wire.boundary import told
 log = logging.getLogger(__name__)
 
 
-class Background:
+class BackgroundTasks:
     """The background tasks of one owner."""
 
     def __init__(self) -> None:

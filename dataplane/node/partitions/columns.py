@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.replicas import Replicas
@@ -88,7 +88,7 @@ class Columns:
         self._telling: set[tuple[str, str]] = set()
         self._seen: dict[str, int] = {}  # partition led here -> the epoch in which it was looked at
         self._told: dict[str, int] = {}  # partition led here -> number of the last entry that this node was told
-        self._background = Background()
+        self._background = BackgroundTasks()
         replicas.settle = self._settle
         replicas.performed = self._performed
         members.watch(self.look)

@@ -19,7 +19,7 @@ from dataplane.cluster.placement import Placement
 from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
 from dataplane.node.partitions import record as records
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.record import LostPartition, Record, is_durable, kind_of, name_of
 from dataplane.node.partitions.records import Records
@@ -73,7 +73,7 @@ class Directory:
         self._forgotten: dict[str, float] = {}  # partitions, and since when the coordinator does not know them
         self._nodes: set[str] = set()  # that were ever members
         self._gone: set[tuple[str, bool]] = set()  # those that were gone at the last look
-        self._background = Background()
+        self._background = BackgroundTasks()
         self.records = Records(coordinator, self._background, router.forget, prefix)
         self._wanted, replicas.recruiting.wanted = replicas.recruiting.wanted, self._followers  # what others do
         self._hosts, replicas.hosting = replicas.hosting, self._hosting

@@ -19,7 +19,7 @@ import msgspec
 from dataplane.clock import monotonic
 from dataplane.coordinator.base import DELETED, Unavailable
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, OutcomeUnknown
-from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, Waiting
+from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
 from dataplane.replication.machine import StateMachine
@@ -128,7 +128,7 @@ class Hosted:
         self._requests[number] = done
         self._perform(self.replica.request(number, request, monotonic()))
 
-    def wait(self, waiting: Waiting, *, first: bool = False) -> None:
+    def wait(self, waiting: WaitingRequest, *, first: bool = False) -> None:
         """Decide a request; if there is nothing for it, it waits in its queue. A request that may not wait gets the
         Backpressure error, which names the limit."""
 

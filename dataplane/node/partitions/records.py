@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.record import Record, decode, encode
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Records:
     def __init__(
         self,
         coordinator: Coordinator,
-        background: Background,
+        background: BackgroundTasks,
         forget_key: Callable[[str], None],
         prefix: str,
     ) -> None:

@@ -18,13 +18,13 @@ from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Channel, Late
 from dataplane.node.partitions.deliveries import Deliveries
 from dataplane.node.partitions.hosted import EARLY_S, Hosted
 from dataplane.node.partitions.record import is_durable
-from dataplane.node.partitions.recruiting import Recruiting
-from dataplane.node.partitions.waiters import NOTHING, Done, Waiting
+from dataplane.node.partitions.recruiter import Recruiter
+from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.machine import StateMachine
@@ -76,7 +76,7 @@ class Replicas:
         self.settings = settings
         self.alone = alone
         self.coordinator = coordinator
-        self.background = Background()
+        self.background = BackgroundTasks()
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
         """Called with what a leader tells this node of its columns."""
         self.performed: Callable[[Hosted], None] = lambda hosted: None
@@ -91,11 +91,11 @@ class Replicas:
         self._logs = logs
         self._prefix = prefix
         self._hosted: dict[str, Hosted] = {}
-        self._asked: dict[tuple[str, int], tuple[Hosted, Waiting]] = {}  # others' questions that wait
+        self._asked: dict[tuple[str, int], tuple[Hosted, WaitingRequest]] = {}  # others' questions that wait
         self._deliveries = Deliveries(channel)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
-        self.recruiting = Recruiting(self, members, channel)
+        self.recruiting = Recruiter(self, members, channel)
         self._recruit_s = 0.0
         channel.heard = self._heard
         members.watch_ended(self.gone)
@@ -188,7 +188,7 @@ class Replicas:
 
     # Requests
 
-    def ask(self, partition: str, request: bytes, done: Done, waiting: Waiting | None = None) -> Hosted | None:
+    def ask(self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None) -> Hosted | None:
         """Send a request to the leader, if that is here."""
         hosted = self._hosted.get(partition)
         if hosted is None:
@@ -221,7 +221,7 @@ class Replicas:
             else:
                 future.set_exception(outcome)
 
-        waiting = Waiting(queue, request, done, self.me, monotonic() + wait_s) if queue else None
+        waiting = WaitingRequest(queue, request, done, self.me, monotonic() + wait_s) if queue else None
         hosted = self.ask(partition, request, done, waiting)
         try:
             async with asyncio.timeout(timeout_s):
@@ -279,7 +279,7 @@ class Replicas:
         if not asked.queue:
             self.ask(asked.partition, asked.request, done)
             return
-        waiting = Waiting(asked.queue, asked.request, done, node, monotonic() + asked.wait_s)
+        waiting = WaitingRequest(asked.queue, asked.request, done, node, monotonic() + asked.wait_s)
         hosted = self._hosted.get(asked.partition)
         if hosted is not None:
             self._asked[node, asked.number] = hosted, waiting

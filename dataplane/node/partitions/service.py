@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
-from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Channel
+from dataplane.node.partitions.client_departures import ClientDepartures
 from dataplane.node.partitions.columns import Columns, Settled
-from dataplane.node.partitions.departed import Departed
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
@@ -54,8 +54,8 @@ class Partitions:
         self.router = Router(self.replicas, members, self.channel, coordinator)
         self.directory = Directory(coordinator, members, self.replicas, self.router, opening)
         self.columns = Columns(members, self.replicas, self.channel, settled)
-        self.departed = Departed(members, self.replicas)
-        self._background = Background()
+        self.departed = ClientDepartures(members, self.replicas)
+        self._background = BackgroundTasks()
 
     def receive(self, frame: Frame) -> None:
         """A frame of another node has arrived."""

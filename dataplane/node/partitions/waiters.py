@@ -29,7 +29,7 @@ NOTHING = b""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: nobody
     waits any more. `in_vain`: the value of `changes` when there was last nothing for it."""
 
@@ -47,9 +47,9 @@ class Waiting:
 class Waiters:
     """The waiting requests of one leader. `serves(waiting)`: whether there may be something for the request."""
 
-    def __init__(self, serves: Callable[[Waiting], bool]) -> None:
+    def __init__(self, serves: Callable[[WaitingRequest], bool]) -> None:
         self._serves = serves
-        self._queues: dict[str, deque[Waiting]] = {}
+        self._queues: dict[str, deque[WaitingRequest]] = {}
         self._count = 0
         self._numbers = itertools.count(1)
 
@@ -57,7 +57,7 @@ class Waiters:
         """How many requests wait."""
         return self._count
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingRequest]:
         """The waiting requests."""
         return (waiting for queue in self._queues.values() for waiting in queue)
 
@@ -65,7 +65,7 @@ class Waiters:
         """The waiting requests."""
         return [waiting.request for waiting in self]
 
-    def heads(self) -> Iterator[Waiting]:
+    def heads(self) -> Iterator[WaitingRequest]:
         """The first request of each queue."""
         return (queue[0] for queue in self._queues.values())
 
@@ -73,7 +73,7 @@ class Waiters:
         """Whether any request waits in this queue."""
         return queue in self._queues
 
-    def add(self, waiting: Waiting, now: float, *, first: bool = False) -> None:
+    def add(self, waiting: WaitingRequest, now: float, *, first: bool = False) -> None:
         """Let a request wait; at the end it is answered with nothing. `first`: again, at the head of its queue.
         Raises Backpressure if too many wait."""
         if self._count >= MAX_WAITING:
@@ -88,7 +88,7 @@ class Waiters:
         if waiting.until_s < math.inf:
             waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw(self, waiting: WaitingRequest) -> None:
         """Answer the request with nothing, unless it is decided already."""
         waiting.withdrawn = True
         queue = self._queues.get(waiting.queue)
@@ -97,14 +97,14 @@ class Waiters:
             self._left(waiting)
             waiting.done(NOTHING)
 
-    def _left(self, waiting: Waiting) -> None:
+    def _left(self, waiting: WaitingRequest) -> None:
         self._count -= 1
         if waiting.timer is not None:
             waiting.timer.cancel()
         if not self._queues.get(waiting.queue, True):
             del self._queues[waiting.queue]
 
-    def served(self) -> Iterator[Waiting]:
+    def served(self) -> Iterator[WaitingRequest]:
         """The requests for which there is something, one after another: each has to be decided before the next is
         taken. They no longer wait; if one waits again after all, no later one of its queue is served."""
         heads = [(queue[0].number, name) for name, queue in self._queues.items()]
@@ -126,7 +126,7 @@ class Waiters:
         for waiting in [each for each in self if each.node == node]:
             self.withdraw(waiting)
 
-    def drain(self) -> list[Waiting]:
+    def drain(self) -> list[WaitingRequest]:
         """Remove and return all waiting requests: another node leads."""
         found = [*self]
         self._queues.clear()

@@ -24,10 +24,10 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
-from dataplane.node.shards.reading import Reading, member_of
+from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.replicas import Part, Replicas
-from dataplane.store.live import Live
+from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store, check_described
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
@@ -48,7 +48,7 @@ class Fetcher:
         self._store = store
         self._peers = peers
         self._membership = membership
-        self.reading = Reading(node, peers, membership, choice)
+        self.reading = ShardReads(node, peers, membership, choice)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
@@ -166,11 +166,11 @@ class Fetcher:
 
     async def _learn_live(
         self, address: str, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
-    ) -> Live:
+    ) -> LiveCells:
         """Which cells of a large shard are not freed. Raises as `Store.adopt`, and ProtocolMismatch."""
         _, rows, columns, _ = described
         check_described(*described)
-        live = Live(columns, rows)
+        live = LiveCells(columns, rows)
         for column in range(columns):
             for first in range(0, rows, MAX_LIVE):
                 count = min(MAX_LIVE, rows - first)

@@ -18,7 +18,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.sources import SHARED, Sources
-from dataplane.store.spillfile import CHUNK
+from dataplane.store.spill_file import CHUNK
 from dataplane.store.store import Store
 from dataplane.transport.base import Memory, SendsFiles, Transport
 from dataplane.wire import peer_messages as pm

@@ -21,7 +21,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
 from dataplane.node.shards.gate import Gate
-from dataplane.node.shards.running import Running
+from dataplane.node.shards.remote_operations import RemoteOperations
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.choice import Choice
@@ -59,7 +59,7 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRanges:
     """Byte ranges of a shard, and where they are to be written. `whole`: these are the entire shard. `fresh`: nobody
     reads that memory yet, so invalid bytes, or more than was asked for, may be written to it, except to what is
     `there` already."""
@@ -67,7 +67,7 @@ class Wanted:
     owner: bytes
     shard: int
     memory: memoryview
-    stretches: ByteRanges
+    ranges: ByteRanges
     there: ByteRanges
     whole: bool
     fresh: bool
@@ -75,14 +75,14 @@ class Wanted:
     @property
     def timeout_s(self) -> float:
         """The time limit of a read."""
-        return _LEAST_S + total(self.stretches) / _LEAST_RATE
+        return _LEAST_S + total(self.ranges) / _LEAST_RATE
 
 
 class _Damaged(Exception):
     """The bytes received are not those that were written."""
 
 
-class Reading:
+class ShardReads:
     """The reads of one node. Used from its event loop."""
 
     def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: Choice) -> None:
@@ -90,7 +90,7 @@ class Reading:
         self._peers = peers
         self._membership = membership
         self._choice = choice
-        self._running = Running(membership, self._answers)
+        self._running = RemoteOperations(membership, self._answers)
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._checking = Pool(2, "dataplane-check")
         self._closed = False
@@ -131,14 +131,14 @@ class Reading:
             return True
         return True
 
-    async def read(self, wanted: Wanted) -> ByteRanges:
+    async def read(self, wanted: WantedRanges) -> ByteRanges:
         """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges that
         were read, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         async with self._turns.turn(wanted.owner):
             with self._one_more():
                 return await self._read(wanted)
 
-    async def _read(self, wanted: Wanted) -> ByteRanges:
+    async def _read(self, wanted: WantedRanges) -> ByteRanges:
         owner, why = wanted.owner, "no transport is on both sides"
         member = member_of(self._membership, owner)
         for transport in self._choice.of(owner, member.transports):
@@ -159,7 +159,7 @@ class Reading:
         member_of(self._membership, owner)
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
-    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: Wanted) -> ByteRanges:
+    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: WantedRanges) -> ByteRanges:
         """Read at the owner, or where it says. If there is no copy there any more, read at the next place; if bytes
         from the owner's disk were wrong, read again once it has read them back itself."""
         avoid: list[bytes] = []
@@ -186,33 +186,33 @@ class Reading:
             if offered.holder:
                 avoid.append(offered.holder)
 
-    async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> ByteRanges:
+    async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: WantedRanges) -> ByteRanges:
         """Read what is offered at that address, and check it if it comes from a disk. Returns the ranges."""
-        stretches, began = wanted.stretches, time.monotonic_ns()
+        ranges, began = wanted.ranges, time.monotonic_ns()
         if offered.chunk:
             size = len(wanted.memory)
             if not wanted.fresh or offered.chunk < 0 or len(offered.sums) != 8 * -(-size // offered.chunk):
                 raise TransportError("an offer that can not be checked")
-            stretches = rounded(stretches, offered.chunk, size)
-            if without(stretches, wanted.there) != stretches:
+            ranges = rounded(ranges, offered.chunk, size)
+            if without(ranges, wanted.there) != ranges:
                 raise TransportError("a part of these chunks is there already")
-        await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, stretches)
+        await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, ranges)
         if offered.chunk:
             if self._closed:
                 raise TransportError("this node has stopped")
             try:
-                checking = self._checking.submit(_check, wanted.memory, stretches, offered.chunk, offered.sums)
+                checking = self._checking.submit(_check, wanted.memory, ranges, offered.chunk, offered.sums)
             except OSError as error:
                 raise TransportError(f"what came can not be checked: {error.strerror}") from None
             try:
                 await asyncio.wrap_future(checking)
             finally:
                 await stopped([checking])
-        self.fetched_bytes += total(stretches)
-        self.timed("fetch", began, total(stretches))
-        return stretches
+        self.fetched_bytes += total(ranges)
+        self.timed("fetch", began, total(ranges))
+        return ranges
 
-    async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> ByteRanges:
+    async def _read_copy(self, transport: Transport, holder: bytes, wanted: WantedRanges) -> ByteRanges:
         """Read at a node with a copy; nothing if that fails."""
         member = self._membership.members.get(holder)
         address = None if member is None else member.transports.get(transport.name)
@@ -235,7 +235,7 @@ class Reading:
         self,
         member: Member,
         transport: Transport,
-        wanted: Wanted,
+        wanted: WantedRanges,
         *,
         owner: bytes = b"",
         whole: bool = False,
@@ -255,7 +255,7 @@ class Reading:
                     raise
                 await asyncio.sleep(_AGAIN_S)
 
-    def _withdraw(self, member: Member, offered: pm.Offered, wanted: Wanted, came: ByteRanges) -> None:
+    def _withdraw(self, member: Member, offered: pm.Offered, wanted: WantedRanges, came: ByteRanges) -> None:
         number, whole = self._peers.next_id(), bool(came) and wanted.whole
         withdraw = pm.Withdraw(number, self._node, offered.ticket, total(came), whole)
         self._peers.tell(member.address, withdraw, Done)
@@ -266,9 +266,9 @@ class Reading:
         await self._checking.aclose()
 
 
-def _check(memory: memoryview, stretches: ByteRanges, chunk: int, sums: bytes) -> None:
+def _check(memory: memoryview, ranges: ByteRanges, chunk: int, sums: bytes) -> None:
     """In a thread. Raises _Damaged if a chunk of these ranges does not match its checksum."""
-    for start, stop in stretches:
+    for start, stop in ranges:
         for begin in range(start, stop, chunk):
             expected = int.from_bytes(sums[8 * (begin // chunk) :][:8], "little")
             with memory[begin : min(begin + chunk, stop)] as part:

@@ -18,7 +18,7 @@ from dataplane.batch.layout import Bytes, check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import Rows
 from dataplane.errors import Misuse
-from dataplane.node.shards.reading import Reading, Wanted
+from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.wire import messages as m
 
 Want: TypeAlias = tuple[Sequence[int], Rows, m.EncodedCut] | bytes
@@ -29,8 +29,8 @@ Patch: TypeAlias = Callable[[bytes, memoryview], Awaitable[bool]]
 """Makes a shard with this encoded layout in memory. Returns whether it could."""
 
 _WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
-_NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a stretch
-_MOST_WANTS, _MOST_STRETCHES = 64, 1 << 16
+_NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a range
+_MOST_WANTS, _MOST_RANGES = 64, 1 << 16
 
 
 def wanted_of(
@@ -62,7 +62,9 @@ class Remote:
     Invariants: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
     """
 
-    def __init__(self, reading: Reading, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
+    def __init__(
+        self, reading: ShardReads, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool
+    ) -> None:
         self._reading = reading
         self._owner = owner
         self._shard = shard
@@ -82,7 +84,7 @@ class Remote:
         columns = self._layout.columns
         for want in new:
             if isinstance(want, bytes):
-                self._stretches(want)
+                self._ranges(want)
                 continue
             ordinals, rows, cut = want
             there = all(0 <= o < len(columns) for o in ordinals) and rows.stop <= columns[0][1].rows
@@ -98,7 +100,7 @@ class Remote:
         """Whether these rows of these columns are here, if any of the shard is in memory."""
         return self.complete or all(want in self._wants for want in wants)
 
-    def _stretches(self, want: bytes) -> ByteRanges:
+    def _ranges(self, want: bytes) -> ByteRanges:
         """The places of these bytes of the only column. Raises Misuse."""
         columns = self._layout.columns
         found = np.frombuffer(want[: len(want) // 16 * 16], "<i8").reshape(-1, 2)
@@ -137,7 +139,7 @@ class Remote:
                 await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not here. Raises as `Reading.read`."""
+        """Fetch what is wanted and not here. Raises as `ShardReads.read`."""
         async with self._turn:
             await self._complete(memory, fresh=False)
 
@@ -148,11 +150,11 @@ class Remote:
             if not self._there:
                 await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
-            wanted = merged(stretch for want in self._wants for stretch in self._wanted(want, array))
+            wanted = merged(each for want in self._wants for each in self._wanted(want, array))
             # Bytes are asked for by who will not ask for the others: all of them are worth fetching only if they cost
             # less. Of rows others follow.
             worth = 1 if all(isinstance(want, bytes) for want in self._wants) else 2
-            if worth * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_STRETCHES:
+            if worth * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_RANGES:
                 await self._fetch(memory, wanted, fresh=fresh)
                 return
         await self._fetch(memory, everything, fresh=fresh)
@@ -160,7 +162,7 @@ class Remote:
 
     def _wanted(self, want: Want, memory: Bytes) -> ByteRanges:
         if isinstance(want, bytes):
-            return self._stretches(want)
+            return self._ranges(want)
         ordinals, rows, cut = want
         return values(self._layout, ordinals, rows, memory, cuts.decode(cut, len(rows)))
 
@@ -168,6 +170,6 @@ class Remote:
         missing = without(wanted, self._there)
         if missing:
             whole = total(self._there) + total(missing) == self._size
-            asked = Wanted(self._owner, self._shard, memory, missing, self._there, whole, fresh)
+            asked = WantedRanges(self._owner, self._shard, memory, missing, self._there, whole, fresh)
             came = await self._reading.read(asked)
             self._there = merged([*self._there, *came], gap=0)

@@ -21,8 +21,8 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement
 from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch
-from dataplane.node.shards.reading import Reading, Wanted, absent, member_of
-from dataplane.node.shards.retaining import links_of, selection_of
+from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
+from dataplane.node.shards.retention import links_of, selection_of
 from dataplane.store.links import Selected
 from dataplane.store.store import Store
 from dataplane.wire import peer_messages as pm
@@ -37,7 +37,7 @@ Part = tuple[int, list[int], tuple[int, int, bytes]]
 class Replicas:
     """The replicas of one node."""
 
-    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, reading: Reading) -> None:
+    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, reading: ShardReads) -> None:
         self._node = node
         self._store = store
         self._peers = peers
@@ -156,7 +156,7 @@ class Replicas:
                 if payload:
                     view[: len(payload)] = payload
                 else:
-                    wanted = Wanted(owner, shard, view, [(0, size)], [], whole=True, fresh=True)
+                    wanted = WantedRanges(owner, shard, view, [(0, size)], [], whole=True, fresh=True)
                     await self._reading.read(wanted)
         except BaseException:
             self._store.abort(self, [made.shard])

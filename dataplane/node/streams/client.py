@@ -31,11 +31,20 @@ from dataplane.errors import (
     OutcomeUnknown,
     ProtocolMismatch,
 )
-from dataplane.node.streams import packed
+from dataplane.node.streams import request_checks
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.restores import Restores
-from dataplane.node.streams.sessions import Claim, Outcome, Service, Stream, Waiting, asked_until, at_once, happened
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.sessions import (
+    ColumnClaim,
+    Outcome,
+    Service,
+    Stream,
+    Waiting,
+    asked_until,
+    at_once,
+    happened,
+)
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import Piece
@@ -91,7 +100,7 @@ _Member = tuple[bytes, str, str, int | None]
 
 
 @dataclass(slots=True)
-class _Received:
+class _LastGrant:
     """The last grant that a replica received. Its requests run one at a time, so a lost answer is repeated."""
 
     last: int = 0
@@ -101,7 +110,7 @@ class _Received:
 class StreamClient:
     """The streams of one service as one client uses them."""
 
-    def __init__(self, service: Service, staged: Staged, room: Room = no_wait, *, owner: object = "") -> None:
+    def __init__(self, service: Service, staged: StagedColumns, room: Room = no_wait, *, owner: object = "") -> None:
         """`owner` names the client in messages. `room()` is awaited before a large reply that had to wait; see
         `wire.local.Channel.room`."""
         self._service = service
@@ -110,7 +119,7 @@ class StreamClient:
         self._room = room
         self._session = service.session(owner)
         self._restores = Restores(self._session, service)
-        self._members: dict[_Member, _Received] = {}
+        self._members: dict[_Member, _LastGrant] = {}
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
 
@@ -158,7 +167,7 @@ class StreamClient:
         """The reply, or a function to call and await for it; None for a message without a reply."""
         match request:
             case m.Open():
-                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                request_checks.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._open, request))
             case m.Streams():
                 return m.Figures(request.id, self._service.figures(request.after, _STREAMS))
@@ -166,7 +175,7 @@ class StreamClient:
                 self._give_back(request.ticket)
                 return None
             case m.Restore():
-                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                request_checks.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._restores.begin, request))
         if request.stream in self._restores:
             return self._soon(partial(self._restored, request))
@@ -258,7 +267,7 @@ class StreamClient:
 
     # being let in
 
-    def fits(self, request: m.AppendInline, versions: packed.Index) -> bool:
+    def fits(self, request: m.AppendInline, versions: request_checks.Index) -> bool:
         """Whether these rows go to a stream of this node, have no keys, and fit within the limits now, so that no
         permit is needed. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
@@ -267,7 +276,7 @@ class StreamClient:
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def ticket_now(self, request: m.AppendInline, versions: packed.Index) -> int | None:
+    def ticket_now(self, request: m.AppendInline, versions: request_checks.Index) -> int | None:
         """A permit to append these rows; 0 if the same append was made before, None if it has to wait. Raises
         Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
@@ -295,7 +304,7 @@ class StreamClient:
         """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
         OutcomeUnknown."""
         if request.key:
-            found = await self._ask(stream, r.Find(keys=[request.key], digest=request.digest), r.Found)
+            found = await self._ask(stream, r.Find(keys=[request.key], digest=request.digest), r.FoundRows)
             if (found.rows >= 0).all():
                 return 0
         if not stream.settings.limited:
@@ -349,7 +358,7 @@ class StreamClient:
         ticket = self._used(request.ticket, stream)
         try:
             ref = BatchRef.decode(request.ref)
-            versions = packed.int64("versions", request.versions)
+            versions = request_checks.int64("versions", request.versions)
             asked = _append_of(request, versions, ref, tuple(request.spares))
         except BaseException:
             self._returned(ticket)
@@ -360,7 +369,7 @@ class StreamClient:
         return m.Appended(request.id, reply.first, reply.new)
 
     def append_stored(
-        self, request: m.AppendInline, versions: packed.Index, ref: BatchRef, shard: int, number: int
+        self, request: m.AppendInline, versions: request_checks.Index, ref: BatchRef, shard: int, number: int
     ) -> m.Appended:
         """Append rows to a stream of this node; their columns are this whole shard, stored just now. If they are
         refused or not new, the shard is not needed. `number`: their permit, 0 if they fit without. Raises as
@@ -423,7 +432,7 @@ class StreamClient:
         until: Deadline | None = None,
         *,
         rows: int = 0,
-    ) -> Claim:
+    ) -> ColumnClaim:
         return await self._service.claim(partition, ref, nodes, until, rows=rows)
 
     async def _more(self, request: m.Extend, stream: Stream) -> None:
@@ -437,16 +446,16 @@ class StreamClient:
     async def _extend(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
-        rows, holds = packed.int64("rows", request.rows), packed.int64("holds", request.holds)
+        rows, holds = request_checks.int64("rows", request.rows), request_checks.int64("holds", request.holds)
         count = len(request.keys) or len(rows)
         if count != len(ref):
             raise Misuse(f"{len(ref)} rows of new columns for {count} rows")
-        packed.one_a_row("holds", holds, count)
+        request_checks.one_a_row("holds", holds, count)
         asked = r.Extend(
             ref=ref,
             rows=rows,
             keys=request.keys,
-            lengths=packed.lengths(request.lengths, ref),
+            lengths=request_checks.lengths(request.lengths, ref),
             holds=holds,
             replace=request.replace,
             nodes=_nodes(request),
@@ -461,7 +470,7 @@ class StreamClient:
     async def _grow(self, request: m.Extend | m.ExtendInline, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
-        nodes, lengths = _nodes(request), packed.lengths(request.lengths, ref)
+        nodes, lengths = _nodes(request), request_checks.lengths(request.lengths, ref)
 
         async def grow(partition: Any) -> bool:
             row = await self._row(partition, request.keys, piece.token)
@@ -515,7 +524,7 @@ class StreamClient:
         LeaseExpired if it is gone."""
         if len(keys) != 1:
             raise ProtocolMismatch(f"a piece of {len(keys)} rows")
-        found = await self._session.ask(partition, r.Find(keys=keys, token=token), r.Found)
+        found = await self._session.ask(partition, r.Find(keys=keys, token=token), r.FoundRows)
         row = int(found.rows[0])
         if row == -1:
             raise LeaseExpired(
@@ -542,9 +551,9 @@ class StreamClient:
         except TimeoutError:
             raise not_ready(stream.name, asked.task, deadline) from None
 
-    def _received(self, request: Any) -> _Received:
+    def _received(self, request: Any) -> _LastGrant:
         asked = request.asked
-        return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _Received())
+        return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _LastGrant())
 
     async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
         """`after`: the last grant that the replica received."""
@@ -589,7 +598,9 @@ class StreamClient:
             return f"{self._session.client} {_queue(asked)}"
 
         try:
-            shown = await self._on(stream, lambda at: self._session.ask(at, asked, r.Shown, deadline, waits=queue))
+            shown = await self._on(
+                stream, lambda at: self._session.ask(at, asked, r.CandidateRows, deadline, waits=queue)
+            )
         except NotReady:
             raise not_ready(stream.name, wanted.task, deadline) from None
         return m.StreamAnswer(request.id, stream.token, shown)
@@ -597,7 +608,7 @@ class StreamClient:
 
 def _append_of(
     request: m.Append | m.AppendInline,
-    versions: packed.Index,
+    versions: request_checks.Index,
     ref: BatchRef,
     nodes: tuple[bytes, ...] = (),
     *,
@@ -612,12 +623,12 @@ def _append_of(
         client=client,
         ticket=ticket,
         ref=ref,
-        versions=packed.exactly("versions", versions, rows),
-        groups=packed.one_a_row("groups", request.groups, rows) or None,
-        keys=packed.one_a_row("keys", request.keys, rows),
+        versions=request_checks.exactly("versions", versions, rows),
+        groups=request_checks.one_a_row("groups", request.groups, rows) or None,
+        keys=request_checks.one_a_row("keys", request.keys, rows),
         digest=request.digest,
-        tags=packed.tags(request.tags, rows),
-        lengths=packed.lengths(request.lengths, ref),
+        tags=request_checks.tags(request.tags, rows),
+        lengths=request_checks.lengths(request.lengths, ref),
         nodes=nodes,
         begin=request.begin,
     )
@@ -630,14 +641,14 @@ def _nodes(request: m.Extend | m.ExtendInline) -> tuple[bytes, ...]:
 
 def _check_amount(rows: int, nbytes: int) -> None:
     """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
-    packed.bound("rows of an append", m.MAX_ROWS, rows)
+    request_checks.bound("rows of an append", m.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
 
 
 def _check_consume(request: r.Consume, stream: Stream) -> None:
     """Raises Misuse for a request that every partition would refuse."""
-    packed.bound("rows of a delivery", m.MAX_ROWS, request.rows)
+    request_checks.bound("rows of a delivery", m.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
         raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")

@@ -17,11 +17,11 @@ from functools import partial
 
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
-from dataplane.node.streams import packed
-from dataplane.node.streams.arrived import stored
+from dataplane.node.streams import request_checks
 from dataplane.node.streams.client import StreamClient
+from dataplane.node.streams.inline_shard import stored
 from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.store import Store
 from dataplane.stream.page import Index
 from dataplane.wire import messages as m
@@ -32,7 +32,9 @@ Carrying = m.Put | m.AppendInline | m.ExtendInline
 class Inlining:
     """The requests of one client that carry columns."""
 
-    def __init__(self, client: Hashable, node: bytes, store: Store, streams: StreamClient, staged: Staged) -> None:
+    def __init__(
+        self, client: Hashable, node: bytes, store: Store, streams: StreamClient, staged: StagedColumns
+    ) -> None:
         self._client = client
         self._node = node
         self._store = store
@@ -47,7 +49,7 @@ class Inlining:
         match request:
             case m.Put():
                 _check(request.payload, request.layout)
-                packed.bound("scope", m.MAX_SCOPE, len(request.scope))
+                request_checks.bound("scope", m.MAX_SCOPE, len(request.scope))
                 self._staged.begin(request.scope)
                 shard = self._put_now(request, request.scope)
                 return partial(self._put, request, deadline) if shard is None else m.Stored(request.id, shard)
@@ -75,7 +77,7 @@ class Inlining:
     # appending
 
     def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
-        versions = packed.int64("versions", request.versions)
+        versions = request_checks.int64("versions", request.versions)
         if self._streams.fits(request, versions):
             shard = self._put_now(request.columns)
             if shard is not None:
@@ -223,5 +225,5 @@ class Inlining:
 
 
 def _check(payload: bytes, layout: bytes) -> None:
-    packed.bound("payload in a message", m.MAX_INLINE, len(payload))
-    packed.bound("layout", m.MAX_LAYOUT, len(layout))
+    request_checks.bound("payload in a message", m.MAX_INLINE, len(payload))
+    request_checks.bound("layout", m.MAX_LAYOUT, len(layout))

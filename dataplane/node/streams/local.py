@@ -1,7 +1,8 @@
 """The streams of a node outside a cluster, by name and by token. They end with the process.
 
-Invariants: the clock of a stream is read here only; the columns that rows need are kept (`node.shards.needed`); a
-waiting request is answered once, and what it was granted is given back if it cannot be sent.
+Invariants: the clock of a stream is read here only; the columns that rows need are kept
+(`node.shards.needed_shards`); a waiting request is answered once, and what it was granted is given back if it cannot
+be sent.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from dataplane import waiting as noted
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded, Misuse, NotReady, Rejected
-from dataplane.node.partitions.waiters import NOTHING, Waiting
-from dataplane.node.shards.needed import NeededShards
-from dataplane.node.streams.alone import Alone
-from dataplane.node.streams.sessions import NOT_ASKED, Claim, Outcome, R, at_once
+from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.node.streams.sessions import NOT_ASKED, ColumnClaim, Outcome, R, at_once
+from dataplane.node.streams.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.admission import Entry
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.figures import Waiting as WaitingFor
-from dataplane.stream.figures import figures
-from dataplane.stream.home import Home
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.settings import Settings
+from dataplane.stream.statistics import Waiting as WaitingFor
+from dataplane.stream.statistics import figures
 from dataplane.wire import messages as m
 
 T = TypeVar("T")
@@ -56,14 +57,14 @@ class LocalStream:
         self.dropped = False
         self._needed = needed
         self._clock = clock
-        self._alone = Alone(name, settings, generation, self, clock())
+        self._alone = UnreplicatedStream(name, settings, generation, self, clock())
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
 
     @property
-    def home(self) -> Home:
+    def leased(self) -> LeasedRows:
         """Its rows, leases and limits."""
-        return self._alone.home
+        return self._alone.leased
 
     @property
     def partition(self) -> LocalStream:
@@ -96,12 +97,12 @@ class LocalStream:
         finally:
             self._schedule()
 
-    def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> Waiting:
+    def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> WaitingRequest:
         """As `run`, for a request that may wait. `done` is called once, with the result, the error, or nothing.
         Raises Closed, and Backpressure if too many wait."""
         self._check()
         now = self._clock()
-        waiting = Waiting(queue, asked, done, until_s=now + timeout_s)
+        waiting = WaitingRequest(queue, asked, done, until_s=now + timeout_s)
         self._alone.wait(waiting, now)
         self._schedule()
         return waiting
@@ -110,7 +111,7 @@ class LocalStream:
         """Whether any request waits in this queue."""
         return bool(self._alone.waiters) and self._alone.waiters.has(queue())
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw(self, waiting: WaitingRequest) -> None:
         """The request waits no more."""
         self._alone.waiters.withdraw(waiting)
 
@@ -124,7 +125,7 @@ class LocalStream:
 
     def why_full(self, asked: r.Admit) -> str:
         """The limit that the append would exceed."""
-        return self.home.admission.full(self._alone.machine.entry_of(asked))
+        return self.leased.admission.full(self._alone.machine.entry_of(asked))
 
     @property
     def waiting(self) -> WaitingFor:
@@ -132,8 +133,8 @@ class LocalStream:
         return self._alone.machine.pending()
 
     def figures(self) -> dict[str, Any]:
-        """See `stream.figures`."""
-        return figures(self.home, self._clock(), self.waiting)
+        """See `stream.statistics`."""
+        return figures(self.leased, self._clock(), self.waiting)
 
     # time
 
@@ -267,7 +268,7 @@ class LocalSession:
             self.soon(stream, r.Leave(ended=True))
 
 
-class _Kept:
+class _KeptColumns:
     """Columns kept for a stream of this node until the append succeeds or fails."""
 
     def __init__(self, needed: NeededShards, ref: BatchRef) -> None:
@@ -400,10 +401,10 @@ class LocalStreams:
         until: Deadline | None = None,
         *,
         rows: int = 0,
-    ) -> Claim:
+    ) -> ColumnClaim:
         """See `sessions.Service`."""
         self._needed.keep(ref, partition.owner)
-        return _Kept(self._needed, ref)
+        return _KeptColumns(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
         """Append rows whose columns are this whole shard of so many bytes, stored just now. Raises what refuses

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse, ProtocolMismatch
-from dataplane.node.streams import packed
+from dataplane.node.streams import request_checks
 from dataplane.node.streams.sessions import Restored, Service, Session, happened
 from dataplane.stream import requests as r
 from dataplane.stream.block import Block
@@ -66,10 +66,10 @@ class Restores:
         OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
         asked = r.PutColumns(
-            rows=packed.int64("rows", request.rows),
+            rows=request_checks.int64("rows", request.rows),
             ref=ref,
             task=request.task,
-            lengths=packed.lengths(request.lengths, ref),
+            lengths=request_checks.lengths(request.lengths, ref),
         )
         claim = await self._service.claim(partition, ref)
         await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
@@ -119,7 +119,7 @@ def _some(block: Block, first: int, last: int) -> Block:
         return np.frombuffer(values, np.uint8).reshape(-1, count, width)[:, first:last].tobytes()
 
     def listed(what: str, values: Sequence[T]) -> list[T]:
-        return list(packed.exactly(f"{what} of a block", values, count)[first:last])
+        return list(request_checks.exactly(f"{what} of a block", values, count)[first:last])
 
     rows = arrays("rows", block.rows, 8)
     there = set(np.frombuffer(rows, "<i8").tolist())

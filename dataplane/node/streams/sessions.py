@@ -95,7 +95,7 @@ class Session(Protocol):
         """The client has gone: others are given what it holds."""
 
 
-class Claim(Protocol):
+class ColumnClaim(Protocol):
     """Columns that are retained until the partition has `taken` them, or they are `released`."""
 
     def taken(self) -> None: ...
@@ -157,7 +157,7 @@ class Service(Protocol):
         until: Deadline | None = None,
         *,
         rows: int = 0,
-    ) -> Claim:
+    ) -> ColumnClaim:
         """Retain columns for a partition. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable."""
 
     async def prepare(self, name: str, settings: Settings, mark: str) -> Restored:
@@ -170,7 +170,7 @@ class Service(Protocol):
         """Give up a restoration."""
 
 
-def happened(claims: Sequence[Claim], outcome: Outcome) -> None:
+def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
     """Tell the claims of an append or extend its outcome: taken, or released."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.Appended) and not outcome.new)
     for claim in claims:

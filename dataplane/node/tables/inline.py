@@ -20,10 +20,10 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
-from dataplane.node.streams import packed
-from dataplane.node.streams.arrived import stored
+from dataplane.node.streams import request_checks
+from dataplane.node.streams.inline_shard import stored
 from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.node.tables.tables import checked
 from dataplane.store.store import Store
 from dataplane.table import requests as r
@@ -40,7 +40,7 @@ class _Writes(Protocol):
 class WritingInline:
     """The writes of one client that carry columns."""
 
-    def __init__(self, client: Hashable, node: bytes, store: Store, staged: Staged, tables: _Writes) -> None:
+    def __init__(self, client: Hashable, node: bytes, store: Store, staged: StagedColumns, tables: _Writes) -> None:
         self._client = client
         self._node = node
         self._store = store
@@ -53,8 +53,8 @@ class WritingInline:
         """The reply, or a function to call and await for it. Raises as `Store.put` and `Tabling.write`; then nothing
         of the request stays."""
         columns = request.columns
-        packed.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
-        packed.bound("layout", m.MAX_LAYOUT, len(columns.layout))
+        request_checks.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
+        request_checks.bound("layout", m.MAX_LAYOUT, len(columns.layout))
         scope = f"{self._scopes}-{next(self._numbers)}"
         self._staged.begin(scope)
         shard = self._store.put_now(

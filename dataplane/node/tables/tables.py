@@ -3,7 +3,7 @@
 A table is created by the first write and ends when it is dropped. Its numbers continue those of the last table with its
 name, so that no number is reused.
 
-Invariants: the columns that rows need are kept, and others freed (`node.shards.needed`); columns that a client
+Invariants: the columns that rows need are kept, and others freed (`node.shards.needed_shards`); columns that a client
 staged and did not write are freed when it goes; a waiting client is told as soon as its rows are ready or its time
 is over.
 """
@@ -22,10 +22,10 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded, Misuse, NotReady, ProtocolMismatch
-from dataplane.node.shards.needed import NeededShards
-from dataplane.node.streams import packed
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.node.streams import request_checks
 from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.stream.requests import Done
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -121,7 +121,7 @@ def figures_of(table: Table) -> dict[str, Any]:
 class Tabling:
     """The tables as one client uses them, and the columns that it staged."""
 
-    def __init__(self, tables: Tables, staged: Staged) -> None:
+    def __init__(self, tables: Tables, staged: StagedColumns) -> None:
         self._tables = tables
         self._staged = staged
 
@@ -211,20 +211,20 @@ def checked(request: m.AskTable) -> r.FromClient:
     asked = request.asked
     match asked:
         case r.Upsert() | r.Read() | r.Look():
-            packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys) or len(asked.rows))
+            request_checks.bound("rows of a call", m.MAX_ROWS, len(asked.keys) or len(asked.rows))
         case r.Number():
-            packed.bound("rows of a call", m.MAX_ROWS, len(asked.keys))
+            request_checks.bound("rows of a call", m.MAX_ROWS, len(asked.keys))
         case r.Claim() | r.FindClaim():
             _check_name(asked.task)
             _check_name(asked.claim_id or "-")
     if isinstance(asked, r.Upsert):
-        packed.bound("characters of a key", m.MAX_SCOPE, max(map(len, asked.keys), default=0))
+        request_checks.bound("characters of a key", m.MAX_SCOPE, max(map(len, asked.keys), default=0))
     return msgspec.structs.replace(asked, client="", sequence=0) if asked.client or asked.sequence else asked
 
 
 def _check_name(name: str) -> None:
     """Raises LimitExceeded, ProtocolMismatch for an invalid name of a table, task or claim."""
-    packed.bound("the name of a table, task or claim", m.MAX_SCOPE, len(name))
+    request_checks.bound("the name of a table, task or claim", m.MAX_SCOPE, len(name))
     if not name:
         raise ProtocolMismatch("a table, task or claim without a name")
 

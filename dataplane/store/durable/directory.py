@@ -4,8 +4,8 @@
     DIR/shards/         the files of durable shards (`shards`)
 
 The directory determines the identity of a node: started again on it, it is the same member with the same logs. The lock
-is a flock on the directory itself, as for spill directories (`store.claim`), which the kernel releases however the
-process ends.
+is a flock on the directory itself, as for spill directories (`store.directory_claim`), which the kernel releases
+however the process ends.
 
 Invariants: nothing is written to a directory of another process, program, version or cluster, nor to one with other
 files that is no data directory.

@@ -26,12 +26,12 @@ from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.store.extents import RangeSet
 from dataplane.store.small_extents import MOST
-from dataplane.store.spillfile import CHUNK, create, open_direct, pread, pwrite, whole_pages
+from dataplane.store.spill_file import CHUNK, create, open_direct, pread, pwrite, whole_pages
 
 _SUM = 8  # bytes of one
 
 
-class Place(NamedTuple):
+class FileRange(NamedTuple):
     """The location of a shard's bytes: `size` of them at `start` of a file. `sums`: the xxh3-64 of each `CHUNK`."""
 
     file: int
@@ -52,14 +52,14 @@ def number(name: str) -> int | None:
     return int(stem, 16)
 
 
-def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[Place]:
+def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRange]:
     """The locations of shards with these bytes in a file, from a page of it on, with their checksums. Those of more
     than `MOST` bytes have whole pages."""
     places, at = [], begin
     for content in contents:
         size = len(content)
         at = whole_pages(at) if size > MOST else rounded(at)
-        places.append(Place(file, at, size, sums(content)))
+        places.append(FileRange(file, at, size, sums(content)))
         at += size
     return places
 
@@ -70,7 +70,7 @@ def sums(content: memoryview) -> bytes:
     return b"".join(digest.to_bytes(_SUM, "little") for digest in digests)
 
 
-def write(directory: int, places: Sequence[Place], contents: Sequence[memoryview], fresh: bool) -> None:
+def write(directory: int, places: Sequence[FileRange], contents: Sequence[memoryview], fresh: bool) -> None:
     """Write these shards into their file, created for them if it is `fresh`, and return once they are on disk. After
     a failure the file is unchanged. Large shards begin at a page of memory, as O_DIRECT requires. `places` are those
     of `placed`."""
@@ -95,7 +95,7 @@ def write(directory: int, places: Sequence[Place], contents: Sequence[memoryview
         raise
 
 
-def _write(fd: int, places: Sequence[Place], contents: Sequence[memoryview]) -> None:
+def _write(fd: int, places: Sequence[FileRange], contents: Sequence[memoryview]) -> None:
     packed, begin = bytearray(), 0  # small shards behind each other, and where they begin
 
     def flush() -> None:
@@ -117,7 +117,7 @@ def _write(fd: int, places: Sequence[Place], contents: Sequence[memoryview]) -> 
     flush()
 
 
-def read(directory: int, place: Place, memory: memoryview) -> None:
+def read(directory: int, place: FileRange, memory: memoryview) -> None:
     """Fill memory, which begins at a page, with a shard's bytes, followed by zeros. Raises Corrupt if they differ
     from those written."""
     path = name(place.file)
@@ -141,12 +141,12 @@ def read(directory: int, place: Place, memory: memoryview) -> None:
             raise _corrupt(place, "has other bytes than were written")
 
 
-def _read(fd: int, place: Place, memory: memoryview, offset: int) -> None:
+def _read(fd: int, place: FileRange, memory: memoryview, offset: int) -> None:
     if not pread(fd, memory, offset):
         raise _corrupt(place, "was cut short")
 
 
-def _corrupt(place: Place, what: str) -> Corrupt:
+def _corrupt(place: FileRange, what: str) -> Corrupt:
     return Corrupt(f"the file {name(place.file)} of durable shards {what} (from byte {place.start})")
 
 
@@ -194,12 +194,12 @@ class Pages:
         self.shards = 0
         self.nbytes = 0
 
-    def add(self, place: Place) -> None:
+    def add(self, place: FileRange) -> None:
         self._live.add(place.start, place.start + place.size)
         self.shards += 1
         self.nbytes += place.size
 
-    def free(self, place: Place) -> tuple[int, int] | None:
+    def free(self, place: FileRange) -> tuple[int, int] | None:
         """Remove a shard. Returns the range of whole pages around it that no other shard uses, which can be punched."""
         start, end = place.start, place.start + place.size
         self._live.remove(start, end)

@@ -1,7 +1,7 @@
 """The durable shards of a data directory: written in batches, found again by the index, freed when nobody needs them.
 
-A durable shard is one that has a `Durable` behind it, as a copy of another host's has its `Backing`: its memory can be
-taken at once, and its bytes come back when it is pinned.
+A durable shard is one that has a `DurableShard` behind it, as a copy of another host's has its `Backing`: its memory
+can be taken at once, and its bytes come back when it is pinned.
 
 Invariants:
 
@@ -11,9 +11,8 @@ Invariants:
   changed it; a file without a row was not finished, or is not needed, and the next process removes it;
 - a shard whose row is there and that nobody frees is found again by the next process, under the same number.
 
-Rejected: an index in the files' own headers, which costs a rename and
-a second sync of the folder, can not say which shards a file had that is gone, and takes a read of each file to recover
-(docs/decisions/0053).
+Rejected: an index in the files' own headers, which costs a rename and a second sync of the folder, can not say which
+shards a file had that is gone, and takes a read of each file to recover (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.store.backing import Backing
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
-from dataplane.store.durable.files import Pages, Place
+from dataplane.store.durable.files import FileRange, Pages
 from dataplane.store.durable.journal import Journal
 from dataplane.store.durable.log import checksum
-from dataplane.store.spillfile import whole_pages
+from dataplane.store.spill_file import whole_pages
 from dataplane.workers import Workers
 
 Args = ParamSpec("Args")
@@ -47,7 +46,7 @@ _AT_ONCE = 1 << 20  # bytes that are hashed sooner than a thread has begun
 _FILE_BYTES = 64 << 20  # of a file, but for its last batch: what is freed of a small file soon is all of it
 
 
-class Described(msgspec.Struct, frozen=True, gc=False):
+class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     """The index entry of a shard without its location."""
 
     number: int
@@ -58,12 +57,12 @@ class Described(msgspec.Struct, frozen=True, gc=False):
     size: int
 
 
-class Durable(Backing):
+class DurableShard(Backing):
     """The location of a durable shard. `free` it when nobody needs the shard."""
 
     __slots__ = ("_shards", "number", "place")
 
-    def __init__(self, shards: DurableShards, number: int, place: Place) -> None:
+    def __init__(self, shards: DurableShards, number: int, place: FileRange) -> None:
         self._shards = shards
         self.number = number
         self.place = place
@@ -87,10 +86,10 @@ class DurableStatistics:
 
 
 @dataclass(slots=True)
-class _Wanted:
-    shards: Sequence[tuple[Described, memoryview]]
+class _ReadRequest:
+    shards: Sequence[tuple[IndexEntry, memoryview]]
     with_next: bool
-    done: asyncio.Future[list[Durable]]
+    done: asyncio.Future[list[DurableShard]]
 
 
 class DurableShards:
@@ -108,9 +107,9 @@ class DurableShards:
         self._files: dict[int, Pages] = {}
         self._names = itertools.count(1)
         self._file = self._end = 0  # the file that is written to, and where the next batch goes; 0: to a new one
-        self._wanted: list[_Wanted] = []
+        self._wanted: list[_ReadRequest] = []
         self._writing = self._closed = False
-        self._freed: list[Durable] = []
+        self._freed: list[DurableShard] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
@@ -123,14 +122,14 @@ class DurableShards:
 
     # Writing
 
-    async def write(self, shards: Sequence[tuple[Described, memoryview]], *, with_next: bool) -> list[Durable]:
+    async def write(self, shards: Sequence[tuple[IndexEntry, memoryview]], *, with_next: bool) -> list[DurableShard]:
         """Write the bytes of these shards, for large ones whole pages of the arena, which must not change meanwhile.
         `with_next`: their rows are given to the journal, and committed with its next write.
 
         Raises Backpressure if the disk is full, DirectoryUnusable if it refuses: then no shard is stored. While the
         index cannot be written it waits. Not to be cancelled: a thread would go on reading.
         """
-        wanted = _Wanted(shards, with_next, asyncio.get_running_loop().create_future())
+        wanted = _ReadRequest(shards, with_next, asyncio.get_running_loop().create_future())
         self._wanted.append(wanted)
         if not self._writing:
             self._begin()
@@ -138,7 +137,7 @@ class DurableShards:
 
     def _begin(self) -> None:
         """Write a batch of the requested shards, if there are any."""
-        batch: list[_Wanted] = []
+        batch: list[_ReadRequest] = []
         nbytes = 0
         for each in self._wanted if self._closed else ():
             each.done.cancel()
@@ -149,7 +148,7 @@ class DurableShards:
         if batch:
             self._start(self._write(batch))
 
-    async def _write(self, batch: Sequence[_Wanted]) -> None:
+    async def _write(self, batch: Sequence[_ReadRequest]) -> None:
         try:
             with_next = all(each.with_next for each in batch)
             made = iter(await self._written([shard for each in batch for shard in each.shards], with_next))
@@ -164,7 +163,7 @@ class DurableShards:
                 each.done.cancel()  # where none of that came
             self._begin()
 
-    async def _written(self, shards: Sequence[tuple[Described, memoryview]], with_next: bool) -> list[Durable]:
+    async def _written(self, shards: Sequence[tuple[IndexEntry, memoryview]], with_next: bool) -> list[DurableShard]:
         contents = [content for _, content in shards]
         fresh = not self._file
         if fresh:
@@ -190,11 +189,13 @@ class DurableShards:
             pages.add(place)
         if self._end >= _FILE_BYTES:
             self._file = 0
-        return [Durable(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)]
+        return [
+            DurableShard(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)
+        ]
 
     # Reading
 
-    async def read(self, durable: Durable, memory: memoryview) -> None:
+    async def read(self, durable: DurableShard, memory: memoryview) -> None:
         """Fill the memory with a shard's bytes. Raises Corrupt, or OSError if the system does not let it be read."""
         try:
             await self._by_thread(files.read, self.directory.shards, durable.place, memory)
@@ -204,7 +205,7 @@ class DurableShards:
 
     # Freeing
 
-    def free(self, durable: Durable) -> None:
+    def free(self, durable: DurableShard) -> None:
         """Remove a shard's row with the next commit, and then its bytes."""
         if self._closed:
             return
@@ -237,7 +238,7 @@ class DurableShards:
 
     # Recovery
 
-    async def recover(self) -> list[tuple[Described, Durable]]:
+    async def recover(self) -> list[tuple[IndexEntry, DurableShard]]:
         """The shards of the index; to be called before the first write. Unknown files, and unused pages, are
         removed. Raises Corrupt if a row was changed."""
         found = await self._by_thread(self.directory.database.read, _select)
@@ -247,7 +248,7 @@ class DurableShards:
         holes = {file: pages.holes() for file, pages in self._files.items()}
         with suppress(OSError):
             await self._by_thread(files.tidy, self.directory.shards, holes)
-        return [(described, Durable(self, described.number, place)) for described, place in found]
+        return [(described, DurableShard(self, described.number, place)) for described, place in found]
 
     def tend(self, last: int) -> None:
         """Reserve numbers for more shards than `last`. To be called regularly."""
@@ -289,7 +290,7 @@ def _heard(written: asyncio.Future[None]) -> None:
         written.exception()
 
 
-def _row(described: Described, place: Place) -> Row:
+def _row(described: IndexEntry, place: FileRange) -> Row:
     file, start, stored, sums = place
     number, size = described.number, described.size
     return (
@@ -315,11 +316,11 @@ def _delete(sql: sqlite3.Connection, numbers: Iterable[int]) -> None:
     sql.executemany("DELETE FROM shards WHERE number = ?", [(number,) for number in numbers])
 
 
-def _select(sql: sqlite3.Connection) -> list[tuple[Described, Place]]:
+def _select(sql: sqlite3.Connection) -> list[tuple[IndexEntry, FileRange]]:
     found = []
     for *row, summed in sql.execute("SELECT * FROM shards ORDER BY number"):
         if checksum(*row) != summed:
             raise Corrupt(f"the index of durable shards is not as it was written at shard {row[0]}")
         number, file, start, stored, size, rows, columns, layout, holder, sums = row
-        found.append((Described(number, rows, columns, layout, holder, size), Place(file, start, stored, sums)))
+        found.append((IndexEntry(number, rows, columns, layout, holder, size), FileRange(file, start, stored, sums)))
     return found

@@ -13,7 +13,7 @@ import dataplane as dp
 from dataplane.integrations import ray as door
 from dataplane.pipeline import Cluster, Executor, Pipeline, Rows, Stage, StageFailed, fifo, in_turn
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.rays import Actors, _QueueLink
+from dataplane.pipeline.ray_workers import Actors, _QueueLink
 from tests.integrations.marks import SYSTEMS
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`

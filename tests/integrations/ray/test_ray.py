@@ -171,15 +171,15 @@ def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
     assert not Path(old.removeprefix("unix://")).exists(), "the next that starts there tidies up"
 
 
-@pytest.mark.parametrize("whose", ["_DataplaneHost", "_DataplaneKeeper"])
+@pytest.mark.parametrize("whose", ["_DataplaneHost", "_DataplaneManager"])
 def test_an_actor_that_is_killed_is_there_again(two: Any, whose: str) -> None:
-    """That of a Ray node takes its node with it, the keeper takes all."""
+    """That of a Ray node takes its node with it, the manager takes all."""
     before = {on(place, look)[1] for place in places()}
     ours = psutil.Process().children(recursive=True)  # other jobs on this machine have such actors too
     actors = [process for process in ours if f"ray::{whose}" in "".join(_command(process))]
-    assert len(actors) == (1 if whose == "_DataplaneKeeper" else 2)
+    assert len(actors) == (1 if whose == "_DataplaneManager" else 2)
     actors[0].kill()
-    left = 0 if whose == "_DataplaneKeeper" else 1
+    left = 0 if whose == "_DataplaneManager" else 1
     eventually(lambda: sum(not gone(pid) for pid in before) == left, "what it had has ended", LOST_S)
     all_know_each_other(2)
     assert len({on(place, look)[1] for place in places()} & before) == left

@@ -68,7 +68,7 @@ class WatchedMachine(StreamMachine):
 
     def apply(self, command: bytes) -> bytes:
         result = self.apply_decoded(decoded(command))
-        self._audit.applied(self.count, command, result, self.home.books.rows.count)
+        self._audit.applied(self.count, command, result, self.leased.partition.rows.count)
         self.count += 1
         return result
 

@@ -12,10 +12,10 @@ from dataplane.stream import leader, replicated
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.groups import Groups
-from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
 from dataplane.stream.leader import Leader
 from dataplane.stream.lease import Leases
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.progress import PENDING, Progress
 from dataplane.stream.replicated import Replicated
@@ -42,14 +42,14 @@ def an_ack_of_a_superseded_lease_is_taken(plant: Plant) -> None:
 
 def a_command_is_done_twice(plant: Plant) -> None:
     """Within the machine, so that no sequence sees it."""
-    do = Home.do
+    do = LeasedRows.do
 
     def twice(self: Any, command: Any) -> None:
         do(self, command)
-        if isinstance(command, c.Settle) and command.state == PENDING and self.books.rows.there(command.rows).all():
+        if isinstance(command, c.Settle) and command.state == PENDING and self.partition.rows.there(command.rows).all():
             do(self, command)
 
-    plant(Home, "do", twice)
+    plant(LeasedRows, "do", twice)
 
 
 def a_nack_forgets_the_count(plant: Plant) -> None:
@@ -74,19 +74,19 @@ def a_failover_keeps_rows_leased(plant: Plant) -> None:
 
 def rows_on_their_way_are_given_again(plant: Plant) -> None:
     """What is acked, and not committed."""
-    decide = Home._decide
+    decide = LeasedRows._decide
 
     def open_again(self: Any, command: Any) -> None:
         if isinstance(command, c.Settle):
-            self.books.progress.unlease(self.books.rows.places(command.rows), command.task)
+            self.partition.progress.unlease(self.partition.rows.places(command.rows), command.task)
         decide(self, command)
 
-    plant(Home, "_decide", open_again)
+    plant(LeasedRows, "_decide", open_again)
 
 
 def a_dropped_row_goes_where_nobody_holds_it(plant: Plant) -> None:
     """As each replica sees it, and not by command."""
-    plant(Home, "_note_loose", lambda self, rows: self.books.remove(self.books.free(rows)))
+    plant(LeasedRows, "_note_loose", lambda self, rows: self.partition.remove(self.partition.free(rows)))
 
 
 def a_snapshot_lacks_the_keys(plant: Plant) -> None:
@@ -106,11 +106,11 @@ def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
     snapshot = StreamMachine.snapshot
 
     def without(self: Any) -> bytes:
-        lost, self.home.lost = self.home.lost, {}
+        lost, self.leased.lost = self.leased.lost, {}
         try:
             return snapshot(self)
         finally:
-            self.home.lost = lost
+            self.leased.lost = lost
 
     plant(StreamMachine, "snapshot", without)
 
@@ -132,19 +132,19 @@ def a_copy_is_taken_for_none(plant: Plant) -> None:
 
 
 def a_lost_row_is_not_named(plant: Plant) -> None:
-    plant(Home, "_note_lost", lambda self, rows: None)
+    plant(LeasedRows, "_note_lost", lambda self, rows: None)
 
 
 def a_lost_row_is_named_twice(plant: Plant) -> None:
     def told(self: Any, command: Any) -> r.LostRows:
-        lost = self.home.lost
+        lost = self.leased.lost
         return r.LostRows([(row, *lost[row]) for row in list(lost)[: command.most]])
 
     plant(replicated, "_APPLY", {**replicated._APPLY, r.TakeLost: told})
 
 
 def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
-    plant(Home, "_extends_again", lambda self, rows, hold, columns: True)
+    plant(LeasedRows, "_extends_again", lambda self, rows, hold, columns: True)
 
 
 def limits_forget_what_is_on_its_way(plant: Plant) -> None:
@@ -152,7 +152,7 @@ def limits_forget_what_is_on_its_way(plant: Plant) -> None:
 
     def forgotten(self: Any, asked: Any, now: float) -> Any:
         command = append(self, asked, now)
-        self.home.admission.give_back(self._ticket)
+        self.leased.admission.give_back(self._ticket)
         return command
 
     plant(leader, "_DECIDE", {**leader._DECIDE, r.Append: forgotten})

@@ -61,7 +61,7 @@ class Checker:
         if isinstance(result, Refused):
             return
         expected, found = self.model.done(command), None
-        if isinstance(result, r.Numbered) or (isinstance(result, r.Given) and result.granted):
+        if isinstance(result, r.Numbered) or (isinstance(result, r.ClaimedRows) and result.granted):
             found = result.rows.tolist()
         if expected != found:
             raise Violation(f"5: {command} is answered by {found}, and by the log it is {expected}")

@@ -111,8 +111,8 @@ class Taker(Client):
         chosen = np.array(rng.sample(rows, min(len(rows), rng.randint(1, 2))), np.int64)
         self.do(r.Claim, self._given, task=self._task, rows=chosen, give=chosen, claim_id=self._claim)
 
-    def _given(self, answer: r.Given) -> None:
-        if isinstance(answer, r.Given) and answer.granted and self.world.rng.random() < 0.3:
+    def _given(self, answer: r.ClaimedRows) -> None:
+        if isinstance(answer, r.ClaimedRows) and answer.granted and self.world.rng.random() < 0.3:
             self.do(r.Release, self._again, task=self._task, rows=answer.rows)
         else:
             self._again()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from dataplane.table.freeing import decode
+from dataplane.table.cell_release import decode
 from tests.simulation.checker import Violation
 from tests.simulation.stream import columns
 from tests.simulation.stream.columns import Shard

@@ -11,12 +11,12 @@ import msgspec
 from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream.requests import Done
-from dataplane.table import freeing, machine
+from dataplane.table import cell_release, machine
 from dataplane.table import requests as r
 from dataplane.table.claims import Claims
 from dataplane.table.machine import TableMachine
 from dataplane.table.table import Table
-from dataplane.table.written import Over
+from dataplane.table.write_effects import UnneededCells
 from tests.simulation.planted import Plant
 
 
@@ -80,12 +80,12 @@ def a_cell_that_is_replaced_is_not_told(plant: Plant) -> None:
 
 
 def a_write_is_over_with_its_first_cell(plant: Plant) -> None:
-    tell = freeing.tell
+    tell = cell_release.tell
 
     def over(cells: Any, outboxes: Any, gone: Any) -> None:
-        tell([Over(each.written, each.columns, each.rows, done=True) for each in cells], outboxes, gone)
+        tell([UnneededCells(each.written, each.columns, each.rows, done=True) for each in cells], outboxes, gone)
 
-    plant(machine.freeing, "tell", over)
+    plant(machine.cell_release, "tell", over)
 
 
 def a_row_is_taken_twice(plant: Plant) -> None:

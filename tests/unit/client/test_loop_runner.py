@@ -1,4 +1,4 @@
-"""Turns at a loop: by the caller, by the keeper, ended under waiting calls."""
+"""Turns at a loop: by the caller, by the background thread, ended under waiting calls."""
 
 from __future__ import annotations
 

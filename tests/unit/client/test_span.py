@@ -13,7 +13,7 @@ from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.ref import BatchRef, Span, span_of
 from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin
-from dataplane.client.span import Shown
+from dataplane.client.span import SpanShard
 from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
 from dataplane.wire import messages as m
@@ -46,7 +46,7 @@ def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> m.H
 def opened(span: Span | None, reply: m.Held) -> Batch:
     assert span is not None
     segments: dict[int, Segment] = {}
-    return Shown(reply).opened(span, segments, Pin)
+    return SpanShard(reply).opened(span, segments, Pin)
 
 
 @each_case("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])

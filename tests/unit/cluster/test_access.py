@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.cluster.access import access
 from dataplane.cluster.certificates import Certificates, certificates
-from dataplane.cluster.server import EtcdServer, Place
+from dataplane.cluster.server import EtcdServer, ServerAddress
 from dataplane.config import ClusterConfig
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
@@ -40,7 +40,7 @@ async def test_an_etcd_over_tls_answers_who_has_a_certificate(tmp_path: Path) ->
     mine, others = (certificates(auth.generate(tmp_path / name), ["127.0.0.1"]) for name in ("key", "other"))
     [seed] = ports(1)
     host, _, port = seed.rpartition(":")
-    place = Place(seed, seed, f"{host}:{int(port) + 1}")
+    place = ServerAddress(seed, seed, f"{host}:{int(port) + 1}")
     (tmp_path / "etcd").mkdir()
     server = EtcdServer(tmp_path / "etcd", place, "token", "127.0.0.1", mine)
     own = files(tmp_path / "mine", mine)

@@ -6,18 +6,18 @@ import gc
 
 import pytest
 
-from dataplane.collective.memory import Received
+from dataplane.collective.memory import ReceivedBlock
 
 MIB = 1 << 20
 
 
-def address(memory: Received) -> int:
+def address(memory: ReceivedBlock) -> int:
     where: int = memory.block.__array_interface__["data"][0]
     return where
 
 
 def test_views_share_the_block_and_only_private_ones_can_be_written() -> None:
-    memory = Received(4096)
+    memory = ReceivedBlock(4096)
     memory.block[:] = 7
     memory.private(64, 8)[:] = 1
     assert memory.read(60, 8).tolist() == [7] * 4 + [1] * 4
@@ -26,27 +26,27 @@ def test_views_share_the_block_and_only_private_ones_can_be_written() -> None:
 
 
 def test_a_block_is_used_again_once_its_last_view_has_gone() -> None:
-    first = Received(4 * MIB)
+    first = ReceivedBlock(4 * MIB)
     where, view = address(first), first.read(128, 64)[8:]
     del first
     gc.collect()
-    second = Received(4 * MIB)
+    second = ReceivedBlock(4 * MIB)
     assert address(second) != where
     second.block[:] = 5
     del view
     gc.collect()
-    third = Received(3 * MIB)
+    third = ReceivedBlock(3 * MIB)
     assert address(third) == where
     assert len(third.block) == 3 * MIB
 
 
 def test_a_tensor_keeps_the_block() -> None:
     torch = pytest.importorskip("torch")
-    memory = Received(2 * MIB)
+    memory = ReceivedBlock(2 * MIB)
     memory.block[:] = 3
     tensor = torch.from_numpy(memory.private(0, 16))[4:]
     del memory
     gc.collect()
-    other = Received(2 * MIB)
+    other = ReceivedBlock(2 * MIB)
     other.block[:] = 9
     assert tensor.tolist() == [3] * 12

@@ -11,7 +11,7 @@ from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
-from dataplane.collective.memory import Received
+from dataplane.collective.memory import ReceivedBlock
 from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 from tests.cases import each_case
@@ -36,7 +36,7 @@ def sent(batch: Batch) -> tuple[Batch, Header]:
     """The batch as another rank has it."""
     packed = pack(batch)
     header = opened(packed.header)
-    memory = Received(header.nbytes)
+    memory = ReceivedBlock(header.nbytes)
     memory.block[:] = 0xAA  # a byte that is not sent is not read
     for (start, stop), piece in zip(header.pieces, packed.pieces, strict=True):
         memory.block[start:stop] = piece
@@ -101,7 +101,7 @@ def test_what_arrives_for_a_device_is_there_without_another_copy() -> None:
     large = np.arange(2 * PIECE, dtype=np.uint64)[: ROWS << 15].view(np.uint8).reshape(ROWS, -1)
     packed = pack(local_batch(KINDS | {"large": large}))
     header = opened(packed.header)
-    memory = Received(header.nbytes)
+    memory = ReceivedBlock(header.nbytes)
     memory.mirror(cpu, numbers(header))
     for (start, stop), piece in zip(header.pieces, packed.pieces, strict=True):
         memory.block[start:stop] = piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.diagnosis.graph import Ender, Line, Place, Process, Run, Waited
+from dataplane.diagnosis.graph import CallSiteRecord, Ender, Line, Process, Run, Waited
 from dataplane.diagnosis.recorder import BUCKETS, GAP_S
 
 SECONDS = 10.0
@@ -13,12 +13,12 @@ FILE = "job.py"
 
 def place(
     number: int, kind: str, line: int, seconds: float, count: int = 100, gap_s: float = 0.0, **said: Any
-) -> Place:
+) -> CallSiteRecord:
     """A line that calls the plane, `gap_s` seconds after the call before."""
     gaps = [0] * BUCKETS
     gaps[min(BUCKETS - 1, int(gap_s / GAP_S).bit_length())] = count if gap_s else 0
     sized = [count, 0.0, 0.0, gap_s * count, gap_s * gap_s * count, 0.0] if gap_s else []
-    return Place(number, FILE, line, "work", kind, said, count, seconds, seconds, gap_s * count, gaps, sized)
+    return CallSiteRecord(number, FILE, line, "work", kind, said, count, seconds, seconds, gap_s * count, gaps, sized)
 
 
 def line(number: int, seconds: float, rounds: int = 100, function: str = "work", via: str = "") -> Line:
@@ -33,7 +33,12 @@ def waited(at: int, kind: str, seconds: float, *enders: int, what: str = "rows")
 
 
 def process(
-    number: int, role: str, places: list[Place], lines: list[Line], waits: list[Waited] | None = None, host: str = "a"
+    number: int,
+    role: str,
+    places: list[CallSiteRecord],
+    lines: list[Line],
+    waits: list[Waited] | None = None,
+    host: str = "a",
 ) -> Process:
     """One that lived all the time."""
     return Process("n", host, number, 1000 + number, role, role, SECONDS, places, lines, waits or [])
@@ -44,11 +49,11 @@ def run(*processes: Process) -> Run:
     return Run(SECONDS, list(processes))
 
 
-def consuming(seconds: float, at: int = 1, **said: Any) -> Place:
+def consuming(seconds: float, at: int = 1, **said: Any) -> CallSiteRecord:
     """The place of a consumer of stream `rows`."""
     return place(at, "deliveries", 5, seconds, task="t", stream="rows", columns=["ids"], prefetch=1, **said)
 
 
-def appending(seconds: float, gap_s: float, count: int = 100) -> Place:
+def appending(seconds: float, gap_s: float, count: int = 100) -> CallSiteRecord:
     """The place of a producer of stream `rows`."""
     return place(1, "append", 9, seconds, count, gap_s, stream="rows", columns=["ids"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.put_plan import values_of
-from dataplane.integrations.sharing import LEAST, Known, keys_of
+from dataplane.integrations.sharing import LEAST, LocationCache, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S
 
@@ -55,7 +55,7 @@ def test_the_same_bytes_as_something_else_have_another_key() -> None:
 
 
 def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
-    known: Known[str] = Known()
+    known: LocationCache[str] = LocationCache()
     with known.claim([b"a", b"b"], WAIT_S) as there:
         assert there == {}
         known.learn({b"a": "here"})
@@ -69,7 +69,7 @@ def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
 
 @each_case("keys", [(b"a",), (b"a", b"b", b"c")])
 def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
-    known: Known[int] = Known()
+    known: LocationCache[int] = LocationCache()
     put: list[bytes] = []
     barrier = threading.Barrier(8)
 
@@ -89,7 +89,7 @@ def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
 
 
 def test_who_waited_for_a_put_that_failed_puts_itself() -> None:
-    known: Known[int] = Known()
+    known: LocationCache[int] = LocationCache()
     begun, may_fail = threading.Event(), threading.Event()
 
     def fails() -> None:
@@ -111,7 +111,7 @@ def test_who_waited_for_a_put_that_failed_puts_itself() -> None:
 
 
 def test_a_forked_child_waits_for_no_thread_of_its_parents() -> None:
-    known: Known[int] = Known()
+    known: LocationCache[int] = LocationCache()
     known.learn({b"b": 1})
     with known.claim([b"a"], WAIT_S):
         known._lock.acquire()

@@ -30,9 +30,12 @@ def test_a_stream_that_is_dropped_is_no_garbage() -> None:
     stream = LocalStream("s", Settings(("a",)), "m", needed, lambda: 0.0)
     ref = BatchRef.of(b"the-node", 3, [("x", Field("dense", "int64", ()), 24, 1, 0)])
     stream.run(r.Append(client="c", ref=ref, versions=np.zeros(3, np.int64)))
-    home = stream.home
-    refs = [weakref.ref(each) for each in (stream, home, home.books, home.books.rows, home.admission, home.leases)]
-    del home
+    leased = stream.leased
+    refs = [
+        weakref.ref(each)
+        for each in (stream, leased, leased.partition, leased.partition.rows, leased.admission, leased.leases)
+    ]
+    del leased
     gc.disable()
     try:
         stream.end()

@@ -19,7 +19,7 @@ from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
-from dataplane.store.spillfile import whole_pages
+from dataplane.store.spill_file import whole_pages
 from dataplane.store.store import Store
 from tests.mounts import mounted
 from tests.unit.store.stores import content, layout, moving

@@ -105,11 +105,11 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
                 self.store.retain([(shard, selected)], holder="b")
 
     @precondition(lambda self: self.owners)
-    @rule(data=st.data(), selected=SELECTED, hollow=st.booleans())
-    def free_part(self, data: st.DataObject, selected: list[tuple[list[int], Rows]], hollow: bool) -> None:
+    @rule(data=st.data(), selected=SELECTED, punch=st.booleans())
+    def free_part(self, data: st.DataObject, selected: list[tuple[list[int], Rows]], punch: bool) -> None:
         number = self.any_owner(data)
         for columns, rows in selected:
-            self.store.free_part(number, columns, rows, hollow=hollow)
+            self.store.free_part(number, columns, rows, punch=punch)
         self.owners[number] -= cells_of(selected)
 
     @precondition(lambda self: self.owners)

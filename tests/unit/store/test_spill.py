@@ -18,7 +18,7 @@ from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.node.shards.reading import _check, _Damaged
 from dataplane.store.spill import Disk
-from dataplane.store.spillfile import CHUNK, SpillFile
+from dataplane.store.spill_file import CHUNK, SpillFile
 from tests.cases import each_case
 from tests.mounts import mounted
 

@@ -96,11 +96,11 @@ class Known:
     scope: str
     live: np.ndarray[Any, Any]
     pages: int
-    hollow: bool = False  # the memory of what was freed of it may have gone
+    punch: bool = False  # the memory of what was freed of it may have gone
 
     def intact(self, found: bytes) -> bool:
         """Whether what still counts is as it was written."""
-        if not self.hollow:
+        if not self.punch:
             return found == self.data
         width = len(self.data) // self.live.size
         places = (np.flatnonzero(self.live) * width).tolist()
@@ -290,12 +290,12 @@ class StoreAgainstAModel(RuleBasedStateMachine):
         data=st.data(),
         columns=st.lists(st.integers(0, COLUMNS - 1), min_size=1),
         rows=st.lists(st.integers(0, ROWS - 1), min_size=1),
-        hollow=st.booleans(),
+        punch=st.booleans(),
     )
-    def free_part(self, data: st.DataObject, columns: list[int], rows: list[int], hollow: bool) -> None:
+    def free_part(self, data: st.DataObject, columns: list[int], rows: list[int], punch: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.sealed)))
-        self.store.free_part(number, columns, Rows.index(sorted(set(rows))), hollow=hollow)
-        self.sealed[number].hollow |= hollow
+        self.store.free_part(number, columns, Rows.index(sorted(set(rows))), punch=punch)
+        self.sealed[number].punch |= punch
         self.sealed[number].live[np.ix_(sorted(set(columns)), sorted(set(rows)))] = False
         if not self.sealed[number].live.any():
             self.forget(number)
@@ -342,7 +342,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
         assert now.reserved == sum(extent.size for _, extent in self.reserved.values())
         pinned = [self.known(number) for number in self.held()]
         assert now.pinned <= sum(known.pages for known in pinned) * PAGE
-        assert now.pinned >= sum(known.pages for known in pinned if not known.hollow) * PAGE
+        assert now.pinned >= sum(known.pages for known in pinned if not known.punch) * PAGE
         assert now.shards == len(self.sealed)
         assert now.budget.waiting == 0
         assert now.disk.used <= now.disk.quota

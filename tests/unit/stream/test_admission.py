@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.admission import Admission, Entry, Held
+from dataplane.stream.admission import Admission, Entry, Usage
 from dataplane.stream.settings import Settings
 
 
@@ -13,7 +13,7 @@ class Gate:
     """The admission to a stream of which the test says what it holds."""
 
     def __init__(self, **limits: int) -> None:
-        self.held = Held(0, 0, None)
+        self.held = Usage(0, 0, None)
         self.admission = Admission(Settings(("actor",), **limits), lambda: self.held)
 
     def ask(self, rows: int, *, nbytes: int = 0, version: int = 0, client: str = "p") -> int | None:

@@ -226,11 +226,11 @@ def test_what_was_replaced_stays_while_somebody_reads_it(part: Partition) -> Non
         if number == 1:
             part.nack(given.grant)
     assert not part.leader.waiting()
-    assert len(part.leader.home.kept) == 1
+    assert len(part.leader.leased.kept) == 1
     part.ack(given.grant)
     assert not part.leader.waiting()
     part.ack(reader.grant)
-    assert not part.leader.home.kept
+    assert not part.leader.leased.kept
     assert b"node-z-1".hex() in part.leader.waiting()
 
 
@@ -246,7 +246,7 @@ def test_a_node_that_comes_back_stores_columns_again_and_what_was_lost_stays_los
     assert part.append(1, keys=["new"], ref=part.ref(1, "x", node=b"node-one")).new
     assert part.consume().rows.tolist() == [1]
     part.ask(r.Lose(node=b"node-one"))
-    assert not len(part.leader.home.books.rows.all())
+    assert not len(part.leader.leased.partition.rows.all())
 
 
 def test_settings_change_by_command(part: Partition) -> None:
@@ -273,7 +273,7 @@ def test_rows_are_never_taken_for_older_than_they_are(part: Partition) -> None:
     part.now += 1.0
     with pytest.raises(NotReady):
         part.consume(sampler=CompleteGroups(2, timeout=7.5))
-    assert part.leader.home.books.progress.tally(0)["expired"] == 1
+    assert part.leader.leased.partition.progress.tally(0)["expired"] == 1
 
 
 @each_case(

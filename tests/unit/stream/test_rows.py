@@ -9,7 +9,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.stream.column_batch import ColumnBatch, There
 from dataplane.stream.page import PAGE
 from dataplane.stream.rows import Rows
-from tests.unit.stream.homes import INT, stored
+from tests.unit.stream.example_streams import INT, stored
 
 A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
 

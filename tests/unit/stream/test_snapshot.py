@@ -24,7 +24,7 @@ from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
 from tests.cases import each_case
-from tests.unit.stream.homes import Demand, Entry, Home
+from tests.unit.stream.example_streams import Demand, Entry, Home
 
 TASKS = ("reward", "actor")
 NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
@@ -39,14 +39,14 @@ def stored(shard: int, rows: int, *columns: str) -> BatchRef:
 class Stream:
     """A home with fewer words. Each append or extend is a shard of its own, counted from 1."""
 
-    def __init__(self, home: Home | None = None, **limits: int) -> None:
-        self.home = Home(Settings(TASKS, **limits), mark="m", now=NOW) if home is None else home
-        self.now = NOW if home is None else LATER
+    def __init__(self, leased: Home | None = None, **limits: int) -> None:
+        self.leased = Home(Settings(TASKS, **limits), mark="m", now=NOW) if leased is None else leased
+        self.now = NOW if leased is None else LATER
         self.shards = 0
 
     def ticket(self, rows: int) -> int:
         tickets: list[int] = []
-        self.home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None), self.now)
+        self.leased.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None), self.now)
         return tickets[0]
 
     def append(
@@ -64,37 +64,37 @@ class Stream:
         self.shards += 1
         arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, lengths or {})
         ref = stored(self.shards, rows, *columns)
-        return self.home.append(self.ticket(rows), ref, keys, digest, arrival, self.now)
+        return self.leased.append(self.ticket(rows), ref, keys, digest, arrival, self.now)
 
     def extend(self, rows: Any, *columns: str, under: Grant | None = None, replace: bool = False) -> None:
         self.shards += 1
         rows = np.asarray(rows, np.int64)
-        holds = None if under is None else np.full(len(rows), self.home.hold(under))
+        holds = None if under is None else np.full(len(rows), self.leased.hold(under))
         ref = stored(self.shards, len(rows), *columns)
-        self.home.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
+        self.leased.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
 
     def consume(self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None) -> Grant:
         """A grant; one of no rows where there are none, or no more."""
         got: list[Grant] = []
         failed: list[Exception] = []
-        number = self.home.settings.task(task)
+        number = self.leased.settings.task(task)
         demand = Demand(number, rows, 1, tuple(columns), how or Fifo(), Who("c"), 10.0, got.append, failed.append)
-        self.home.consume(demand, self.now)
-        self.home.forget(demand)
+        self.leased.consume(demand, self.now)
+        self.leased.forget(demand)
         assert all(isinstance(error, Closed | Misuse) for error in failed)
         return got[0] if got else Grant(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
 
     def ack(self, grant: Grant) -> None:
-        self.home.ack(grant.number, "c", None, self.now)
+        self.leased.ack(grant.number, "c", None, self.now)
 
     def nack(self, grant: Grant, *, seen: bool = True) -> None:
-        self.home.nack(grant.number, "c", None, self.now, seen=seen)
+        self.leased.nack(grant.number, "c", None, self.now, seen=seen)
 
     def drop(self, *rows: int) -> None:
-        self.home.drop_rows(np.array(rows), self.now)
+        self.leased.drop_rows(np.array(rows), self.now)
 
     def rows(self) -> Index:
-        pages = self.home.books.rows.pages.values()
+        pages = self.leased.partition.rows.pages.values()
         return np.concatenate([page.first + np.flatnonzero(page.present) for page in pages] or [np.empty(0, np.int64)])
 
 
@@ -112,46 +112,46 @@ def told(snapshot: Snapshot, size: int = PAGE) -> Told:
 
 
 def empty(head: Head, released: Callable[[list[ColumnBatch]], None] = lambda _: None) -> Home:
-    home = Home(head.settings, released, head.mark, LATER)
-    begin(home.alone.home, head)
-    return home
+    leased = Home(head.settings, released, head.mark, LATER)
+    begin(leased.alone.leased, head)
+    return leased
 
 
 def restored(stream: Stream, size: int = PAGE) -> Stream:
     """The stream as it is now, made again from blocks of so many numbers."""
-    snapshot = Snapshot(stream.home.alone.home, stream.now)
+    snapshot = Snapshot(stream.leased.alone.leased, stream.now)
     again = Stream(empty(sent(snapshot.head)))
     for block, columns in told(snapshot, size):
-        put_back(again.home.alone.home, block, again.now)
+        put_back(again.leased.alone.leased, block, again.now)
         for rows, task, ref in columns:
-            lengths = {name: stream.home.books.lengths(rows, name) for name in ref.columns if name == "ids"}
-            put_columns(again.home.alone.home, rows, task, ref, lengths)
-    finish(again.home.alone.home)
+            lengths = {name: stream.leased.partition.lengths(rows, name) for name in ref.columns if name == "ids"}
+            put_columns(again.leased.alone.leased, rows, task, ref, lengths)
+    finish(again.leased.alone.leased)
     again.shards = stream.shards + 1000
     return again
 
 
 def known(stream: Stream) -> tuple[Any, ...]:
     """All that the home knows of each row, and where each column is."""
-    home, rows = stream.home, stream.rows()
-    places = home.books.rows.places(rows)
-    groups, versions, tags = home.books.told(rows)
-    numbers = home.books.facts.groups(places)
+    leased, rows = stream.leased, stream.rows()
+    places = leased.partition.rows.places(rows)
+    groups, versions, tags = leased.partition.told(rows)
+    numbers = leased.partition.metadata.groups(places)
     columns = {}
-    for name in home.books.rows.schema:
-        having = rows[home.books.rows.holds(rows, name) > -2]
+    for name in leased.partition.rows.schema:
+        having = rows[leased.partition.rows.holds(rows, name) > -2]
         if len(having):
-            columns[name] = having.tolist(), home.books.rows.ref(having, [name])
+            columns[name] = having.tolist(), leased.partition.rows.ref(having, [name])
     return (
-        home.books.keys.names(rows),
+        leased.partition.keys.names(rows),
         groups,
         versions,
         {name: values for name, values in tags.items() if set(values) != {None}},
-        np.round(stream.now - home.books.facts.arrived(places), 6).tolist(),
-        home.books.lengths(rows, "ids").tolist(),
-        home.books.progress.states(places, len(rows)).tolist(),
-        home.books.progress.tries(places, len(rows)).tolist(),
-        [np.stack(home.books.groups.sizes(numbers, task)).tolist() for task in range(len(TASKS))],
+        np.round(stream.now - leased.partition.metadata.arrived(places), 6).tolist(),
+        leased.partition.lengths(rows, "ids").tolist(),
+        leased.partition.progress.states(places, len(rows)).tolist(),
+        leased.partition.progress.tries(places, len(rows)).tolist(),
+        [np.stack(leased.partition.groups.sizes(numbers, task)).tolist() for task in range(len(TASKS))],
         columns,
     )
 
@@ -159,7 +159,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
 def told_of(stream: Stream) -> dict[str, Any]:
     """The stream's figures, but for bytes, which are counted by other patches, for who waits for groups, and for
     columns that no row has any more, which a copy does not know."""
-    found = stream.home.figures(stream.now)
+    found = stream.leased.figures(stream.now)
     for task in found["task"].values():
         del task["incomplete"], task["expired"]
     return {name: value for name, value in found.items() if name not in ("bytes", "columns")} | {
@@ -169,17 +169,17 @@ def told_of(stream: Stream) -> dict[str, Any]:
 
 def give_all_back(stream: Stream) -> None:
     """Nobody holds anything any more, and what was held does not count as a try."""
-    for grant in stream.home.leases:
+    for grant in stream.leased.leases:
         stream.nack(grant, seen=False)
 
 
 def assert_same(stream: Stream, again: Stream) -> None:
     """The second is what the first becomes when all that is held there is given back unseen."""
-    assert again.home.books.progress.counts == stream.home.books.progress.counts
+    assert again.leased.partition.progress.counts == stream.leased.partition.progress.counts
     give_all_back(stream)
     assert known(again) == known(stream)
     assert told_of(again) == told_of(stream)
-    assert again.home.books.nbytes <= stream.home.books.nbytes
+    assert again.leased.partition.nbytes <= stream.leased.partition.nbytes
 
 
 def filled() -> Stream:
@@ -226,17 +226,17 @@ def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
     stream.append(3)
     again = restored(stream)
     first, _ = stream.append(PAGE, columns=["x"])
-    lost = stream.home.books.keys.names(np.array([first, first + PAGE - 1]))
+    lost = stream.leased.partition.keys.names(np.array([first, first + PAGE - 1]))
     new, _ = again.append(2)
     assert new > first + PAGE
     with pytest.raises(Misuse, match="not in the stream"):
-        again.home.books.require(again.home.books.keys.numbers(lost))
+        again.leased.partition.require(again.leased.partition.keys.numbers(lost))
     assert again.consume().rows.tolist() == [0, 1, 2, new, new + 1]
 
 
 def test_a_snapshot_is_of_its_moment() -> None:
     stream = filled()
-    snapshot = Snapshot(stream.home.alone.home, stream.now)
+    snapshot = Snapshot(stream.leased.alone.leased, stream.now)
 
     def all_of_it() -> list[tuple[bytes, list[tuple[list[int], int, BatchRef]]]]:
         return [
@@ -252,9 +252,9 @@ def test_a_snapshot_is_of_its_moment() -> None:
     for task in TASKS:
         stream.ack(stream.consume(5000, task))
     stream.drop(*stream.rows()[::2])
-    stream.home.close(stream.now)
+    stream.leased.close(stream.now)
     assert (all_of_it(), msgspec.msgpack.encode(snapshot.head)) == (before, head)
-    stream.home.drop()
+    stream.leased.drop()
     assert all_of_it() == before
 
 
@@ -302,11 +302,11 @@ def perform(stream: Stream, operation: tuple[Any, ...]) -> None:
             stream.drop(*picked(stream, at, count))
         case "wait", seconds:
             stream.now += seconds
-            stream.home.tick(stream.now)
+            stream.leased.tick(stream.now)
         case ("close",):
-            stream.home.close(stream.now)
+            stream.leased.close(stream.now)
         case what, at, *more:
-            held = list(stream.home.leases)
+            held = list(stream.leased.leases)
             if not held:
                 return
             grant = held[at % len(held)]
@@ -329,7 +329,7 @@ def everything(stream: Stream, size: int) -> Iterator[Any]:
         for task in TASKS:
             for how in (CompleteGroups(size), Fifo()):
                 while len((grant := stream.consume(6, task, columns, how)).rows):
-                    yield task, columns, grant.rows.tolist(), stream.home.books.rows.ref(grant.rows, columns)
+                    yield task, columns, grant.rows.tolist(), stream.leased.partition.rows.ref(grant.rows, columns)
                     stream.ack(grant)
 
 
@@ -371,7 +371,7 @@ def of_three(**other: Any) -> tuple[Head, Block]:
     stream.append(3, keys=list("abc"), groups=["g", "g", 1], tags={"t": [1, 2, 3]})
     stream.append(7)
     stream.drop(*range(3, 10))
-    snapshot = Snapshot(stream.home.alone.home, NOW)
+    snapshot = Snapshot(stream.leased.alone.leased, NOW)
     return snapshot.head, msgspec.structs.replace(snapshot.block(0, PAGE), **other)
 
 
@@ -412,28 +412,28 @@ def of_three(**other: Any) -> tuple[Head, Block]:
 )
 def test_a_block_that_no_stream_told(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
-    home = empty(head)
+    leased = empty(head)
     with pytest.raises(Corrupt):
-        put_back(home.alone.home, block, LATER)
-    home.drop()
+        put_back(leased.alone.leased, block, LATER)
+    leased.drop()
 
 
 def test_blocks_that_do_not_follow_each_other() -> None:
     stream = Stream()
     stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
-    snapshot = Snapshot(stream.home.alone.home, NOW)
+    snapshot = Snapshot(stream.leased.alone.leased, NOW)
     first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
-    home = empty(snapshot.head)
-    put_back(home.alone.home, first, LATER)
+    leased = empty(snapshot.head)
+    put_back(leased.alone.leased, first, LATER)
     for again in (first, second):
         with pytest.raises(Corrupt):
-            put_back(home.alone.home, again, LATER)
-    put_back(home.alone.home, third, LATER)
+            put_back(leased.alone.leased, again, LATER)
+    put_back(leased.alone.leased, third, LATER)
     with pytest.raises(Corrupt):
-        put_back(home.alone.home, snapshot.block(200, 100), LATER)
+        put_back(leased.alone.leased, snapshot.block(200, 100), LATER)
     with pytest.raises(Corrupt, match="already"):  # a key of another's
-        put_back(home.alone.home, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
-    assert home.books.rows.count == 200
+        put_back(leased.alone.leased, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
+    assert leased.partition.rows.count == 200
 
 
 @each_case(
@@ -473,12 +473,12 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
 )
 def test_columns_that_no_stream_told(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
-    home = empty(head)
-    put_back(home.alone.home, block, LATER)
+    leased = empty(head)
+    put_back(leased.alone.leased, block, LATER)
     with pytest.raises(Corrupt):
-        put_columns(home.alone.home, np.array(rows), task, stored(1, count, "x"), {})
-    put_columns(home.alone.home, np.arange(3), -1, stored(1, 3, "x"), {})
+        put_columns(leased.alone.leased, np.array(rows), task, stored(1, count, "x"), {})
+    put_columns(leased.alone.leased, np.arange(3), -1, stored(1, 3, "x"), {})
     with pytest.raises(Corrupt, match="already"):
-        put_columns(home.alone.home, np.arange(1), -1, stored(2, 1, "x"), {})
-    finish(home.alone.home)
-    assert Stream(home).consume().rows.tolist() == [0, 1, 2]
+        put_columns(leased.alone.leased, np.arange(1), -1, stored(2, 1, "x"), {})
+    finish(leased.alone.leased)
+    assert Stream(leased).consume().rows.tolist() == [0, 1, 2]

@@ -130,13 +130,13 @@ class Rows:
             names = []
         assert not names
         left = [*self.pieces, *self.finished]
-        rows = self.part.leader.home.books.rows
+        rows = self.part.leader.leased.partition.rows
         there = [row for row in left if rows.there(at(row)).all()]
         if there:
             self.part.ask(r.Drop(client="d", sequence=self.part.sequence(), rows=at(*there)))
         for machine in self.part.machines:
-            assert machine.home.books.nbytes == 0
-            assert machine.home.books.rows.count == 0
+            assert machine.leased.partition.nbytes == 0
+            assert machine.leased.partition.rows.count == 0
             assert not machine.outboxes.holders
 
 

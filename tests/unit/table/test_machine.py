@@ -15,7 +15,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
 from dataplane.replication.sessions import WINDOW
 from dataplane.table import requests as r
-from dataplane.table.freeing import decode
+from dataplane.table.cell_release import decode
 from dataplane.table.machine import NOTHING, TableMachine
 from tests.cases import each_case
 

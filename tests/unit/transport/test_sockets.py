@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane.transport.base import Memory
-from dataplane.transport.sockets import SMALL, Stretch, exactly, mapping, receive, send
+from dataplane.transport.sockets import SMALL, ByteRange, exactly, mapping, receive, send
 
 SIZE, OFFSET = 4 << 20, 5000  # not at the start of a page
 CONTENT = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
@@ -41,7 +41,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def through(
-    ends: tuple[socket.socket, socket.socket], memory: Memory, mapped: mmap.mmap | None, chosen: list[Stretch]
+    ends: tuple[socket.socket, socket.socket], memory: Memory, mapped: mmap.mmap | None, chosen: list[ByteRange]
 ) -> bytes:
     target = bytearray(SIZE)
     sending = threading.Thread(target=send, args=(ends[0], memory, mapped, chosen, lambda: False))
@@ -52,7 +52,7 @@ def through(
 
 
 @st.composite
-def stretches(draw: st.DrawFn) -> list[Stretch]:
+def ranges(draw: st.DrawFn) -> list[ByteRange]:
     """Ascending and apart, some large, most small."""
     made, at = [], 0
     for gap, size in draw(
@@ -65,10 +65,10 @@ def stretches(draw: st.DrawFn) -> list[Stretch]:
     return made
 
 
-@given(chosen=stretches(), gathers=st.booleans())
+@given(chosen=ranges(), gathers=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_named_arrives_and_nothing_else(
-    ends: tuple[socket.socket, socket.socket], memory: Memory, chosen: list[Stretch], gathers: bool
+    ends: tuple[socket.socket, socket.socket], memory: Memory, chosen: list[ByteRange], gathers: bool
 ) -> None:
     expected = np.zeros(SIZE, np.uint8)
     for start, stop in chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.observe.stats import Stats
-from dataplane.web.looks import Look
+from dataplane.web.cluster_view import ClusterView
 from tests.unit.observe.figures import stream, task
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
@@ -16,12 +16,12 @@ def stats(node: str, uptime_s: float = 100.0, **changed: Any) -> Stats:
     return Stats.of(given | changed)
 
 
-def looked(at_s: float, *hosts: Stats, silent: dict[str, str] | None = None, **changed: Any) -> Look:
+def looked(at_s: float, *hosts: Stats, silent: dict[str, str] | None = None, **changed: Any) -> ClusterView:
     """A look of this moment at these hosts of a cluster."""
     nodes = [host.node for host in hosts] + [*(silent or {})]
     members = {node: {"address": f"tcp://{node[0]}:1", "transports": {"tcp": ""}} for node in nodes}
     found = {"members": members, "coordination": {"coordinator": "etcd at x", "answers": True}} | changed
-    return Look(
+    return ClusterView(
         at_s=at_s,
         wall_s=1e9 + at_s,
         own=A,

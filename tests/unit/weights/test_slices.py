@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.client.weightmap import Piece, stretches_of
+from dataplane.client.weight_map import Piece, ranges_of
 from dataplane.errors import Corrupt
-from dataplane.weights.layout import Base, Entry, Part, decode
+from dataplane.weights.layout import Base, Entry, PublishedPart, decode
 from dataplane.weights.slices import Box, box_of, common, count, cover
 
 
@@ -53,7 +53,7 @@ def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObje
     nbytes = 64 + entry.nbytes + 64
     if not parts:
         return
-    packed = stretches_of(nbytes, [Piece.of(entry, box, 0) for box in parts])
+    packed = ranges_of(nbytes, [Piece.of(entry, box, 0) for box in parts])
     found = np.frombuffer(packed, "<i8").reshape(-1, 2) if packed else np.array([[0, nbytes]])
     assert (np.diff(found.reshape(-1)) > 0).all()
     read = np.zeros(nbytes, bool)
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObje
 
 def test_a_part_is_encoded_and_a_false_one_refused() -> None:
     entry = Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 64)
-    part = Part(3, 0, 2, [88], [entry], {0: Base(2, b"node", 17)})
+    part = PublishedPart(3, 0, 2, [88], [entry], {0: Base(2, b"node", 17)})
     assert decode(part.encode()) == part
     assert (part.nbytes, entry.nbytes, entry.box) == (88, 24, box_of((2, 0), (2, 6)))
     wrong = [
@@ -87,6 +87,6 @@ def test_a_part_is_encoded_and_a_false_one_refused() -> None:
     ]
     for each in wrong:
         with pytest.raises(Corrupt):
-            decode(Part(3, 0, 2, [88], [each]).encode())
+            decode(PublishedPart(3, 0, 2, [88], [each]).encode())
     with pytest.raises(Corrupt):
         decode(b"\x93")

@@ -17,14 +17,14 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
-from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.service import ClusteredStreams
 from dataplane.node.clustered.session import Session
 from dataplane.node.clustered.streams import Stream, machine, opening
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.shards.needed import NeededShards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.streams.client import StreamClient
-from dataplane.node.streams.staged import Staged
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
@@ -51,7 +51,7 @@ class StreamBench(Bench):
         me = bytes.fromhex(self.name)
         self.store = Store(NodeConfig(memory="4MiB", spill=0, spill_dir=directory / name, prewarm=0))
         self.needed = NeededShards(me, self.store)
-        self.retained = Retained(self.needed)
+        self.retained = RetainedShards(self.needed)
         self.service = ClusteredStreams(me, self, self.retained, self.peers, life=1)
         self.deaf = False
         """Whether what other nodes send is lost on the way."""
@@ -106,7 +106,7 @@ class Client:
 
     def __init__(self, node: StreamBench) -> None:
         self.node = node
-        self.staged = Staged(node.needed)
+        self.staged = StagedColumns(node.needed)
         self.streams = StreamClient(node.service, self.staged)
         self.stream: Stream
         self.session: Session = self.streams._session  # type: ignore[assignment]
@@ -185,10 +185,10 @@ class Client:
             r.Ack(grant=grant, replica=replica) if done else r.Nack(grant=grant, replica=replica, seen=seen)
         )
 
-    async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> r.Shown:
+    async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> r.CandidateRows:
         """Candidates."""
         asked = r.Look(task=TASK, columns=("x",), most=most, tags=("id",), seen=seen, **how)
-        shown: r.Shown = await self.forward(asked, timeout_s)
+        shown: r.CandidateRows = await self.forward(asked, timeout_s)
         return shown
 
     async def extend(self, rows: r.Delivered | Sequence[str], *columns: str) -> None:
@@ -211,7 +211,7 @@ class Client:
         return found
 
 
-def ids(delivery: r.Delivered | r.Shown) -> list[int]:
+def ids(delivery: r.Delivered | r.CandidateRows) -> list[int]:
     """The ids of the rows of a delivery."""
     return [int(value) for value in delivery.tags["id"]]  # type: ignore[arg-type]
 

@@ -17,13 +17,13 @@ from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.node.clustered.holders import Holders
-from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.column_holders import ColumnHolders
+from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.table_directory import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.shards.needed import NeededShards
-from dataplane.node.streams.staged import Staged
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.store import Store
 from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
@@ -46,9 +46,9 @@ class TableBench(Bench):
         config = NodeConfig(memory="2MiB", spill=0, spill_dir=directory / name, prewarm=0)
         self.store = Store(config)
         self.needed = NeededShards(self.id, self.store)
-        self.retained = Retained(self.needed)
+        self.retained = RetainedShards(self.needed)
         super().__init__(self.id.hex(), coordinator, machines=machine, **options)
-        self.holders = Holders(self.id, self.retained, self.members, self.peers)
+        self.holders = ColumnHolders(self.id, self.retained, self.members, self.peers)
         self.tables = ClusteredTables(
             self, coordinator, self.peers, self.holders, life=1, idle_s=idle_s, care_s=0.05, sweep_s=0.05
         )
@@ -99,7 +99,7 @@ class User:
     def __init__(self, node: TableBench) -> None:
         self.node = node
         self.home = b""
-        self.staged = Staged(node.needed)
+        self.staged = StagedColumns(node.needed)
         self.tables = node.tables.client(self.staged)
 
     async def ask(self, asked: t.FromClient, timeout_s: float = 0.0, *, staged: str = "", table: str = T) -> Any:

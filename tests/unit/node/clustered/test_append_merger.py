@@ -67,7 +67,7 @@ def test_a_request_that_comes_again_is_answered_as_it_was_and_a_part_by_itself_t
         assert asked(together) == r.Appended(0, 3, True)
     second = r.Append(client="b/1/1", sequence=7, ref=ref[1:], versions=versions(2))
     assert asked(r.encode_request(second)) == r.Appended(1, 2, True)
-    assert machine.home.books.rows.count == 3
+    assert machine.leased.partition.rows.count == 3
     with pytest.raises(Exception, match="by themselves"):
         asked(r.encode_request(r.Append(ref=ref, versions=versions(3), parts=[*parts[:1], ("c/1/1", 1, 2)])))
     wrong = machine.decide(r.encode_request(r.Append(ref=ref, versions=versions(3), parts=[("d/1/1", 1, 2)])), 1, 0.0)

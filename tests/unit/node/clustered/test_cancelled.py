@@ -82,8 +82,8 @@ class CancelledAt(Awaitable[Any]):
 
 def held(leader: StreamBench) -> int:
     """The leases and tickets that there are."""
-    home = leader.machine().home
-    return len(home.leases) + len(list(home.admission.clients()))
+    leased = leader.machine().leased
+    return len(leased.leases) + len(list(leased.admission.clients()))
 
 
 async def let_go(client: Client, given: Any) -> None:

@@ -25,7 +25,7 @@ async def test_more_requests_than_the_window_has_are_done_once_each() -> None:
         (client,) = clients(others)
         replies = await asyncio.gather(*(client.append([0, 1]) for _ in range(3 * WINDOW)))
         assert sorted(reply.first for reply in replies) == [2 * at for at in range(3 * WINDOW)]
-        assert leader.machine().home.books.rows.count == 6 * WINDOW
+        assert leader.machine().leased.partition.rows.count == 6 * WINDOW
 
 
 async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         node.deaf = False
         await until(lambda: len(outcomes) == 2)
         assert {outcome.first for outcome in outcomes if isinstance(outcome, r.Appended)} == {0, 2}
-        assert leader.machine().home.books.rows.count == 4
+        assert leader.machine().leased.partition.rows.count == 4
 
 
 async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
@@ -69,6 +69,6 @@ async def test_what_a_client_that_has_gone_is_known_late_to_need_is_under_a_sequ
         number = await asks._sequences(at).take()  # of a request that is not settled when the client goes
         client.streams.leave()
         await asks.ask(at, r.Drop(rows=np.arange(2)), r.Done)
-        await until(lambda: machine.home.books.rows.count == 0)
+        await until(lambda: machine.leased.partition.rows.count == 0)
         asks._sequences(at).over(number)
         await until(lambda: asks.client not in machine.sessions.producers)

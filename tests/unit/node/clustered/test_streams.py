@@ -43,7 +43,7 @@ async def test_replicas_on_several_nodes_are_given_the_same_in_the_same_order() 
         for at, of in zip((2, 0, 1), found, strict=True):
             for delivery in of:
                 await readers[at].settle(delivery)
-        await until(lambda: leader.machine().home.books.rows.count == 0)
+        await until(lambda: leader.machine().leased.partition.rows.count == 0)
 
 
 async def test_a_replica_whose_answers_are_lost_is_given_the_same_again_in_order() -> None:
@@ -107,7 +107,7 @@ async def test_what_has_come_is_kept_though_the_confirmation_is_lost() -> None:
         await until(lambda: not unconfirmed(leader))
         assert (len(asked), len(told)) == (2, 2)
         await far.settle(delivery)
-        assert leader.machine().home.books.rows.count == 0
+        assert leader.machine().leased.partition.rows.count == 0
 
 
 async def test_room_and_rows_that_a_leader_gives_too_late_are_there_again() -> None:
@@ -130,8 +130,8 @@ async def test_room_and_rows_that_a_leader_gives_too_late_are_there_again() -> N
         leader.channel.heard = hear
         for sender, item in held:
             loop.call_soon(hear, sender, item)
-        home = leader.machine().home
-        await until(lambda: not len(home.leases) and not home.admission.clients() and not unconfirmed(leader))
+        leased = leader.machine().leased
+        await until(lambda: not len(leased.leases) and not leased.admission.clients() and not unconfirmed(leader))
         assert ids(await near.take(1)) == [0]
 
 
@@ -214,13 +214,13 @@ async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_ag
         client = clients([other])[0]
         await client.append([0])
         assert (await client.ask(m.Admit(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
-        home, receive = leader.machine().home, leader.receive
-        assert home.admission.clients()
+        leased, receive = leader.machine().leased, leader.receive
+        assert leased.admission.clients()
         leader.receive = lambda frame: None if frame.node == other.name else receive(frame)  # type: ignore[method-assign]
         client.streams.leave()
         await asyncio.sleep(0)
         leader.receive = receive  # type: ignore[method-assign]
-        await until(lambda: not leader.machine().home.admission.clients())
+        await until(lambda: not leader.machine().leased.admission.clients())
 
 
 async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> None:

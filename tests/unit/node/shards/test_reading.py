@@ -14,7 +14,7 @@ import xxhash
 from dataplane.batch.byte_ranges import ByteRanges
 from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
-from dataplane.node.shards.reading import Reading, Wanted
+from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.transport.base import Memory
 from dataplane.transport.choice import Choice
 from dataplane.transport.tcp import Tcp
@@ -69,7 +69,7 @@ async def owner() -> AsyncIterator[Owner]:
 
 
 @pytest.fixture
-async def reading(owner: Owner) -> AsyncIterator[Reading]:
+async def reading(owner: Owner) -> AsyncIterator[ShardReads]:
     there = Member(1, owner.peers.address, transports={"tcp": owner.tcp.address})
     tcp, peers, members = (
         Tcp("127.0.0.1"),
@@ -78,23 +78,23 @@ async def reading(owner: Owner) -> AsyncIterator[Reading]:
     )
     await tcp.start()
     peers.start()
-    made = Reading(ME, peers, members, Choice((tcp,)))
+    made = ShardReads(ME, peers, members, Choice((tcp,)))
     yield made
     await peers.aclose()
     await tcp.aclose()
     await made.aclose()
 
 
-async def read(reading: Reading, chosen: ByteRanges, there: ByteRanges | None = None, *, fresh: bool = True) -> Any:
+async def read(reading: ShardReads, chosen: ByteRanges, there: ByteRanges | None = None, *, fresh: bool = True) -> Any:
     target = np.zeros(SIZE, np.uint8)
     for start, stop in there or []:
         target[start:stop] = CONTENT[start:stop]
     async with asyncio.timeout(60):
-        came = await reading.read(Wanted(OWNER, 1, memoryview(target), chosen, there or [], False, fresh))
+        came = await reading.read(WantedRanges(OWNER, 1, memoryview(target), chosen, there or [], False, fresh))
     return target, came
 
 
-async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: Reading) -> None:
+async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: ShardReads) -> None:
     target, came = await read(reading, [(10, 20), (CHUNK + 1, 2 * CHUNK + 1)])
     assert came == [(0, 3 * CHUNK)]
     assert np.array_equal(target[: 3 * CHUNK], CONTENT[: 3 * CHUNK])
@@ -102,7 +102,7 @@ async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: Reading) -> 
     assert reading.fetched_bytes == 3 * CHUNK
 
 
-async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, reading: Reading) -> None:
+async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, reading: ShardReads) -> None:
     owner.damage(CHUNK + 5)
     target, came = await read(reading, [(CHUNK, CHUNK + 4)])
     assert [each.checks for each in owner.asked] == [True, False]
@@ -110,14 +110,14 @@ async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, readin
     assert np.array_equal(target[CHUNK : CHUNK + 4], CONTENT[CHUNK : CHUNK + 4])
 
 
-async def test_memory_that_others_see_is_filled_with_what_is_right_alone(owner: Owner, reading: Reading) -> None:
+async def test_memory_that_others_see_is_filled_with_what_is_right_alone(owner: Owner, reading: ShardReads) -> None:
     target, came = await read(reading, [(0, 100)], fresh=False)
     assert [each.checks for each in owner.asked] == [False]
     assert came == [(0, 100)]
     assert not target[100:].any()
 
 
-async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: Reading) -> None:
+async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: ShardReads) -> None:
     owner.sums = owner.sums[:-8]
     target, _ = await read(reading, [(0, 100)])
     assert np.array_equal(target[:100], CONTENT[:100]), "it was asked for what needs no sums"
@@ -126,7 +126,7 @@ async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: R
         await read(reading, [(0, 100)])
 
 
-async def test_sixteen_at_a_time(owner: Owner, reading: Reading) -> None:
+async def test_sixteen_at_a_time(owner: Owner, reading: ShardReads) -> None:
     most = 0
     answer = owner._answer
 

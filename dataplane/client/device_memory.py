@@ -1,0 +1,202 @@
+"""Memory of a CUDA device that one process keeps and others of its host map, by CUDA IPC as torch does it.
+
+What torch shares of a storage (`_share_cuda_`) names the allocation, where in it the storage begins, and an event that
+whoever maps it waits for. The device keeps the allocation for as long as the process that has it; the node's holds say
+when it may be used for something else.
+
+Invariants: bytes that were written are there before the handle is made. Nobody writes to them afterwards: what
+is mapped is the very memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.layout import Bytes, aligned
+from dataplane.batch.put_plan import PlannedColumn
+from dataplane.client.pins import drop_later
+from dataplane.device.ordering import NOTHING
+from dataplane.device.staging import leave, outward
+
+_own: weakref.WeakValueDictionary[int, OwnDevice] = weakref.WeakValueDictionary()
+"""Memory of this process, by number: CUDA IPC maps that of others alone."""
+_numbers = itertools.count(secrets.randbits(48))  # no other process's, which may have this one's number elsewhere
+
+
+class OwnDevice:
+    """Memory of this process on a device."""
+
+    def __init__(self, size: int, device: Any) -> None:
+        import torch
+
+        self.size = size
+        self.number = next(_numbers)
+        self._device = device
+        self._counter: tuple[Any, int] | None = None
+        _own[self.number] = self
+        with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # on which all of it is written
+            self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def shared(self) -> tuple[str, tuple[Any, ...]]:
+        """The device's name to others, and the parts by which they map it."""
+        import torch
+
+        with torch.cuda.device(self._device):
+            parts = self._tensor.untyped_storage()._share_cuda_()
+            self._counter = parts[4], parts[5]
+        return str(torch.cuda.get_device_properties(self._device).uuid), (*parts, self._tensor.storage_offset())
+
+    def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
+        """One job, since the device does it all on one stream."""
+        return [partial(self._write, column)]
+
+    def _write(self, column: PlannedColumn) -> None:
+        import torch
+
+        stream, base = outward(self._device).stream, 0
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for buffer in column.buffers:
+                target = self._tensor[base : base + buffer.nbytes]
+                there = None if isinstance(buffer, np.ndarray) else getattr(buffer, "flat", None)
+                if there is not None:
+                    for event in buffer.after.events:  # type: ignore[union-attr]
+                        stream.wait_event(event)
+                    target.copy_(there())
+                elif buffer.nbytes:
+                    run = buffer if isinstance(buffer, np.ndarray) else np.empty(buffer.nbytes, np.uint8)
+                    for job in () if isinstance(buffer, np.ndarray) else buffer.jobs(run, buffer.nbytes):
+                        job()
+                    target.copy_(torch.from_numpy(run.copy()))
+                padding = base + buffer.nbytes
+                base += aligned(buffer.nbytes)
+                self._tensor[padding:base].zero_()
+            stream.synchronize()
+
+    def mapped(self, pin: object) -> MappedDevice:
+        """The same for this process."""
+        return MappedDevice(self._tensor, pin, own=True)
+
+    def copy(self, memory: Bytes) -> None:
+        """See `kept_columns.MappableMemory`."""
+        tensor = self._tensor
+        if tensor is not None:  # else it was freed meanwhile
+            leave(memory[: self.size], [tensor], NOTHING)
+
+    def tensor(self) -> Any:
+        """See `kept_columns.MappableMemory`."""
+        return self._tensor
+
+    def close(self, *, mapped: bool = False) -> None:
+        """See `kept_columns.MappableMemory`. torch counts who is to map it, one at first, and who did: where nobody
+        came it is told that one has, or it would keep the memory for good."""
+        tensor, counter = self._tensor, self._counter
+        self._tensor = self._counter = None
+        if tensor is not None and mapped:
+            _left.append(tensor)
+        elif tensor is not None and counter is not None:
+            tensor.untyped_storage()._release_ipc_counter(*counter, device=self._device)
+
+
+_left: list[Any] = []
+"""What others mapped still when the plane that kept it was closed: it stays until the process ends."""
+
+
+class _PinHold:
+    """What the tensors of mapped memory keep: its pin, for as long as what the stream was given may use them."""
+
+    __slots__ = ("_device", "_pin")
+
+    def __init__(self, pin: object, device: Any) -> None:
+        self._pin = pin
+        self._device = device
+
+    def __del__(self) -> None:
+        import torch
+
+        if self._device.type == "cuda" and torch.cuda.is_initialized():
+            used = torch.cuda.Event()
+            used.record(torch.cuda.current_stream(self._device))
+            drop_later(self._pin, partial(_done, used))
+
+
+def _done(event: Any) -> bool:
+    """Whether the device has reached the event. A forked child has no device, and does not ask."""
+    import torch
+
+    return torch.cuda.is_initialized() and bool(event.query())
+
+
+class MappedDevice:
+    """Memory of another process's device, or this one's (`batch.Memory`): read on the host by copies, and on the device
+    in place. The tensors keep the pin by their storage, and so does what the stream of who drops them has yet to do."""
+
+    def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
+        """`own`: the tensor is this process's, which keeps the memory without a pin for as long as one looks at it."""
+        self._tensor = tensor
+        if own:
+            self._pin = pin
+        else:
+            tensor.untyped_storage().dataplane_hold = _PinHold(pin, tensor.device)
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.read`: a copy."""
+        view = self.own(offset, nbytes)
+        view.setflags(write=False)
+        return view
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.private`: a copy."""
+        return self.own(offset, nbytes)
+
+    def own(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.own`."""
+        memory = np.empty(nbytes, np.uint8)
+        if nbytes:
+            leave(memory, [self._tensor[offset : offset + nbytes]], NOTHING)
+        return memory
+
+    def there(self, offset: int, nbytes: int, device: Any) -> Any:
+        """These bytes as a tensor in place, where they are on this device; else None."""
+        if self._tensor.device != device:
+            return None
+        there = self._tensor[offset : offset + nbytes]
+        if there.is_cuda:
+            import torch
+
+            there.record_stream(torch.cuda.current_stream(device))  # of memory of this process
+        return there
+
+
+def mapped(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedDevice | None:
+    """The memory of these parts, of the device of that name, if this process has it; else None."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == name:
+            break
+    else:
+        return None
+    *shared, offset = parts
+    shared[0] = index  # the device's number is each process's own
+    with torch.cuda.device(index):
+        try:
+            storage = torch.UntypedStorage._new_shared_cuda(*shared)
+        except RuntimeError:  # the driver refuses: another container, or no peer access
+            return None
+        tensor = torch.empty(0, dtype=torch.uint8, device=f"cuda:{index}").set_(storage, offset, (size,), (1,))
+    return MappedDevice(tensor, pin)
+
+
+def of_this_process(number: int, pin: object) -> MappedDevice | None:
+    """The memory of that number which this process keeps."""
+    own = _own.get(number)
+    return None if own is None else own.mapped(pin)

@@ -1,0 +1,236 @@
+"""The tensors of a version at a reader: a mapping over held chunks, created at the first access.
+
+Invariants: a tensor that one slice covers is a view of the shared memory; a tensor covered by several is assembled
+in memory of this process. A tensor is writable as a private copy, made page by page, which nobody else sees, because
+torch has no read-only tensors; an array is read-only. Each keeps its memory in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.dtypes import storage
+from dataplane.batch.layout import ALIGNMENT
+from dataplane.client.held_shards import PinnedShard
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
+from dataplane.weights.layout import Entry, PublishedPart
+from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges
+
+_MOST_RANGES = 1 << 15  # of a chunk, beyond which all of it is asked for
+
+Place = tuple[int, int]
+"""A chunk: its rank, and its position among the chunks of that."""
+
+
+class Piece(NamedTuple):
+    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk; and its bytes if the
+    part is the whole slice, else -1."""
+
+    entry: Entry
+    box: Box
+    chunk: Place
+    nbytes: int
+
+    @classmethod
+    def of(cls, entry: Entry, box: Box, rank: int) -> Piece:
+        """This part of an entry of this rank."""
+        return cls(entry, box, (rank, entry.chunk), entry.nbytes if box == entry.box else -1)
+
+
+class WantedTensor(NamedTuple):
+    """A requested tensor, or part of it, and its pieces."""
+
+    dtype: str
+    box: Box
+    pieces: list[Piece]
+
+
+class Plan(NamedTuple):
+    """A request in versions of one layout: by name, and by chunk."""
+
+    wanted: dict[str, WantedTensor]
+    chunks: dict[Place, list[Piece]]
+
+
+class Tensors(Mapping[str, Any]):
+    """The tensors of one version by name, as `torch.Tensor`, in place. See `AsyncWeights.get`.
+
+    `version`: their version. The mapping and each of its tensors keep the bytes in place.
+    """
+
+    def __init__(self, version: int, wanted: dict[str, WantedTensor], chunks: Mapping[Place, PinnedShard]) -> None:
+        self.version = version
+        self._wanted = wanted
+        self._chunks = chunks
+        self._made: dict[str, Any] = {}
+        self._private: dict[Place, tuple[Any, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<version {self.version}: {len(self)} tensors, {self.nbytes} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wanted)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._wanted
+
+    def __getitem__(self, name: str) -> Any:
+        """The tensor, or its requested part, as a `torch.Tensor` on the host. Imports torch."""
+        if name not in self._made:
+            self._made[name] = self._tensor(self._wanted[name])
+        return self._made[name]
+
+    def numpy(self, name: str) -> Any:
+        """The same as a read-only array; dtypes that NumPy lacks (bfloat16, float8) as unsigned integers with the
+        same bits."""
+        wanted = self._wanted[name]
+        if len(wanted.pieces) == 1:
+            return self._view(wanted.pieces[0], wanted.dtype, private=False)
+        array = self._joined(wanted)
+        array.flags.writeable = False
+        return array
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, or of its requested part."""
+        return {name: extent(wanted.box) for name, wanted in self._wanted.items()}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each tensor, as named by torch: "bfloat16"."""
+        return {name: wanted.dtype for name, wanted in self._wanted.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors; tied ones count separately."""
+        shapes = self.shapes
+        return sum(
+            int(np.prod(shapes[name], dtype=np.int64)) * storage(each.dtype).itemsize
+            for name, each in self._wanted.items()
+        )
+
+    def _tensor(self, wanted: WantedTensor) -> Any:
+        import torch
+
+        dtype = getattr(torch, wanted.dtype)
+        if len(wanted.pieces) == 1:
+            entry, _, chunk, nbytes = piece = wanted.pieces[0]
+            if nbytes > 0:  # as most are; of others, NumPy makes the slice
+                memory, end = self._private.get(chunk) or self._privately(chunk)
+                if entry.start + nbytes > end:
+                    raise Corrupt(f"a chunk of {end} bytes has no {nbytes} bytes from {entry.start} on")
+                # A storage of its own for each tensor: who saves or copies one does not save its whole chunk.
+                flat = torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=entry.start)
+                return flat.view(entry.extent)
+            array = self._view(piece, wanted.dtype, private=True)
+        else:
+            array = self._joined(wanted)
+        if not array.size:
+            return torch.empty(array.shape, dtype=dtype)
+        return _as_torch(array).view(dtype)
+
+    def _privately(self, chunk: Place) -> tuple[Any, int]:
+        """The bytes of a chunk, writable as a private copy, and their number."""
+        held = self._chunks[chunk]
+        offset, size = held.laid.layout.columns[0][1].buffers[1]
+        found = self._private[chunk] = held.memory.private(offset, size), size
+        return found
+
+    def _view(self, piece: Piece, dtype: str, *, private: bool) -> Any:
+        """The elements of a piece, in place."""
+        entry, held = piece.entry, self._chunks[piece.chunk]
+        offset, size = held.laid.layout.columns[0][1].buffers[1]
+        if entry.start + entry.nbytes > size:
+            raise Corrupt(f"a chunk of {size} bytes has no {entry.nbytes} bytes from {entry.start} on")
+        read = held.memory.private if private else held.memory.read
+        whole = read(offset + entry.start, entry.nbytes).view(storage(dtype)).reshape(entry.extent)
+        if piece.nbytes >= 0:
+            return whole
+        inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(piece.box, entry.box, strict=True))
+        return whole[inside]
+
+    def _joined(self, wanted: WantedTensor) -> Any:
+        """The elements of all pieces, in memory of this process."""
+        array = np.empty(extent(wanted.box), storage(wanted.dtype))
+        for piece in wanted.pieces:
+            inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(piece.box, wanted.box, strict=True))
+            array[inside] = self._view(piece, wanted.dtype, private=False)
+        return array
+
+
+def _as_torch(array: Any) -> Any:
+    """The array as a tensor of the same bits, of a dtype that torch can view as any dtype of that size."""
+    import torch
+
+    signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}.get(array.itemsize)
+    return torch.from_numpy(array if signed is None else array.view(signed))
+
+
+def planned(
+    version: int, parts: Iterable[PublishedPart], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
+) -> Plan:
+    """The request in a version with these parts. Raises as `AsyncWeights.get`."""
+    by_name: dict[str, list[tuple[int, Entry]]] = {}
+    for part in parts:
+        for entry in part.entries:
+            by_name.setdefault(entry.name, []).append((part.rank, entry))
+    chosen = list(by_name) if names is None else list(dict.fromkeys(names))
+    unknown = [name for name in [*chosen, *(slices or ())] if name not in by_name]
+    if unknown:
+        raise Misuse(f"version {version} has no tensor {unknown[0]!r}; it has {len(by_name)}: {list(by_name)[:8]}...")
+    wanted = {name: _wanted(name, by_name[name], (slices or {}).get(name)) for name in chosen}
+    chunks: dict[Place, list[Piece]] = {}
+    for each in wanted.values():
+        for piece in each.pieces:
+            if piece.chunk[1] >= 0:
+                chunks.setdefault(piece.chunk, []).append(piece)
+    return Plan(wanted, chunks)
+
+
+def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected | None) -> WantedTensor:
+    """The pieces of the requested part of a tensor. Raises Misuse, SchemaMismatch."""
+    rank, first = entries[0]
+    whole = len(entries) == 1 and first.extent == first.shape and first.chunk >= 0
+    if whole and selected is None:  # as most are
+        box = first.box
+        return WantedTensor(first.dtype, box, [Piece.of(first, box, rank)])
+    for _, entry in entries:
+        if (entry.dtype, entry.shape) != (first.dtype, first.shape):
+            one, other = (f"{each.dtype} {list(each.shape)}" for each in (first, entry))
+            raise SchemaMismatch(f"{name!r} was published as {one} and as {other}", expected=one, found=other)
+    box = asked(name, first.shape, selected)
+    found, missing = cover(box, [entry.box for _, entry in entries])
+    if missing:
+        lacking = ", ".join(f"{start}:{stop}" for start, stop in missing[0])
+        raise Misuse(f"of {name!r} {list(first.shape)} nobody published [{lacking}]")
+    pieces = [Piece.of(entries[at][1], part, entries[at][0]) for at, part in found]
+    return WantedTensor(first.dtype, box, pieces)
+
+
+def ranges_of(nbytes: int, pieces: Sequence[Piece]) -> bytes:
+    """The byte ranges of these pieces in a chunk of this size, as `messages.Pin` takes them; b"" for all."""
+    found = [_ranges(piece) for piece in pieces]
+    merged = np.concatenate(found)[np.argsort(np.concatenate(found)[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(merged[:, 1])
+    breaks = np.flatnonzero(merged[1:, 0] > reached[:-1] + ALIGNMENT)
+    starts = merged[np.concatenate(([0], breaks + 1)), 0]
+    stops = reached[np.concatenate((breaks, [len(merged) - 1]))]
+    if len(starts) > _MOST_RANGES:
+        return b""
+    if len(starts) == 1 and starts[0] == 0 and stops[0] > nbytes - ALIGNMENT:
+        return b""
+    return np.stack([starts, stops], axis=1).astype("<i8").tobytes()
+
+
+def _ranges(piece: Piece) -> npt.NDArray[np.int64]:
+    entry = piece.entry
+    if piece.nbytes >= 0:
+        return np.array([[entry.start, entry.start + entry.nbytes]])
+    return ranges(entry.box, piece.box, storage(entry.dtype).itemsize) + entry.start

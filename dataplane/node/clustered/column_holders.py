@@ -1,0 +1,187 @@
+"""Retains columns where they are: here, and on the other nodes that store some of them or have copies.
+
+Invariant: a claim that its partition did not take is released everywhere. If the node of the claimer ends in
+between, other nodes keep the columns until the partition says otherwise or is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Membership
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
+from dataplane.node.clustered.retained_shards import Need, RetainedShards
+from dataplane.node.partitions.background import BackgroundTasks
+from dataplane.node.partitions.record import is_durable
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
+from dataplane.wire.peer import Peers
+
+Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
+
+_ASK_S = 5.0
+_KEEP_S = 10.0
+_AGAIN_S = (0.25, 5.0)  # between tries of what another node has to be told: at first, at most
+_REF_BYTES = 1 << 20  # of encoded references, about, in one message
+
+MAX_CLAIMS = 1 << 16
+"""Claims of other nodes whose outcome is open."""
+
+
+class RetainedClaim:
+    """Columns that are retained for a holder until they are `released`, or `taken` by it."""
+
+    def __init__(self, holders: ColumnHolders, needs: list[Need], nodes: Sequence[bytes], number: int) -> None:
+        self._holders = holders
+        self._needs = needs
+        self._nodes = nodes
+        self._number = number
+
+    def taken(self) -> None:
+        """The holder has them now, and says itself when it needs them no more."""
+        self._holders.tell(self._nodes, self._number, taken=True)
+        self._nodes = ()
+        self._needs = []
+
+    def release(self) -> None:
+        """They are not needed. Idempotent."""
+        for need in self._needs:
+            self._holders.retained.release(need)
+        self._holders.tell(self._nodes, self._number, taken=False)
+        self._nodes = ()
+        self._needs = []
+
+
+class ColumnHolders:
+    """The claims of one node, and those of other nodes here. `me`: the node. `keep`: see
+    `durable.DurableColumns.keep`."""
+
+    def __init__(
+        self, me: bytes, retained: RetainedShards, members: Membership, peers: Peers, keep: Keep | None = None
+    ) -> None:
+        self.retained = retained
+        self._keep = keep
+        self._me = me
+        self._members = members
+        self._peers = peers
+        self._numbers = itertools.count(secrets.randbits(48))
+        self._background = BackgroundTasks()
+        self._claimed: dict[tuple[bytes, int], list[Need]] = {}
+
+    # of this node
+
+    async def claim(
+        self,
+        holder: str,
+        refs: Sequence[BatchRef],
+        copies: Iterable[bytes] = (),
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
+    ) -> RetainedClaim:
+        """Have the columns of these references retained for a holder by all nodes that store them and by those that
+        have `copies`. `rows`: how many new rows they are of. `until`: how long to wait for a holder that has not
+        said yet what it needs here. Raises Freed, Corrupt, LimitExceeded; OwnerDied, PeerUnavailable: then nothing
+        is retained."""
+        needs: list[Need] = []
+        others = self._others(refs, copies)
+        claim = RetainedClaim(self, needs, list(others), next(self._numbers))
+        try:
+            for ref in refs:
+                needs.append(self.retained.retain(holder, ref, rows))
+            if is_durable(holder):
+                await self._persist(holder, needs, until)
+            for node, batches in others.items():
+                for batch in batches:
+                    asked = pm.RetainColumns(self._peers.next_id(), self._me, claim._number, holder, batch)
+                    await self._peers.request(self._address(node), asked, Done, _ASK_S)
+        except BaseException:
+            claim.release()
+            raise
+        return claim
+
+    async def _persist(self, holder: str, needs: Sequence[Need], until: Deadline | None = None) -> None:
+        if self._keep is None:
+            raise Misuse("this node keeps nothing: start it with --data-dir DIR to write to what is durable")
+        await self._keep(holder, [key for need in needs for key in need.shards], until or Deadline.after(_KEEP_S))
+
+    def _others(self, refs: Sequence[BatchRef], copies: Iterable[bytes]) -> dict[bytes, list[list[bytes]]]:
+        """For each other node the references that it has something of, encoded."""
+        found: dict[bytes, list[list[bytes]]] = {}
+        copies = tuple(copies)
+        for ref in refs:
+            encoded = b""
+            for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)):
+                if node == self._me:
+                    continue
+                encoded = encoded or ref.encode()
+                batches = found.setdefault(node, [[]])
+                if sum(map(len, batches[-1])) > _REF_BYTES:
+                    batches.append([])
+                batches[-1].append(encoded)
+        return found
+
+    def _address(self, node: bytes) -> str:
+        address = None if self._members.away(node.hex()) else self._members.address(node.hex())
+        if address is None:
+            raise OwnerDied(f"node {node.hex()} has died, or is cut off: put this again", node=node.hex())
+        return address
+
+    def tell(self, nodes: Iterable[bytes], number: int, *, taken: bool) -> None:
+        """Tell other nodes the outcome of a claim."""
+        for node in nodes:
+            self._background.spawn(self._tell(node, number, taken))
+
+    async def _tell(self, node: bytes, number: int, taken: bool) -> None:
+        """Repeat until it is answered, or the node is gone."""
+        pause_s = _AGAIN_S[0]
+        while not self._members.gone(node.hex()):
+            address = self._members.address(node.hex())
+            with suppress(DataplaneError):
+                if address is not None:
+                    said = pm.ReleaseColumns(self._peers.next_id(), self._me, number, taken)
+                    await self._peers.request(address, said, Done, _ASK_S)
+                    return
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _AGAIN_S[1])
+
+    # of others
+
+    async def retain(self, request: pm.RetainColumns) -> None:
+        """Another node claims columns. Raises Freed, Corrupt, LimitExceeded; for a durable partition Backpressure,
+        Misuse; PeerUnavailable for a node that is not a member yet: its end would not be noticed."""
+        if self._members.away(request.node.hex()):
+            raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
+        if len(self._claimed) >= MAX_CLAIMS:
+            for node in {node for node, _ in self._claimed if self._members.gone(node.hex())}:
+                self.gone(node)
+        if len(self._claimed) >= MAX_CLAIMS:
+            what = "claims of other nodes"
+            raise LimitExceeded(f"{MAX_CLAIMS} {what}", what=what, asked=MAX_CLAIMS + 1, limit=MAX_CLAIMS)
+        needs = self._claimed.setdefault((request.node, request.number), [])
+        refs = [BatchRef.decode(encoded) for encoded in request.refs]
+        needs.extend(self.retained.retain(request.holder, ref) for ref in refs)
+        if is_durable(request.holder):
+            await self._persist(request.holder, needs)
+
+    def release(self, request: pm.ReleaseColumns) -> None:
+        """Another node tells the outcome of its claim."""
+        for need in self._claimed.pop((request.node, request.number), ()):
+            if not request.taken:
+                self.retained.release(need)
+
+    def gone(self, node: bytes) -> None:
+        """The node has ended: nobody will tell the outcome of its claims."""
+        for key in [key for key in self._claimed if key[0] == node]:
+            del self._claimed[key]
+
+    async def aclose(self) -> None:
+        """Tell nothing more. Idempotent."""
+        await self._background.aclose()

@@ -1,0 +1,131 @@
+"""The shards of this node that partitions need, wherever these are led.
+
+Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
+partition says by its outbox (`partitions.columns`) when no row needs them any more.
+
+Invariants: columns that a partition has taken are retained until it says otherwise or is gone; a repeated entry
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.errors import DataplaneError
+from dataplane.node.partitions.record import owner_of
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.table import cell_release
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """The shards of a reference that are here and that a holder needs. `rows`: how many rows were appended with it."""
+
+    holder: str
+    ref: BatchRef
+    shards: tuple[ShardKey, ...]
+    rows: int = 0
+
+
+class RetainedShards:
+    """The retained shards of one node. A holder is the key of a partition, or anybody who releases by himself."""
+
+    def __init__(self, needed: NeededShards) -> None:
+        self._needed = needed
+        self._needs: dict[str, dict[frozenset[ShardKey], list[Need]]] = {}
+        self._told: dict[str, int] = {}  # by partition, the last entry
+
+    def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
+        """Retain what is here of `ref`, with which so many rows are appended, for this holder. Raises Freed,
+        Corrupt, LimitExceeded."""
+        need = Need(holder, ref, self._needed.need(ref, owner_of(holder)), rows)
+        if need.shards:
+            self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
+        return need
+
+    def release(self, need: Need) -> None:
+        """The holder does not need it. Other holders keep theirs. Idempotent."""
+        if self._take(need):
+            self._needed.unneed(need.shards)
+
+    def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
+        """A leader says that no row of its partition needs these references, or cells of them (`table.cell_release`).
+        `last`: the number of the last entry. Raises ProtocolMismatch."""
+        known = self._told.get(partition, 0)
+        if last <= known:
+            return
+        for entry in entries[max(0, len(entries) - (last - known)) :]:
+            ref, whole = cell_release.decode(entry)
+            if not whole:
+                self._needed.thin(ref)
+                continue
+            needs = self._find(partition, ref)
+            if not needs:
+                log.debug("%s says that it does not need what it has nothing of here", partition)
+            for need in needs:
+                if self._take(need):
+                    self._needed.done(need.ref, need.shards)
+        self._told[partition] = last
+
+    def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
+        """After a restart: what the rows of the partition need here, as of the entry `last`. Missing shards are
+        noticed by whoever reads them."""
+        for encoded in refs:
+            try:
+                ref = BatchRef.decode(encoded)
+                self._needed.relink(ref)
+                self.retain(partition, ref)
+            except DataplaneError as error:
+                log.error("%s needs what is not here any more: %s", partition, error)
+        self._told[partition] = last
+
+    def drop(self, holder: str) -> None:
+        """The partition is gone. Idempotent."""
+        self._told.pop(holder, None)
+        for needs in self._needs.pop(holder, {}).values():
+            for need in needs:
+                self._needed.done(need.ref, need.shards)
+
+    @property
+    def holders(self) -> list[str]:
+        """The holders that need anything here."""
+        return list(self._needs)
+
+    def rows(self, holder: str) -> int:
+        """How many rows producers here appended for this holder whose columns are retained."""
+        return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)
+
+    def _find(self, partition: str, ref: BatchRef) -> list[Need]:
+        """What was retained for a reference: by one append, or shard by shard for merged appends."""
+        by_shards, shards = self._needs.get(partition, {}), ref.shards()
+        found = by_shards.get(frozenset(shards), ())
+        if len(found) == 1:
+            return [*found]
+        footprint = ref.footprint()
+        if found:  # rows of one shard came by several appends
+            return [need for need in found if need.ref.footprint() == footprint][:1]
+        several = []
+        for shard in shards:
+            of_shard = by_shards.get(frozenset((shard,)), [])
+            alike = [need for need in of_shard if need.ref.footprint()[shard] == footprint[shard]]
+            several += (alike if len(of_shard) > 1 else of_shard)[:1]
+        return several
+
+    def _take(self, need: Need) -> bool:
+        """Forget the need. Returns whether it was known."""
+        needs = self._needs.get(need.holder)
+        key = frozenset(need.ref.shards())
+        several = () if needs is None else needs.get(key, ())
+        if needs is None or need not in several:
+            return False
+        needs[key].remove(need)
+        if not needs[key]:
+            del needs[key]
+        if not needs:
+            del self._needs[need.holder]
+        return True

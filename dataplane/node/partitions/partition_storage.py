@@ -1,0 +1,36 @@
+"""What the partitions of a node keep in its data directory: their logs, and notes."""
+
+from __future__ import annotations
+
+from dataplane.node.partitions.record import is_durable
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.store.durable.log import JournaledLog, names
+from dataplane.store.durable.notes import Notes
+from dataplane.store.store import Store
+
+
+class PartitionStorage:
+    """The data directory of one store, if it has one. `me`: the node."""
+
+    def __init__(self, store: Store) -> None:
+        assert store.persistence is not None
+        durable = store.persistence.durable
+        self._database = durable.directory.database
+        self._journal = durable.journal
+        self.me = durable.directory.identity.node.hex()
+        self.path = str(durable.directory.path)
+
+    def log(self, partition: str, new: ReplicaId) -> Storage:
+        """See `replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
+        if not is_durable(partition):
+            return MemoryStorage(new)
+        return JournaledLog(self._database, self._journal, partition, new)
+
+    def notes(self, kind: str) -> Notes:
+        """The notes of this kind."""
+        return Notes(self._database, self._journal, kind)
+
+    def partitions(self) -> list[str]:
+        """The partitions that have a log there."""
+        return [name for name, _ in names(self._database)]

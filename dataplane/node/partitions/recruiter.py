@@ -1,0 +1,110 @@
+"""Leaders recruit followers for their partitions, preferably on other hosts; replicas that no configuration names
+any more are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
+from dataplane.errors import Corrupt, PeerUnavailable, Rejected
+from dataplane.node.partitions.channel import Channel
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.record import is_durable
+from dataplane.replication.configuration import Configuration
+from dataplane.replication.recruitment import choose
+from dataplane.wire import partition_messages as m
+
+if TYPE_CHECKING:
+    from dataplane.node.partitions.replicas import Replicas
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 2.0  # for a replica
+_FORGET_S = 60.0  # after which a replica that is none of the configuration's, and hears nothing, is dropped
+
+
+class Recruiter:
+    """The recruits of all partitions that are led here."""
+
+    def __init__(self, replicas: Replicas, members: Membership, channel: Channel) -> None:
+        self.wanted: Callable[[str], int] = lambda partition: 1
+        """How many followers a partition should have."""
+        self._replicas = replicas
+        self._members = members
+        self._channel = channel
+
+    def look(self, now: float) -> None:
+        """Begin what is due."""
+        for hosted in self._replicas:
+            if hosted.replica.serves(now):
+                for node in self._candidates(hosted, now):
+                    hosted.recruited[node] = now
+                    self._replicas.background.spawn(self._recruit(hosted, node))
+            elif self._unneeded(hosted) and now - hosted.heard_s > _FORGET_S:
+                self._replicas.end(hosted, forget=True)
+
+    def _unneeded(self, hosted: Hosted) -> bool:
+        """Whether no configuration names the replica; of a durable one, only if that was seen."""
+        configuration = hosted.configuration
+        return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
+
+    def _candidates(self, hosted: Hosted, now: float) -> list[str]:
+        """The nodes to ask: other hosts first, and none that was asked just now."""
+        configuration, members = hosted.configuration, self._members.current
+        wanted = self.wanted(hosted.partition)
+        if len(configuration.followers) >= wanted:
+            return []
+        again_s = self._replicas.settings.lease_s + self._replicas.settings.retry_s
+        hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
+        hosted.refused = {node: at for node, at in hosted.refused.items() if now - at < again_s}
+        taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
+        unfit = taken | hosted.refused.keys()
+        free = [name for name in members if name not in unfit and not self._members.away(name)]
+        if hosted.durable:
+            free = [name for name in free if members[name].keeps]
+        hosts = {members[name].host for name in taken if name in members}
+        apart = [name for name in free if members[name].host not in hosts]
+        wanted -= sum(node in free for node in hosted.recruited)
+        chosen = choose(hosted.partition, configuration, [(name, 0) for name in apart or free], wanted)
+        return [name for name, _ in chosen if name not in hosted.recruited]
+
+    def others(self, partition: str, leader: str, wanted: int) -> list[str]:
+        """The followers of a new partition: nodes of other hosts first."""
+        members = self._members.current
+        host = members[leader].host if leader in members else ""
+        free = [name for name in members if name != leader and not self._members.away(name)]
+        if is_durable(partition):
+            free = [name for name in free if members[name].keeps]
+        apart = [name for name in free if members[name].host != host]
+        chosen = choose(partition, Configuration(0, (leader, 0)), [(name, 0) for name in apart or free], wanted)
+        return [name for name, _ in chosen]
+
+    async def ask(self, node: str, partition: str) -> int:
+        """Make another node create a replica, if it has none. Returns its incarnation. Raises PeerUnavailable,
+        Corrupt."""
+        incarnation: int = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
+        return incarnation
+
+    async def nowhere(self, partition: str) -> bool:
+        """Whether all nodes that may be alive say that they have no replica which could report the partition."""
+        if self._members.missing or self._replicas.incarnation(partition):
+            return False
+        others = [node for node in self._members.current if node != self._members.me]
+        asks = [self._channel.ask(node, lambda number: m.FindReplica(number, partition), _ASK_S) for node in others]
+        found = await asyncio.gather(*asks, return_exceptions=True)
+        return not any(found)  # an error too is no "no"
+
+    async def _recruit(self, hosted: Hosted, node: str) -> None:
+        try:
+            incarnation = await self.ask(node, hosted.partition)
+        except (PeerUnavailable, Corrupt, Rejected) as error:
+            log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
+            hosted.recruited.pop(node, None)
+            hosted.refused[node] = monotonic()
+            return
+        if not hosted.closed:
+            hosted.recruit((node, incarnation))

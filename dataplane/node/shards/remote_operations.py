@@ -1,0 +1,69 @@
+"""Operations that need other hosts: each ends when one of those hosts is gone or does not answer, without waiting for
+its connections to find out.
+
+A node that is needed for longer than a moment is asked again and again whether it answers: its host may have become
+unreachable, which says nothing of whether it lives, and those who wait for it are to be told soon.
+
+Invariants: they are told by TimeoutError, which is never a cancellation by the caller; nothing that has ended is
+remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from dataplane.cluster.membership import Membership
+
+_LOOK_S = 1.0  # between askings
+
+
+class RemoteOperations:
+    """The operations of one node. Used from its event loop."""
+
+    def __init__(self, membership: Membership, answers: Callable[[bytes], Awaitable[bool]]) -> None:
+        """`answers(node)`: whether a member answers, within a few seconds."""
+        self._membership = membership
+        self._answers = answers
+        self._ends: defaultdict[bytes, set[asyncio.Timeout]] = defaultdict(set)
+        self._asking: dict[bytes, asyncio.Task[None]] = {}
+        membership.watch(self._changed)
+
+    @asynccontextmanager
+    async def needing(self, *nodes: bytes) -> AsyncIterator[None]:
+        """A context that needs these nodes. Raises TimeoutError as soon as one of them is no member, or does not
+        answer."""
+        async with asyncio.timeout(None) as end:
+            for node in nodes:
+                self._ends[node].add(end)
+                if node not in self._asking:
+                    self._asking[node] = asyncio.get_running_loop().create_task(self._ask(node))
+            self._changed()
+            try:
+                yield
+            finally:
+                for node in set(nodes):
+                    self._ends[node].discard(end)
+                    if not self._ends[node]:
+                        del self._ends[node]
+                        self._asking.pop(node).cancel()
+
+    async def _ask(self, node: bytes) -> None:
+        """Ask this node for as long as it is needed."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            needing = {*self._ends[node]}
+            if not await self._answers(node):
+                self._end(needing & self._ends[node])
+
+    def _changed(self) -> None:
+        for node in self._ends.keys() - self._membership.members.keys():
+            self._end(self._ends[node])
+
+    def _end(self, ends: set[asyncio.Timeout]) -> None:
+        now = asyncio.get_running_loop().time()
+        for end in ends:
+            if end.when() is None:  # it has not been told yet
+                end.reschedule(now)

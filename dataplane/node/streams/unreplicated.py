@@ -1,0 +1,128 @@
+"""A stream of one node: the state machine of a partition (`machine`) without a log and followers.
+
+A request is decided and applied in one step, and nothing is encoded. A request for which there is nothing yet may
+wait, as at the leader of a partition.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dataplane.errors import Backpressure, Closed, NotReady
+from dataplane.node.partitions.waiters import Waiters, WaitingRequest
+from dataplane.stream import requests as r
+from dataplane.stream.admission import LAG, Entry
+from dataplane.stream.leased_rows import LeasedRows
+from dataplane.stream.machine import StreamMachine
+from dataplane.stream.replicated import Columns
+from dataplane.stream.settings import Settings
+
+_TICK = r.Tick()
+
+
+class UnreplicatedStream:
+    """See the module. Its owner calls `settle` at `due_s`."""
+
+    def __init__(self, name: str, settings: Settings, mark: str, columns: Columns, now: float) -> None:
+        """`mark`: the prefix of generated keys. `now`: the time of the clock that all methods use."""
+        self.machine = StreamMachine(name, settings, mark)
+        self.machine.alone(now, columns)
+        self.waiters = Waiters(self._serves)
+        self.machine.waits = self.waiters.requests
+        self.due_s = math.inf
+        """When `settle` is due; infinite while nothing is."""
+        self._no_room = False
+
+    @property
+    def leased(self) -> LeasedRows:
+        """The rows, leases and limits."""
+        return self.machine.leased
+
+    def run(self, asked: r.AnyRequest, now: float) -> Any:
+        """The result of a request that does not wait. Raises what refuses it; NotReady or Backpressure if there is
+        nothing for it now."""
+        leased = self.machine.leased
+        while True:
+            changes = leased.changes
+            try:
+                if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
+                    raise leased.refusal(self.machine.entry_of(asked))
+                return self.machine.run(asked, now)
+            except NotReady:  # what its sampler let expire is settled first
+                self.settle(now)
+                if leased.changes == changes:
+                    raise
+            finally:
+                self.settle(now)
+
+    def wait(self, waiting: WaitingRequest, now: float) -> None:
+        """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or nothing.
+        Raises Backpressure if too many wait."""
+        self.waiters.add(waiting, now)
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Do what is due, and serve waiting requests."""
+        machine = self.machine
+        while True:
+            while (due := machine.deadline(now)) <= now:
+                machine.run(_TICK, now)
+            if not self.waiters:
+                break
+            changes = self.leased.changes
+            self._no_room = False
+            for waiting in self.waiters.served():
+                self._again(waiting, now)
+            if self.leased.changes == changes and (due := machine.deadline(now)) > now:
+                break
+        self.due_s = due
+
+    def _serves(self, waiting: WaitingRequest) -> bool:
+        if not isinstance(waiting.request, r.Admit):
+            return self.machine.serves_decoded(waiting.request, waiting.in_vain)
+        if self.leased.closed:
+            return True
+        full = self.leased.admission.full(self.machine.entry_of(waiting.request))
+        self._no_room = self._no_room or full not in ("", LAG)  # nobody passes who waits for room
+        return not full and not self._no_room
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether an append at this moment is within the limits and passes no waiting request."""
+        return not self.leased.admission.full(entry) and not (self.waiters and self._passes_others())
+
+    def _passes_others(self) -> bool:
+        """Whether an append now would pass a request that waits for room."""
+        waiting = [each.request for each in self.waiters.heads() if isinstance(each.request, r.Admit)]
+        return any(self.leased.admission.full(self.machine.entry_of(each)) != LAG for each in waiting)
+
+    def _again(self, waiting: WaitingRequest, now: float) -> None:
+        try:
+            outcome = self.machine.run(waiting.request, now)
+        except (NotReady, Backpressure):
+            waiting.in_vain = self.leased.changes
+            self.waiters.add(waiting, now, first=True)
+            return
+        except Exception as error:  # the boundary: who is served now is not the end of who acked just now
+            outcome = error
+        waiting.done(outcome)
+
+    @property
+    def watches_age(self) -> bool:
+        """Whether a waiting request has a sampler that judges rows by age."""
+        return any(getattr(getattr(asked, "sampler", None), "judges_age", False) for asked in self.waiters.requests())
+
+    def end(self, now: float) -> None:
+        """Drop the stream. Waiting requests are refused."""
+        for waiting in self.waiters.drain():
+            waiting.done(Closed("the stream was dropped"))
+        self.machine.run(r.Clear(), now)
+        self.machine.snapshots.leave(self.machine)
+        self.leased.end()
+        self.machine.columns, self.machine.waits = None, tuple
+        self.waiters = Waiters(_nobody)
+
+
+def _nobody(_: WaitingRequest) -> bool:
+    """Serves nobody."""
+    return False

@@ -1,0 +1,105 @@
+"""Chooses the rows of a demand: shows its sampler the candidates, and takes its choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.batch.field import MEASURED
+from dataplane.errors import Misuse
+from dataplane.stream.lease import Who
+from dataplane.stream.page import PAGE, Index
+from dataplane.stream.partition_state import StreamState
+from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
+
+_WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInputs:
+    """The metadata that a sampler reads."""
+
+    needs: tuple[str, ...]
+    tags_read: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Demand:
+    """A request for rows."""
+
+    task: int
+    rows: int
+    min_rows: int
+    columns: tuple[str, ...]
+    sampler: Sampler | None
+    """None: it has chosen itself, see `Home.take`."""
+    who: Who
+    lease_s: float
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that a row must have: those that are asked for, and those whose lengths the sampler reads."""
+        return needed(self.columns, self.sampler)
+
+
+def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
+    """The columns that a row must have to be a candidate."""
+    return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
+
+
+def choose(
+    partition: StreamState, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]
+) -> Index:
+    """The rows for the demand: at least `min_rows`, unless the sampler says that no more fit, or none. Rows that the
+    sampler lets expire are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
+    ready_rows, enough = partition.progress.ready, least(partition, demand, closed=closed)
+    if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
+        first = ready_rows(demand.task, demand.columns, demand.rows)
+        return first if len(first) >= enough else first[:0]
+    whole = getattr(demand.sampler, "sees_all", False)
+    window = partition.rows.count if whole else max(_WINDOW, 2 * demand.rows)
+    while True:
+        ready = ready_rows(demand.task, demand.needed, window)
+        if not len(ready):
+            return ready
+        whole = whole or len(ready) < window
+        shown = candidates(partition, demand.task, ready, demand.sampler, now, closed=closed, whole=whole)
+        choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
+        expire(demand.task, ready[choice.expired])
+        if choice.full or whole or len(choice.rows) >= demand.rows:
+            chosen: Index = ready[choice.rows]
+            enough = least(partition, demand, closed=closed)  # fewer are left where some have expired
+            return chosen if choice.full or len(chosen) >= enough else chosen[:0]
+        window *= 4
+
+
+def least(partition: StreamState, demand: Demand, *, closed: bool) -> int:
+    """The rows for which the demand has to wait: `min_rows`, or all that are left of a closed stream."""
+    return min(demand.min_rows, partition.progress.is_left(demand.task)) if closed else demand.min_rows
+
+
+def candidates(
+    partition: StreamState, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
+) -> Candidates:
+    """What a sampler of the task may know of these rows. Raises Misuse for a column that has no lengths."""
+    needs = getattr(sampler, "needs", ())
+    for name in needs:
+        field = partition.rows.schema.get(name)
+        if field is not None and field.kind not in MEASURED:
+            raise Misuse(f"a sampler needs the lengths of {name!r}, and a {field.kind} column has none")
+    places = partition.rows.places(rows)
+    group = partition.metadata.groups(places)
+    members, dropped = partition.groups.sizes(group, task)
+    return Candidates(
+        group=group,
+        version=partition.metadata.versions(places),
+        age_s=now - partition.metadata.arrived(places),
+        group_rows=members,
+        group_dropped=dropped,
+        lengths={name: partition.metadata.lengths(places, name) for name in needs},
+        tags=partition.metadata.tags(places, getattr(sampler, "tags_read", ())),
+        latest=partition.metadata.latest,
+        closed=closed,
+        whole=whole,
+    )

@@ -1,0 +1,88 @@
+"""Statistics of a stream as plain values: what it holds, and the progress of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.stream.leased_rows import LeasedRows
+from dataplane.stream.progress import ACKED, EXPIRED, LEASED, PENDING, REDELIVERED
+
+_NAMED = 8  # groups that are not complete
+_NAME = 256  # characters of their names
+
+
+Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
+"""The waiting requests: for a consumer the number of its task and the columns that it asks for; None for a producer."""
+
+
+def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
+    """All statistics. `docs/operations.md` explains each. `now` is a time of the clock of the stream."""
+    oldest = leased.partition.metadata.oldest()
+    return {
+        **msgspec.structs.asdict(leased.settings),
+        "rows": leased.partition.rows.count,
+        "bytes": leased.partition.nbytes,
+        "appended": leased.partition.appended,
+        "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
+        "latest_version": leased.partition.metadata.latest,
+        "closed": leased.closed,
+        "unfinished": len(leased.partition.unfinished),
+        "oldest_unfinished_s": 0.0
+        if (began := leased.partition.unfinished.oldest()) is None
+        else max(0.0, now - began),
+        "columns": list(leased.partition.rows.schema) if leased.partition.rows.count else [],
+        "waiting": sum(task is None for task, _ in waiting),
+        "groups": leased.partition.groups.open,
+        "behind": leased.partition.behind(),
+        "task": {name: _task(leased, number, now, waiting) for number, name in enumerate(leased.settings.tasks)},
+    }
+
+
+def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[str, Any]:
+    asked = [columns for of, columns in waiting if of == task]
+    totals, there = leased.partition.progress.counts[task], leased.partition.progress.tally(task)
+    return {
+        "pending": there["pending"],
+        "leased": there["leased"],
+        "dead": there["dead"],
+        "delivered": totals[LEASED],
+        "redelivered": totals[REDELIVERED],
+        "acked": totals[ACKED],
+        "expired": totals[EXPIRED],
+        "left": leased.partition.progress.is_left(task),
+        "waiting": len(asked),
+        "ready": {
+            ",".join(columns): len(leased.partition.progress.ready(task, columns, 1 << 62))
+            for columns in dict.fromkeys(asked)
+        },
+        "incomplete": _incomplete(leased, task, now),
+    }
+
+
+def _incomplete(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:
+    """The incomplete groups for which the task has waited longest."""
+    size = leased.group_sizes.get(task)
+    if size is None:
+        return []
+    rows = leased.partition.progress.in_state(task, PENDING)
+    places = leased.partition.rows.places(rows)
+    numbers = leased.partition.metadata.groups(places)
+    members, dropped = leased.partition.groups.sizes(numbers, task)
+    short = members + dropped < size
+    found, first = np.unique(numbers[short], return_index=True)
+    age, rows_of, dropped_of = now - leased.partition.metadata.arrived(places)[short], members[short], dropped[short]
+    longest = np.argsort(-age[first], kind="stable")[:_NAMED]
+    return [
+        {
+            "group": name[:_NAME] if isinstance(name, str) else name,
+            "rows": int(rows_of[at]),
+            "dropped": int(dropped_of[at]),
+            "of": size,
+            "age_s": max(0.0, float(age[at])),
+        }
+        for name, at in zip(leased.partition.groups.names(found[longest]), first[longest].tolist(), strict=True)
+    ]

@@ -1,0 +1,67 @@
+"""What a write brought to a table, and which of its cells are no longer needed.
+
+A cell is a row of a column. The bytes of a write are in shards, maybe of several nodes; each node frees its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.ref import BatchRef
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class WriteEffect:
+    """What one write brought. `left` of its cells are in the table. `exact`: no two cells share storage, so each can
+    be freed by itself. `encoded`: the reference as bytes, if it came so."""
+
+    ref: BatchRef
+    left: int
+    nbytes: int
+    exact: bool
+    encoded: bytes = b""
+
+    @property
+    def share(self) -> int:
+        """The approximate bytes of the cells that are left."""
+        return self.nbytes * self.left // (len(self.ref) * len(self.ref.columns))
+
+    @classmethod
+    def of(cls, ref: BatchRef, encoded: bytes = b"") -> WriteEffect:
+        """All of what this reference refers to."""
+        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), encoded)
+
+    @property
+    def nodes(self) -> tuple[bytes, ...]:
+        """The nodes that store some of it."""
+        return tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
+
+    def encode(self) -> bytes:
+        """The reference as bytes."""
+        return self.encoded or self.ref.encode()
+
+
+class UnneededCells(NamedTuple):
+    """Cells that are no longer needed: these columns of these rows of a write. `done`: all of it."""
+
+    written: WriteEffect
+    columns: tuple[str, ...]
+    rows: Index
+    done: bool
+
+    @property
+    def ref(self) -> BatchRef:
+        """A reference to them."""
+        return self.written.ref.select(*self.columns)[self.rows]
+
+
+def _exact(ref: BatchRef) -> bool:
+    """Whether each cell of the reference is stored by itself."""
+    stored = sum(len(columns) * len(rows) for parts in ref.footprint().values() for columns, rows in parts)
+    return stored == len(ref) * len(ref.columns)

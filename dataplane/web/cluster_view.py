@@ -1,0 +1,89 @@
+"""A look at a cluster, through one of its nodes: the members, and the statistics of each.
+
+Invariants: a look ends after `LOOK_S`, however many hosts are silent; a host that has not answered by then is named
+with the reason, and the values of the others are complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dataplane.client.plane import AsyncPlane
+from dataplane.clock import monotonic
+from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.observe.stats import Stats
+
+LOOK_S = 1.2
+"""The time after which a host counts as silent: with a look a second, silence is visible within 2.5 s, and an end at
+once."""
+
+_PAGE = 50  # streams in one answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """The result. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970. `members`: as `plane.members()`,
+    empty for a node outside a cluster. `stats`: by node, of those that answered, each after `answer_s` seconds;
+    `silent`: why the others did not."""
+
+    at_s: float
+    wall_s: float
+    own: str
+    took_s: float = 0.0
+    members: Mapping[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Stats] = field(default_factory=dict)
+    answer_s: Mapping[str, float] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+
+async def look(plane: AsyncPlane) -> ClusterView:
+    """Query all nodes. Raises PeerUnavailable if the plane's own does not answer, and as the plane."""
+    began_s = monotonic()
+    try:
+        async with asyncio.timeout(LOOK_S):
+            own = await _ask(plane, None)
+            found = await plane.members()
+    except TimeoutError:
+        raise PeerUnavailable(
+            f"the node at {plane.address} has not answered for {LOOK_S} s", address=plane.address
+        ) from None
+    others = [node for node in found.get("members", {}) if node != own[0].node]
+    answers = dict(zip(others, await asyncio.gather(*(_asked(plane, node) for node in others)), strict=True))
+    answers[own[0].node] = own
+    told = {node: answer for node, answer in answers.items() if not isinstance(answer, str)}
+    return ClusterView(
+        at_s=monotonic(),
+        wall_s=time.time(),
+        own=own[0].node,
+        took_s=monotonic() - began_s,
+        members=found,
+        stats={node: stats for node, (stats, _) in told.items()},
+        answer_s={node: answer_s for node, (_, answer_s) in told.items()},
+        silent={node: answer for node, answer in answers.items() if isinstance(answer, str)},
+    )
+
+
+async def _ask(plane: AsyncPlane, node: str | None) -> tuple[Stats, float]:
+    """A node's statistics with those of all streams that it leads, and the time of its answer."""
+    began_s = monotonic()
+    stats = await plane.stats(node)
+    answer_s = monotonic() - began_s
+    if len(stats.streams) >= _PAGE:
+        stats = replace(stats, streams=await plane.streams(node))
+    return stats, answer_s
+
+
+async def _asked(plane: AsyncPlane, node: str) -> tuple[Stats, float] | str:
+    """As `_ask`, for another node; the reason if it does not answer."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            return await _ask(plane, node)
+    except TimeoutError:
+        return f"no answer within {LOOK_S} s"
+    except DataplaneError as error:
+        plane.check()  # else nothing can be said of the other
+        return str(error)

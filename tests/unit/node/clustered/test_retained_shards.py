@@ -1,0 +1,65 @@
+"""Shards that partitions need: entries of outboxes are heard once, and what is gone needs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.ref import BatchRef
+from dataplane.config import NodeConfig
+from dataplane.node.clustered.retained_shards import RetainedShards
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.store.store import Store
+
+ME, OTHER = b"me......", b"other..."
+INT = Field("dense", "int64", ())
+ROWS = 4
+
+
+class Kept:
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(NodeConfig(memory="1MiB", spill=0, spill_dir=directory, prewarm=0))
+        self.retained = RetainedShards(NeededShards(ME, self.store))
+
+    def put(self) -> BatchRef:
+        layout = ShardLayout((("x", ColumnLayout(INT, ROWS, ROWS, ((0, 8 * ROWS),))),)).encode()
+        shard = self.store.put_now("client", bytes(64), layout, scope="", holder="")
+        assert shard is not None
+        return BatchRef.of(ME, ROWS, [("x", INT, 8 * ROWS, shard, 0)])
+
+    @property
+    def shards(self) -> int:
+        return len(self.store._shards)
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    await made.store.aclose()
+
+
+async def test_an_entry_that_is_told_again_frees_nothing_twice(kept: Kept) -> None:
+    ref = kept.put()
+    kept.retained.retain("s/1/0-a", ref)
+    kept.retained.retain("s/1/0-a", ref)
+    kept.retained.settled("s/1/0-a", 1, [ref.encode()])
+    kept.retained.settled("s/1/0-a", 1, [ref.encode()])
+    assert kept.shards == 1
+    kept.retained.settled("s/1/0-a", 2, [ref.encode(), ref.encode()])
+    assert (kept.shards, kept.retained.holders) == (0, [])
+
+
+async def test_what_two_partitions_need_goes_with_the_last(kept: Kept) -> None:
+    ref = kept.put()
+    kept.retained.retain("s/1/0-a", ref)
+    kept.retained.retain("s/1/1-b", ref)
+    kept.retained.drop("s/1/0-a")
+    kept.retained.drop("s/1/0-a")
+    assert kept.shards == 1
+    kept.retained.settled("s/1/1-b", 1, [ref.encode()])
+    assert kept.shards == 0

@@ -1,0 +1,52 @@
+"""Which cells count after any frees, whatever the blocks; and that few bits say so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.batch.rows import Rows
+from dataplane.store import live_cells
+from dataplane.store.live_cells import LiveCells
+
+ROWS = 50
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "large" not in request.node.name:
+        monkeypatch.setattr(live_cells, "BLOCK", 8)
+
+
+def some_rows() -> st.SearchStrategy[Rows]:
+    ends = st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted)
+    picked = st.lists(st.integers(0, ROWS - 1), max_size=20)
+    return st.one_of(ends.map(lambda pair: Rows.range(*pair)), picked.map(Rows.index))
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=3), some_rows()), max_size=12),
+    some_rows(),
+    st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted),
+)
+def test_what_counts_is_what_was_not_freed(
+    freed: list[tuple[list[int], Rows]], asked: Rows, window: tuple[int, int]
+) -> None:
+    cells, left = LiveCells(2, ROWS), np.ones((2, ROWS), np.bool_)
+    for columns, rows in freed:
+        cells.free(columns, rows)
+        for column in columns:
+            left[column, rows.array()] = False
+    again = LiveCells.decode(cells.encode(), 2, ROWS)
+    first, stop = window
+    for each in (cells, again):
+        assert bool(each) == left.any()
+        assert each.encode() == np.packbits(left).tobytes()
+        for column in range(2):
+            assert each.all(column, asked) == left[column, asked.array()].all()
+            assert np.array_equal(each.flags(column, first, stop), left[column, first:stop])
+            bits = each.bits(column, first, stop)
+            told = np.unpackbits(np.frombuffer(bits, np.uint8), count=stop - first) if bits else 1
+            assert np.array_equal(np.broadcast_to(told, stop - first).astype(bool), left[column, first:stop])

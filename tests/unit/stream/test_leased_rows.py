@@ -1,0 +1,422 @@
+"""Admission, delivery and the end of rows of a stream of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.errors import Closed, LeaseExpired, Misuse
+from dataplane.stream.column_batch import ColumnBatch
+from dataplane.stream.lease import Grant, Who
+from dataplane.stream.progress import DEAD
+from dataplane.stream.row_metadata import Arrival
+from dataplane.stream.rows import MAX_COLUMNS
+from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
+from dataplane.stream.settings import MAX_TASKS, Settings
+from tests.cases import each_case
+from tests.unit.stream.example_streams import INT, Demand, Entry, Home, stored
+
+INTS = Field("ragged", "int64", (None,))
+
+
+@dataclass(eq=False)
+class Asked:
+    """What became of a demand or an entry."""
+
+    got: list[Any] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    request: Any = None
+
+    @property
+    def grant(self) -> Grant:
+        (grant,) = self.got
+        return grant
+
+    @property
+    def rows(self) -> list[int]:
+        return self.grant.rows.tolist() if self.got else []
+
+
+class Stream:
+    """A home with fewer words. Each append is a shard of its own, counted from 1."""
+
+    def __init__(self, *tasks: str, **limits: int) -> None:
+        self.released: list[int] = []
+        self.leased = Home(Settings(tasks or ("actor",), **limits), self._released)
+        self.shards = 0
+
+    def _released(self, patches: list[ColumnBatch]) -> None:
+        self.released += [patch.ref.shards()[0][1] for patch in patches]
+
+    def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
+        asked = Asked()
+        size = 8 * rows if nbytes is None else nbytes
+        asked.request = Entry(client, rows, size, version, asked.got.append, asked.errors.append)
+        self.leased.admit(asked.request)
+        return asked
+
+    def come(
+        self,
+        asked: Asked,
+        rows: int,
+        *,
+        keys: Sequence[str] = (),
+        groups: Sequence[Any] | None = None,
+        version: int = 0,
+        columns: Sequence[str] = ("x",),
+        tags: dict[str, list[Any]] | None = None,
+        digest: bytes = b"",
+        field: Field = INT,
+        now: float = 0.0,
+    ) -> tuple[int, bool]:
+        self.shards += 1
+        arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, {})
+        ref = stored(self.shards, rows, *columns, field=field)
+        return self.leased.append(asked.got[0], ref, keys, digest, arrival, now)
+
+    def append(self, rows: int, **said: Any) -> tuple[int, bool]:
+        return self.come(self.ask(rows, said.get("version", 0)), rows, **said)
+
+    def consume(
+        self,
+        rows: int = 100,
+        task: str = "actor",
+        *,
+        least: int = 1,
+        columns: Sequence[str] = ("x",),
+        sampler: Any = None,
+        who: Who | None = None,
+        now: float = 0.0,
+    ) -> Asked:
+        asked = self.demand(rows, task, least=least, columns=columns, sampler=sampler or Fifo(), who=who)
+        self.leased.consume(asked.request, now)
+        return asked
+
+    def demand(
+        self,
+        rows: int = 100,
+        task: str = "actor",
+        *,
+        least: int = 1,
+        columns: Sequence[str] = ("x",),
+        sampler: Any = None,
+        who: Who | None = None,
+    ) -> Asked:
+        asked = Asked()
+        asked.request = Demand(
+            task=self.leased.settings.task(task),
+            rows=rows,
+            min_rows=least,
+            columns=tuple(columns),
+            sampler=sampler,
+            who=who or Who("c"),
+            lease_s=10.0,
+            serve=asked.got.append,
+            fail=asked.errors.append,
+        )
+        return asked
+
+    def take(self, chosen: Sequence[int], expired: Sequence[int] = (), *, now: float = 0.0, **asked: Any) -> Asked:
+        """What somebody is granted who has chosen himself."""
+        taken = self.demand(**asked)
+        rows = (np.array(numbers, np.int64) for numbers in (chosen, expired))
+        grant = self.leased.take(taken.request, *rows, now)
+        taken.got += [grant] if grant is not None else []
+        return taken
+
+    def extend(
+        self, rows: Sequence[int], *columns: str, by: Asked | None = None, replace: bool = False, now: float = 0.0
+    ) -> int:
+        """More columns, brought by a holder or, if nobody is named, by key; the shard that they are in."""
+        self.shards += 1
+        holds = None if by is None else np.full(len(rows), self.leased.hold(by.grant))
+        ref = stored(self.shards, len(rows), *columns)
+        self.leased.extend(np.array(rows), ref, {}, now, replace=replace, holds=holds)
+        return self.shards
+
+    def shards_of(self, rows: Sequence[int], column: str) -> set[int]:
+        """In which shards the column of these rows is."""
+        return {piece.shard for piece in self.leased.partition.rows.ref(np.array(rows), [column]).pieces(column)}
+
+    def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
+        self.leased.ack(asked.grant.number, client, replica, now)
+
+    def nack(self, asked: Asked, client: str = "c", now: float = 0.0) -> None:
+        self.leased.nack(asked.grant.number, client, None, now)
+
+    def figures(self, now: float = 0.0) -> dict[str, Any]:
+        return self.leased.figures(now)
+
+
+class TestAdmission:
+    def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
+        stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
+        stream.append(1)
+        stream.nack(stream.consume(task="reward"))
+        entry = stream.ask(1)
+        assert stream.leased.withdraw(entry.request) == "max_rows; it waits for actor"
+        stream.nack(stream.consume(task="actor"))
+        entry = stream.ask(1)
+        assert "dead letters of reward, actor" in stream.leased.withdraw(entry.request)
+
+
+class TestKeys:
+    def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
+        stream = Stream()
+        for i in range(2 * MAX_COLUMNS):
+            stream.leased.forget(stream.consume(columns=[f"mistyped {i}"]).request)
+        assert stream.append(1, columns=[f"c{i}" for i in range(MAX_COLUMNS)]) == (0, True)
+
+
+class TestDelivery:
+    @each_case("how", ["nack", "time", "leave"])
+    @each_case("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
+    def test_who_has_lost_rows_can_not_extend_them_whatever_became_of_them(self, how: str, then: str) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        slow = stream.consume(task="reward")
+        match how:
+            case "nack":
+                stream.nack(slow)
+            case "time":
+                stream.leased.tick(10.0)
+            case "leave":
+                stream.leased.leave("c", 0.0)
+        if then != "nobody":
+            other = stream.consume(task="reward", who=Who("d"))
+        if then in ("extended", "acked", "done by all"):
+            stream.extend([0, 1], "r", by=other)
+        if then in ("acked", "done by all"):
+            stream.ack(other, "d")
+        if then == "done by all":
+            stream.ack(stream.consume(task="actor", columns=["x", "r"]))
+            assert stream.leased.partition.rows.count == 0
+        if then == "dropped":
+            stream.ack(other, "d")
+            stream.leased.drop_rows(np.array([0, 1]), 0.0)
+        for column in ("r", "other"):
+            for replace in (False, True):
+                with pytest.raises(LeaseExpired):
+                    stream.extend([1, 0], column, by=slow, replace=replace)
+
+    def test_rows_that_never_were_or_are_named_by_others_are_misuse_and_not_a_lost_lease(self) -> None:
+        stream = Stream()
+        stream.append(2)
+        done = stream.consume()
+        stream.ack(done)
+        for rows, by in (([7], done), ([-1], done), ([0], None)):
+            with pytest.raises(Misuse, match="is not in the stream"):
+                stream.extend(rows, "r", by=by)
+        with pytest.raises(Misuse, match="number 1 of those named"):
+            stream.extend([0, 7], "r", by=done)
+        with pytest.raises(LeaseExpired):
+            stream.extend([0, 1], "r", by=done)
+
+    def test_who_has_acked_rows_may_extend_them_still(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        stream.ack(first)
+        stream.extend([0, 1], "r", by=first)
+        assert stream.consume(task="actor", columns=["r"]).rows == [0, 1]
+        with pytest.raises(Misuse, match="has a column"):
+            stream.extend([0, 1], "r", by=first)
+
+    def test_what_nobody_has_seen_was_no_delivery(self) -> None:
+        stream = Stream(max_deliveries=1)
+        stream.append(1)
+        for _ in range(3):
+            stream.leased.nack(stream.consume().grant.number, "c", None, 0.0, seen=False)
+        stream.nack(stream.consume())
+        assert stream.leased.partition.progress.in_state(0, DEAD).tolist() == [0]
+
+    def test_what_one_replica_has_chosen_itself_goes_to_those_that_wait(self) -> None:
+        stream = Stream()
+        stream.append(4)
+        waiting = stream.consume(sampler=Bad([]), who=Who("d", "m", 1, 3))
+        first = stream.take([3, 1], rows=2, who=Who("c", "m", 0, 3))
+        assert first.rows == waiting.rows == [3, 1]
+        later = stream.take([0], who=Who("e", "m", 2, 3))
+        assert later.grant is first.grant, "whatever it would have chosen"
+
+    @each_case("how", ["consume", "take"])
+    def test_replicas_that_ask_for_other_columns_are_refused(self, how: str) -> None:
+        stream = Stream()
+        stream.append(2, columns=["x", "y"])
+        first = stream.consume(1, columns=["x"], who=Who("c", "m", 0, 2))
+        who = Who("d", "m", 1, 2)
+        if how == "take":
+            with pytest.raises(Misuse, match="others asked for the columns x, and this one for y"):
+                stream.take([0], columns=["y"], who=who)
+        else:
+            (error,) = stream.consume(1, columns=["y"], who=who).errors
+            assert isinstance(error, Misuse)
+        assert stream.consume(1, columns=["x"], who=who).grant is first.grant
+
+
+class Bad:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def choose(self, candidates: Candidates, want: int) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestSamplers:
+    @each_case("answer", [ValueError("mine"), [2], [-1], [0, 0], [0, 1, 0], "x", None])
+    def test_one_that_fails_is_the_end_of_its_demand_alone(self, answer: Any) -> None:
+        stream = Stream()
+        bad, good = stream.consume(2, sampler=Bad(answer)), stream.consume(2)
+        assert stream.append(2) == (0, True)
+        assert len(bad.errors) == 1
+        assert good.rows == [0, 1]
+
+    def test_stale_rows_expire_and_make_room(self) -> None:
+        stream = Stream()
+        stream.append(1, version=0)
+        stream.append(1, version=5)
+        assert stream.consume(sampler=Freshest(1)).rows == [1]
+        assert stream.released == [1]
+        assert stream.figures()["task"]["actor"]["expired"] == 1
+
+    def test_who_waits_behind_one_whose_sampler_let_the_last_rows_expire_is_told_that_all_is_done(self) -> None:
+        stream = Stream()
+        stream.append(1, version=0)
+        stream.append(1, version=5)
+        stream.ack(stream.consume(sampler=Freshest(9), rows=1))
+        waiting = stream.consume(columns=["y"])
+        stream.leased.close(0.0)
+        last = stream.consume(sampler=Freshest(1))
+        assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
+
+    def test_at_the_end_who_has_chosen_himself_gets_fewer_than_the_least(self) -> None:
+        stream = Stream()
+        stream.append(3)
+        assert stream.take([0, 1, 2], least=4).got == []
+        stream.leased.close(0.0)
+        assert stream.take([0, 1], least=4).got == [], "three are left"
+        assert stream.take([2, 0, 1], least=4).rows == [2, 0, 1]
+
+    @each_case("built_in", [True, False])
+    def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:
+        class Measures(Bad):
+            needs = ("x",)
+
+        stream = Stream()
+        waiting = stream.consume(sampler=TokenBalanced("x", 2) if built_in else Measures([0]))
+        assert not waiting.errors, "no column has come yet"
+        stream.append(1)
+        (error,) = waiting.errors
+        assert isinstance(error, Misuse)
+        assert "a dense column has none" in str(error)
+        assert stream.consume().rows == [0]
+
+    def test_a_group_within_a_balanced_delivery_is_given_up_by_age(self) -> None:
+        stream = Stream()
+        stream.append(1, groups=["g"], field=INTS)
+        waiting = stream.consume(sampler=TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)))
+        stream.leased.tick(1.0)
+        assert stream.figures()["task"]["actor"]["expired"] == 0
+        stream.leased.tick(1.1)
+        assert stream.figures()["task"]["actor"]["expired"] == 1
+        assert not waiting.got
+
+
+class TestGroups:
+    def test_groups_that_are_not_complete_are_named(self) -> None:
+        stream = Stream("actor", "reward")
+        stream.append(3, groups=["a", "a", "whole"], now=1.0)
+        stream.append(2, groups=[7, "whole"], now=3.0)
+        stream.append(1, now=4.0)
+        stream.leased.drop_rows(np.array([0]), 4.0)
+        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [], "nobody has asked for groups"
+        stream.consume(columns=["y"], sampler=CompleteGroups(2))
+        named = [of["group"] for of in stream.figures(5.0)["task"]["actor"]["incomplete"]]
+        assert named == [7, None], "a group that lacks what was dropped is complete"
+        assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1], "one of two, the other was dropped"
+        stream.consume(3, sampler=CompleteGroups(3))
+        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [
+            {"group": "whole", "rows": 2, "dropped": 0, "of": 3, "age_s": 4.0},
+            {"group": 7, "rows": 1, "dropped": 0, "of": 3, "age_s": 2.0},
+            {"group": None, "rows": 1, "dropped": 0, "of": 3, "age_s": 1.0},
+        ]
+        assert stream.figures(5.0)["task"]["reward"]["incomplete"] == []
+
+    def test_all_rows_of_a_group_are_found_by_its_name(self) -> None:
+        stream = Stream()
+        stream.append(3, groups=["g", 7, "g"])
+        stream.append(1, groups=[7])
+        stream.append(1)
+        assert stream.leased.partition.in_groups(["g"]).tolist() == [0, 2]
+        assert stream.leased.partition.in_groups(["g", 7]).tolist() == [0, 1, 2, 3]
+        for nobody in ("h", "7", None):
+            with pytest.raises(Misuse, match="no row of the group"):
+                stream.leased.partition.in_groups([nobody])
+        stream.ack(stream.consume(1))
+        assert stream.leased.partition.in_groups(["g"]).tolist() == [2]
+        stream.leased.drop_rows(stream.leased.partition.in_groups([7]), 0.0)
+        with pytest.raises(Misuse):
+            stream.leased.partition.in_groups([7])
+
+
+class TestExtending:
+    @each_case("how", ["leave", "nack", "expiry"])
+    def test_who_holds_rows_next_brings_again_what_came_between_a_delivery_and_its_loss(self, how: str) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        lost = stream.extend([0, 1], "y", by=first)
+        if how == "leave":
+            stream.leased.leave("c", 0.0)
+        elif how == "nack":
+            stream.nack(first)
+        else:
+            stream.leased.tick(10.0)
+        second = stream.consume(task="reward", who=Who("d"), now=10.0)
+        brought = stream.extend([1, 0], "y", by=second, now=10.0)
+        assert stream.shards_of([0, 1], "y") == {brought}
+        stream.ack(second, "d")
+        assert stream.released == [lost]
+        assert stream.consume(task="actor", columns=["x", "y"]).rows == [0, 1]
+
+    def test_who_holds_rows_for_another_task_or_names_them_by_key_brings_nothing_again(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        brought = stream.extend([0, 1], "y", by=first)
+        stream.nack(first)
+        for by in (stream.consume(task="actor"), None):
+            with pytest.raises(Misuse, match="already"):
+                stream.extend([0], "y", by=by)
+        assert stream.shards_of([0, 1], "y") == {brought}
+
+    @each_case("task", ["t0", "t63"])
+    def test_what_was_brought_under_no_delivery_is_not_brought_again(self, task: str) -> None:
+        stream = Stream(*(f"t{i}" for i in range(MAX_TASKS)))
+        stream.append(1)
+        stream.extend([0], "y")
+        with pytest.raises(Misuse, match="already"):
+            stream.extend([0], "y", by=stream.consume(task=task))
+
+
+class TestTheEnd:
+    def test_drop_frees_everything_and_refuses_what_comes_after(self) -> None:
+        stream = Stream(max_rows=3)
+        stream.append(2, keys=["a", "b"], groups=["g", "g"])
+        held, waiting, entering = stream.consume(1), stream.consume(2, least=2), stream.ask(2)
+        stream.leased.drop()
+        assert stream.released == [1]
+        assert [type(error) for error in (*waiting.errors, *entering.errors)] == [Closed, Closed]
+        with pytest.raises(LeaseExpired):
+            stream.nack(held)
+        assert [type(error) for error in stream.consume().errors] == [Closed]
+        figures = stream.figures()
+        assert (figures["rows"], figures["bytes"], figures["groups"], figures["behind"]) == (0, 0, 0, [])
+        assert stream.leased.next_tick() is None
