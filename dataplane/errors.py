@@ -5,7 +5,7 @@
     │   ├── Backpressure       no room before the deadline; names who holds the bytes
     │   ├── NotReady           no rows of a stream were ready before the deadline
     │   └── PeerUnavailable    the node does not answer or has gone
-    ├── OutcomeUnknown         it may have been done or not, or is done yet; the same request again settles it
+    ├── OutcomeUnknown         it may have been done, or may still be; the same request again settles it
     ├── LeaseExpired           what was held went to somebody else meanwhile; the same call fails again
     ├── Lost                   the data are gone; make them again
     │   ├── OwnerDied          the node that held them has died

@@ -157,14 +157,20 @@ async def test_a_cancelled_put_writes_nothing_into_what_comes_after(
 # Copies while the event loop goes on
 
 
-async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
-    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def getting(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> tuple[Copying, asyncio.Task[Any], Any]:
+    """A get of `pattern(1, 8 * MIB)` into `out` whose thread waits to copy."""
     ref = await plane.put({"x": pattern(1, 8 * MIB)})
     out = np.zeros_like(pattern(1, 8 * MIB))
     copying = Copying(monkeypatch)
     task = asyncio.create_task(plane.get(ref, out={"x": out}))
     assert await asyncio.to_thread(copying.begun.wait, 60)
+    return copying, task, out
+
+
+async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
+    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, task, out = await getting(plane, monkeypatch)
     assert not task.done()
     assert (await plane.stats()).shards == 1, "the loop goes on"
     copying.let_go()
@@ -175,11 +181,7 @@ async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
 async def test_a_cancelled_get_writes_nothing_into_memory_that_is_the_callers_again(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = await plane.put({"x": pattern(1, 8 * MIB)})
-    out = np.zeros_like(pattern(1, 8 * MIB))
-    copying = Copying(monkeypatch)
-    task = asyncio.create_task(plane.get(ref, out={"x": out}))
-    assert await asyncio.to_thread(copying.begun.wait, 60)
+    copying, task, _ = await getting(plane, monkeypatch)
     task.cancel()
     await asyncio.sleep(0)
     assert not task.done()
