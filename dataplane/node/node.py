@@ -29,7 +29,7 @@ from dataplane.clock import Clock, monotonic
 from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
-from dataplane.node.clients import Client
+from dataplane.node.clients import Client, NodeServices
 from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.performance import graphs_of
 from dataplane.node.request_bytes import Waits
@@ -118,20 +118,33 @@ class Node:
 
                 self._durable = DurablePartitions(self.id, self._store, self._needed, directory.identity.starts)
             if cluster is not None:
-                from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
-
-                self.hosts = Hosts(
-                    cluster,
-                    self.id,
-                    self._store,
-                    self._needed,
-                    self._trimming.freed,
-                    keeps=directory is not None,
-                )
-                self.hosts.graphs = self._graphs
-                self.hosts.measured = self.figures
+                self.hosts = self._join(cluster, durable=directory is not None)
+            self._services = NodeServices(
+                self.id,
+                self._store,
+                self._needed,
+                self._streams,
+                self._tables,
+                self.hosts,
+                self._durable,
+                self._waits,
+                self._halves,
+                self._observing,
+                self.figures,
+                self._clients,
+                self._client_gone,
+            )
             self._listener = _listen(path)
             undo.pop_all()
+
+    def _join(self, cluster: ClusterConfig, *, durable: bool) -> Hosts:
+        """This node's part in its cluster."""
+        from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
+
+        hosts = Hosts(cluster, self.id, self._store, self._needed, self._trimming.freed, keeps=durable)
+        hosts.graphs = self._graphs
+        hosts.measured = self.figures
+        return hosts
 
     @property
     def address(self) -> str:
@@ -206,24 +219,7 @@ class Node:
                 connected.send(frame(failure(0, refused, self)))
             connected.close()
             return
-        self._clients.add(
-            Client(
-                connected,
-                self._store,
-                self._needed,
-                self._streams,
-                self._tables,
-                self.hosts,
-                self._durable,
-                self.id,
-                self.figures,
-                self._clients,
-                self._client_gone,
-                self._waits,
-                self._halves,
-                self._observing,
-            )
-        )
+        self._clients.add(Client(connected, self._services))
 
     def _client_gone(self, client: Client) -> None:
         self._clients.discard(client)

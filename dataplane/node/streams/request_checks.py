@@ -1,4 +1,4 @@
-"""Validates what clients send: packed integers, and lists with one value for each row."""
+"""Validates what clients send: limits, timeouts, packed integers, and lists with one value for each row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.stream.leased_rows import LeasedRows
 
@@ -19,6 +20,7 @@ S = TypeVar("S", bound=Sized)
 NOTHING: Index = np.empty(0, np.int64)
 
 MAX_TAGS = 64
+_MAX_TIMEOUT_S = 365 * 86400.0
 _MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63 bits
 
 
@@ -26,6 +28,13 @@ def bound(what: str, limit: int, asked: int) -> None:
     """Raises LimitExceeded if `asked` is more than the limit."""
     if asked > limit:
         raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
+
+
+def deadline_of(timeout_s: float) -> Deadline:
+    """The end of a timeout that begins now. Raises ProtocolMismatch."""
+    if not timeout_s >= 0:  # NaN too
+        raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
+    return Deadline.after(min(timeout_s, _MAX_TIMEOUT_S))
 
 
 def int64(what: str, packed: bytes) -> Index:

@@ -1,0 +1,123 @@
+"""The requests of one client about rows of streams and tables, and the puts that carry their columns.
+
+A request that can be answered at once is; one that has to wait returns a coroutine that sends the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, get_args
+
+from dataplane.node.pending_shards import PendingShards
+from dataplane.node.streams.client import StreamClient, StreamRequest
+from dataplane.node.streams.inline import Carrying, Inlining
+from dataplane.node.streams.request_checks import deadline_of
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged_columns import StagedColumns
+from dataplane.node.tables.inline import WritingInline
+from dataplane.node.tables.tables import TableRequest, Tabling
+from dataplane.wire import messages as m
+from dataplane.wire.local import Channel
+
+if TYPE_CHECKING:
+    from dataplane.node.clients import Client, NodeServices
+    from dataplane.node.clustered.either_streams import EitherStreams
+    from dataplane.node.clustered.either_tables import EitherTables
+    from dataplane.node.clustered.tables import TableClient
+
+RowRequest = StreamRequest | TableRequest | Carrying | m.WriteInline
+ROW_REQUESTS = frozenset(get_args(RowRequest))
+
+
+class RowRequests:
+    """See the module. Leases and permits are the client's until it leaves."""
+
+    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: Channel) -> None:
+        self._client = client
+        self._staged = staged
+        self._channel = channel
+        node, store, hosts = services.node, services.store, services.hosts
+        service = services.streams if hosts is None or hosts.streams is None else hosts.streams
+        streams = StreamClient(service, staged, channel.room, owner=client)
+        here = Tabling(services.tables, staged)
+        shared = None if hosts is None else hosts.tables
+        self._handing = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
+        self._inlining = Inlining(client, node, store, streams, staged)
+        self._streams: StreamClient | EitherStreams = streams
+        self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(staged)
+        self._either: EitherStreams | None = None
+        if services.durable is not None:
+            self._streams = self._either = services.durable.client(streams, services.streams, staged, channel.room)
+            self._tables = services.durable.table_client(staged, services.tables, here)
+            self._inlining_durable = Inlining(client, node, store, self._either.clustered, staged)
+        self._writing = WritingInline(client, node, store, staged, self._tables)
+
+    def answer(self, request: RowRequest) -> Coroutine[Any, Any, None] | None:
+        """Execute the request, and send its reply. Returns a coroutine for what has to wait."""
+        deadline = deadline_of(getattr(request, "timeout_s", 0.0))
+        answer: m.Reply | Waiting | None
+        carries = False
+        match request:
+            case m.Put() | m.AppendInline() | m.ExtendInline():
+                carries, answer = True, self._inlining_of(request).answer(request, deadline)
+            case m.WriteInline():
+                carries, answer = True, self._writing.answer(request, deadline)
+            case m.AskTable() | m.Tables():
+                answer = self._tables.answer(request, deadline)
+            case _:
+                if isinstance(request, m.Admit):
+                    self._handing.begin(request.id, request.handing)
+                elif isinstance(request, m.Append):
+                    self._handing.end(request.admitted)
+                answer = self._streams.answer(request, deadline)
+        if isinstance(answer, m.Message):
+            self._channel.send(answer)
+        elif answer is not None:
+            return self._answer_soon(answer) if carries else self._answer_later(request, answer)
+        return None
+
+    def _inlining_of(self, request: Carrying) -> Inlining:
+        if self._either is None or isinstance(request, m.Put):
+            return self._inlining
+        return self._inlining if self._either.of(request.stream) is self._either.here else self._inlining_durable
+
+    async def _answer_soon(self, answer: Waiting) -> None:
+        """Send a small reply without waiting for room: what it reports could not be undone."""
+        self._channel.send(await answer())
+
+    async def _answer_later(self, request: RowRequest, answer: Waiting) -> None:
+        reply = await answer()
+        try:
+            if self._channel.full:
+                await self._client.send_later(reply)
+            else:
+                self._channel.send(reply)
+        except BaseException:  # it is too large, or was cancelled as it waited to be sent
+            if isinstance(request, m.AskStream | m.Admit):
+                self._streams.untold(request, reply)
+            raise
+
+    # The end
+
+    @property
+    def expected(self) -> bool:
+        """Whether the client has unused permits to append."""
+        return self._streams.expected
+
+    def revoke(self) -> None:
+        """Revoke its permits."""
+        self._streams.revoke()
+
+    def end_handing(self, request: int) -> None:
+        """The shards of this request to append are not the stream's; see `PendingShards`."""
+        self._handing.end(request)
+
+    def free_handing(self) -> None:
+        """Free the shards that the client was about to append."""
+        self._handing.leave()
+
+    def leave(self) -> None:
+        """Release the client's leases: its rows go to other consumers."""
+        self._streams.leave()
+        self._tables.leave()
+        self._staged.leave()

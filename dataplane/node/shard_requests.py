@@ -1,0 +1,344 @@
+"""The requests of one client about shards: to reserve, seal, pin, read, free, retain and copy them.
+
+A request that can be answered at once is; one that has to wait for memory, the disk or another node returns a coroutine
+that sends the answer. Each segment's descriptor is sent once for each right (read, or write as its owner).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, get_args
+
+from dataplane import waiting
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.errors import Freed, LimitExceeded, OwnerDied, ProtocolMismatch, revive
+from dataplane.node.grants import Grants
+from dataplane.node.shards.remote import wanted_of
+from dataplane.node.shards.retention import links_of
+from dataplane.node.streams.request_checks import bound, deadline_of
+from dataplane.node.streams.staged_columns import StagedColumns
+from dataplane.store.freeings import UNKNOWN, FreeCause
+from dataplane.store.reservations import Reservation
+from dataplane.store.store import Pinned
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+from dataplane.wire import places
+from dataplane.wire.local import Channel
+
+if TYPE_CHECKING:
+    from dataplane.node.clients import Client, NodeServices
+    from dataplane.node.shards.fetch import Fetcher
+
+_Own = m.Pin | m.LiveRows | m.Unpin | m.InheritPins | m.Reserve | m.Seal | m.Keep | m.Landed | m.Stays | m.Offering
+ShardRequest = _Own | m.OfferKept | m.Abort | m.Free | m.Prefetch | m.FreeElsewhere | m.Retain | m.Replicate
+SHARD_REQUESTS = frozenset(get_args(ShardRequest))
+
+
+class ShardRequests:
+    """See the module. The shards that `client` reserves and pins are its own until it ends."""
+
+    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: Channel) -> None:
+        self._client = client
+        self._node = services.node
+        self._store = services.store
+        self._needed = services.needed
+        self._hosts = services.hosts
+        self._others = services.clients
+        self._staged = staged
+        self._channel = channel
+        self.grants = Grants(services.store.arena)
+
+    def answer(self, request: ShardRequest) -> Coroutine[Any, Any, None] | None:
+        """Execute the request, and send its reply if it has one. Returns a coroutine for what has to wait."""
+        match request:
+            case m.Pin():
+                return self._pin(request)
+            case m.Unpin():
+                self._store.unpin(self._client, request.shards)
+            case m.Reserve():
+                return self._reserve(request)
+            case m.Seal():
+                self._seal(request)
+            case m.Free():
+                self._free(request)
+            case m.LiveRows():
+                bound("rows of a shard, to be told which count", m.MAX_LIVE, request.count)
+                bits = self._store.live(request.shard, request.column, request.first, request.count)
+                self._channel.send(m.LiveBits(request.id, bits))
+            case m.InheritPins():
+                self._inherit(request)
+            case m.Prefetch():
+                return self._prefetch(request)
+            case m.FreeElsewhere():
+                return self._free_elsewhere(request)
+            case m.Retain():
+                return self._retain(request)
+            case m.Replicate():
+                return self._replicate(request)
+            case m.Abort():
+                self._store.abort(self._client, request.shards)
+            case m.Keep():
+                self._keep(request)
+            case m.Landed():
+                self._store.land(self._client, request.shard, request.reserved)
+                self._channel.send(m.Done(request.id))
+            case m.Stays():
+                why = revive(request.name, request.message, request.fields)
+                self._store.stays(self._client, request.shard, why)
+            case m.Offering():
+                self._store.offered(self._client, request.shard, request.reader, request.address, request.ticket)
+            case m.OfferKept():
+                return self._offer_kept(request)
+        return None
+
+    # Writing
+
+    def _reserve(self, request: m.Reserve) -> Coroutine[Any, Any, None] | None:
+        bound("reservation of so many shards", m.MAX_SHARDS, len(request.sizes))
+        made = self._store.reserve_now(self._client, request.sizes)
+        if made is None:
+            return self._reserve_later(request)
+        self._send_reserved(request.id, made)
+        return None
+
+    def _seal(self, request: m.Seal) -> None:
+        bound("layout", m.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
+        bound("scope", m.MAX_SCOPE, len(request.scope))
+        self._staged.begin(request.scope)
+        holder = self._client.label
+        self._store.seal(self._client, request.shards, scope=request.scope, holder=holder, hold=request.hold)
+        self._channel.send(m.Done(request.id))
+
+    async def _reserve_later(self, request: m.Reserve) -> None:
+        self._send_reserved(
+            request.id, await self._store.reserve(self._client, request.sizes, deadline_of(request.timeout_s))
+        )
+
+    def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
+        extents = [(r.shard, r.extent.segment, r.extent.offset, r.extent.size) for r in made]
+        gone = self.grants.gone()
+        grants, descriptors = self.grants.new((r.extent.segment for r in made), writable=True)
+        self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
+
+    def _keep(self, request: m.Keep) -> None:
+        bound("shards to be kept", m.MAX_RETAINED, len(request.shards))
+        bound("scope", m.MAX_SCOPE, len(request.scope))
+        for size, layout, handle in request.shards:
+            bound("layout", m.MAX_LAYOUT, len(layout))
+            bound("handle", m.MAX_HANDLE, len(handle))
+            if size < 0:
+                raise ProtocolMismatch(f"a shard of {size} bytes")
+        self._staged.begin(request.scope)
+        how = {"scope": request.scope, "holder": self._client.label}
+        numbers: list[int] = []
+        try:
+            for size, layout, handle in request.shards:
+                numbers.append(self._store.keep(self._client, size, layout, handle, **how, tell=self._tell_kept))
+        except BaseException:
+            self._store.free(numbers)
+            raise
+        self._channel.send(m.Kept(request.id, numbers))
+
+    def _tell_kept(self, shard: int, land: bool, offer: m.OfferTo | None) -> None:
+        self._channel.send(m.Keeping(0, shard, land, offer))
+
+    async def _offer_kept(self, request: m.OfferKept) -> None:
+        bound("shards that are kept, to be offered", m.MAX_RETAINED, len(request.shards))
+        offers = [] if self._hosts is None else await self._hosts.offers_kept(request)
+        self._channel.send(m.KeptOffers(request.id, offers))
+
+    # Reading
+
+    def _pin(self, request: m.Pin) -> Coroutine[Any, Any, None] | None:
+        if request.devices and self._store.keeps(request.shards):
+            return self._pin_rest(request)
+        if request.others:
+            return self._pin_others(request)
+        self._check_pin(request.shards, apart=request.apart)
+        held = self._store.pin_now(self._client, request.shards)
+        if held is None:
+            return self._pin_later(request)
+        self._send_held(request, held)
+        return None
+
+    async def _pin_later(self, request: m.Pin) -> None:
+        held = await self._store.pin(self._client, request.shards, deadline_of(request.timeout_s))
+        await self._when_room(held)
+        self._send_held(request, held)
+
+    async def _pin_others(self, request: m.Pin) -> None:
+        bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
+        deadline = deadline_of(request.timeout_s)
+        copies = await self._copies(request.others, deadline, request.parts, request.chunks)
+        shards = [*request.shards, *copies]
+        self._check_pin(shards, apart=request.apart)
+        held = self._store.pin_now(self._client, shards)
+        if held is None:
+            async with self._patched(copies, request.chunks, deadline):
+                held = await self._store.pin(self._client, shards, deadline)
+        await self._when_room(held)
+        self._send_held(request, held)
+
+    async def _pin_rest(self, request: m.Pin) -> None:
+        """Answer with held handles for the shards that clients keep, and with the others as usual."""
+        kept = self._store.map_kept(self._client, request.shards)
+        mapped = {shard.number for shard, _ in kept}
+        rest = [number for number in request.shards if number not in mapped]
+        try:
+            deadline = deadline_of(request.timeout_s)
+            copies = await self._copies(request.others, deadline, request.parts) if request.others else []
+            shards = [*rest, *copies]
+            self._check_pin(shards, apart=request.apart)
+            held = await self._store.pin(self._client, shards, deadline) if shards else []
+            await self._when_room(held)
+        except BaseException:
+            self._store.unpin(self._client, [each.number for _, each in kept])
+            raise
+        told = [(s.number, each.number, s.size, s.layout, s.live_bits(), each.handle) for s, each in kept]
+        self._send_held(request, held, told)
+
+    def _check_pin(self, shards: list[int], *, apart: bool) -> None:
+        bound("request for so many shards", m.MAX_SHARDS, len(shards))
+        if len(set(shards)) < len(shards):
+            raise ProtocolMismatch("a request for shards names one twice")
+        bound(
+            "description of what is to be read; get fewer rows or columns at a time",
+            m.MAX_FRAME // 2,
+            self._store.description(shards, apart=apart),
+        )
+
+    async def _when_room(self, held: list[Pinned]) -> None:
+        """Wait until the client has received enough to be sent these; if it has not, its pins are released."""
+        try:
+            await self._channel.room()
+        except BaseException:
+            self._store.unpin(self._client, [each.shard for each in held])
+            raise
+
+    def _send_held(self, request: m.Pin, held: list[Pinned], kept: Sequence[m.KeptOne] = ()) -> None:
+        layouts: dict[bytes, int] = {}
+        lives: list[bytes] = []
+        apart: list[int] = []
+        numbers: list[int] = []
+        for shard, extent, layout, cells in held:
+            live = 0
+            if cells is not None and request.apart and cells.large:
+                apart.append(shard)
+            elif cells is not None:
+                lives.append(cells.encode())
+                live = len(lives)
+            numbers += shard, extent.segment, extent.offset, extent.size, layouts.setdefault(layout, len(layouts)), live
+        gone = self.grants.gone()
+        carried = self._store.carry(self._client, held, m.MAX_CARRIED) if request.carry and not (kept or apart) else b""
+        if carried:
+            at = 0
+            for first, size in enumerate(numbers[3 :: places.WIDTH]):
+                numbers[first * places.WIDTH + 1 : first * places.WIDTH + 3] = -1, at
+                at += size
+        segments = {p.extent.segment for p in held} if not carried else ()
+        grants, descriptors = self.grants.new(segments, writable=False)
+        packed = places.pack(numbers)
+        reply = m.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
+        self._channel.send(reply, descriptors)
+
+    def _inherit(self, request: m.InheritPins) -> None:
+        for client in self._others:
+            if secrets.compare_digest(client.token, request.token):
+                self._store.pins.inherit(client, self._client)
+                self._channel.send(m.Done(request.id))
+                return
+        raise Freed("the client whose pins were to be inherited has gone")
+
+    # Freeing
+
+    def _free(self, request: m.Free) -> None:
+        freeings = self._store.freeings
+        freeings.cause = FreeCause("scope" if request.scope else "free", self._client.label)
+        try:
+            parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
+            self._needed.free_parts(parts)
+            self._store.free(request.shards)
+            if request.scope:
+                self._staged.free(request.scope)
+        except (ValueError, IndexError) as error:
+            raise ProtocolMismatch(f"no part of a shard: {error}") from None
+        finally:
+            freeings.cause = UNKNOWN
+        self._channel.send(m.Done(request.id))
+
+    # Other nodes
+
+    def _fetcher(self, node: bytes, why: str) -> Fetcher:
+        """What asks other nodes. Raises OwnerDied, with `node` in the text `why`, if this node is in no cluster."""
+        if self._hosts is None or self._hosts.fetcher is None:
+            raise OwnerDied(why.format(node.hex()), node=node.hex())
+        return self._hosts.fetcher
+
+    async def _prefetch(self, request: m.Prefetch) -> None:
+        bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))
+        deadline = deadline_of(request.timeout_s)
+        copies = await self._copies(request.others, deadline, request.parts) if request.others else []
+        for number in dict.fromkeys([*request.own, *copies]):  # one by one: all need not fit at once
+            held = await self._store.pin(self._client, [number], deadline)
+            self._store.unpin(self._client, [each.shard for each in held])
+        self._channel.send(m.Done(request.id))
+
+    async def _copies(
+        self,
+        shards: Sequence[m.Wanted],
+        deadline: Deadline,
+        parts: Sequence[m.RowParts] = (),
+        chunks: Sequence[m.ChunkPart] = (),
+    ) -> list[int]:
+        """The local numbers of shards of other nodes, of which `parts`, or parts of `chunks`, are wanted."""
+        own = f"this is node {self._node.hex()}; either it was stopped, or it is another host's, and this node is alone"
+        fetcher = self._fetcher(shards[0][0] if shards else b"", f"the shards were put on node {{}}, and {own}")
+        try:
+            wanted = wanted_of(shards, parts, chunks)
+        except ValueError as error:
+            raise ProtocolMismatch(f"no rows of a shard: {error}") from None
+        waiting.turn("fetch", shards[0][0].hex() if shards else "")
+        return await fetcher.find(wanted, deadline)
+
+    def _patched(
+        self, copies: Sequence[int], chunks: Sequence[m.ChunkPart], deadline: Deadline
+    ) -> AbstractAsyncContextManager[None]:
+        """A context in which those of these copies are made here from their changes for which that is possible."""
+        if self._hosts is None or self._hosts.fetcher is None or not any(steps for _, steps in chunks):
+            return nullcontext()
+        steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]
+        return self._hosts.fetcher.patching.ready(steps, deadline)
+
+    async def _replicate(self, request: m.Replicate) -> None:
+        bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
+        if not request.shards or request.replicas < 2:
+            raise ProtocolMismatch(f"{request.replicas} replicas of {len(request.shards)} shards")
+        if self._hosts is None or self._hosts.fetcher is None:
+            what = "nodes of the cluster"
+            raise LimitExceeded(
+                f"{request.replicas} replicas, and this node is alone", what=what, asked=request.replicas, limit=1
+            )
+        replicas = self._hosts.fetcher.replicas
+        nodes = await replicas.replicate(request.shards, request.replicas, deadline_of(request.timeout_s))
+        self._channel.send(m.Replicated(request.id, nodes))
+
+    async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
+        why = "what is to be freed is on node {}, and this node is alone: free it there"
+        await self._fetcher(request.node, why).free(request.node, request.parts)
+        self._channel.send(m.Done(request.id))
+
+    def _retain(self, request: m.Retain) -> Coroutine[Any, Any, None] | None:
+        bound("links to so many shards", m.MAX_RETAINED, len(request.shards))
+        wanted = links_of(request.shards)
+        if request.node != self._node:
+            return self._retain_elsewhere(request)
+        self._channel.send(m.Retained(request.id, self._node, self._store.retain(wanted, holder=self._client.label)))
+        return None
+
+    async def _retain_elsewhere(self, request: m.Retain) -> None:
+        why = "the shards were put on node {}, which is not in the cluster: put again"
+        links = await self._fetcher(request.node, why).retain(request.node, request.shards)
+        self._channel.send(m.Retained(request.id, request.node, links))
