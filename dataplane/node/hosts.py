@@ -271,7 +271,7 @@ class Hosts:
             case pm.LiveRows():
                 if request.count > MAX_LIVE:
                     raise ProtocolMismatch(f"a request for {request.count} rows of a shard")
-                bits = self._store.live(request.shard, request.column, request.first, request.count)
+                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
                 return pm.LiveBits(request.id, bits)
             case pm.TakeReplicas() if self.fetcher is not None:
                 return self.fetcher.replicas.take(request)
@@ -292,7 +292,7 @@ class Hosts:
             case pm.RetainParts():
                 if len(request.shards) > MAX_RETAINED:
                     raise ProtocolMismatch(f"links to {len(request.shards)} shards")
-                links = self._store.retain(links_of(request.shards), holder="another node's client")
+                links = self._store.owners.retain(links_of(request.shards), holder="another node's client")
                 return pm.Linked(request.id, links)
             case pm.RetainReplicas() if self.fetcher is not None:
                 self.fetcher.replicas.retain(request)
@@ -334,7 +334,7 @@ class Hosts:
         """Have clients offer the shards that they keep, each at the addresses of this node's transports."""
         if len(request.shards) > MAX_RETAINED:
             raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
-        kept = self._store.kept(request.shards)
+        kept = self._store.client_shards.find(request.shards)
         where = request.kind, self._config.host, self._config.told
         asked = [each.offer(*where, request.timeout_s) for _, each in kept]
         offers = [
@@ -354,17 +354,21 @@ class Hosts:
                     self._store.free([shard])
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
-        return [shard for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts) if self._store.owned(shard)]
+        return [
+            shard
+            for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts)
+            if self._store.owners.has_several(shard)
+        ]
 
     def _describe(self, request: pm.Describe) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []
-        shards = self._store.describe(request.shards, apart=request.apart)
+        shards = self._store.descriptions.describe(request.shards, apart=request.apart)
         for shard, what in zip(request.shards, shards, strict=True):
             payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
             described.append((*what, payload))
-        apart = [shard for shard in request.shards if request.apart and self._store.apart(shard)]
+        apart = [shard for shard in request.shards if request.apart and self._store.descriptions.apart(shard)]
         return pm.Described(request.id, described, apart)
 
     def statistics(self) -> HostsStatistics:

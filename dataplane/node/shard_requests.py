@@ -66,7 +66,7 @@ class ShardRequests:
                 self._free(request)
             case m.LiveRows():
                 bound("rows of a shard, to be told which count", m.MAX_LIVE, request.count)
-                bits = self._store.live(request.shard, request.column, request.first, request.count)
+                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
                 self._channel.send(m.LiveBits(request.id, bits))
             case m.InheritPins():
                 self._inherit(request)
@@ -87,9 +87,11 @@ class ShardRequests:
                 self._channel.send(m.Done(request.id))
             case m.Stays():
                 why = revive(request.name, request.message, request.fields)
-                self._store.stays(self._client, request.shard, why)
+                self._store.client_shards.stays(self._client, request.shard, why)
             case m.Offering():
-                self._store.offered(self._client, request.shard, request.reader, request.address, request.ticket)
+                self._store.client_shards.offered(
+                    self._client, request.shard, request.reader, request.address, request.ticket
+                )
             case m.OfferKept():
                 return self._offer_kept(request)
         return None
@@ -153,7 +155,7 @@ class ShardRequests:
     # Reading
 
     def _pin(self, request: m.Pin) -> Coroutine[Any, Any, None] | None:
-        if request.devices and self._store.keeps(request.shards):
+        if request.devices and self._store.client_shards.has_any(request.shards):
             return self._pin_rest(request)
         if request.others:
             return self._pin_others(request)
@@ -184,7 +186,7 @@ class ShardRequests:
 
     async def _pin_rest(self, request: m.Pin) -> None:
         """Answer with held handles for the shards that clients keep, and with the others as usual."""
-        kept = self._store.map_kept(self._client, request.shards)
+        kept = self._store.client_shards.map(self._client, request.shards)
         mapped = {shard.number for shard, _ in kept}
         rest = [number for number in request.shards if number not in mapped]
         try:
@@ -207,7 +209,7 @@ class ShardRequests:
         bound(
             "description of what is to be read; get fewer rows or columns at a time",
             m.MAX_FRAME // 2,
-            self._store.description(shards, apart=apart),
+            self._store.descriptions.nbytes(shards, apart=apart),
         )
 
     async def _when_room(self, held: list[Pinned]) -> None:
@@ -335,7 +337,9 @@ class ShardRequests:
         wanted = links_of(request.shards)
         if request.node != self._node:
             return self._retain_elsewhere(request)
-        self._channel.send(m.Retained(request.id, self._node, self._store.retain(wanted, holder=self._client.label)))
+        self._channel.send(
+            m.Retained(request.id, self._node, self._store.owners.retain(wanted, holder=self._client.label))
+        )
         return None
 
     async def _retain_elsewhere(self, request: m.Retain) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 
 from dataplane.errors import DataplaneError, OwnerDied
+from dataplane.store.pins import Pins
+from dataplane.store.shard import Shard
 
 OfferTo = tuple[int, str, str, str, float]
 """See `wire.messages`."""
@@ -99,3 +101,88 @@ class ClientShard:
     def lost(self) -> OwnerDied:
         """The error for it after the client has gone."""
         return OwnerDied(f"{self.client}, which kept the bytes in memory of its own, has gone: put them again")
+
+
+class ClientShards:
+    """The kept shards of one store, by the numbers of their handles."""
+
+    def __init__(self, shards: dict[int, Shard], pins: Pins, find: Callable[[int], Shard]) -> None:
+        """`shards`: all of the store; `find` raises as `Store.pin`."""
+        self._shards = shards
+        self._pins = pins
+        self._find = find
+        self._handles: dict[int, ClientShard] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._handles
+
+    def add(self, kept: ClientShard) -> None:
+        """A new one."""
+        self._handles[kept.number] = kept
+
+    def has_any(self, numbers: Iterable[int]) -> bool:
+        """Whether clients keep the bytes of any of these shards."""
+        return bool(self._handles) and any(
+            shard is not None and shard.extent is None and isinstance(shard.file, ClientShard)
+            for shard in map(self._shards.get, numbers)
+        )
+
+    def find(self, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
+        """The shards among these whose bytes a client keeps. Raises as `Store.pin`."""
+        shards = [self._find(number) for number in numbers]
+        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, ClientShard)]
+
+    def map(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
+        """As `find`; their handles are pinned for the caller."""
+        found = self.find(numbers)
+        for _, kept in found:
+            self._pins.add(client, kept.number)
+        return found
+
+    def of(self, client: Hashable, number: int) -> tuple[Shard, ClientShard] | None:
+        """The shard with this number, if the client keeps its bytes."""
+        shard = self._shards.get(number)
+        kept = None if shard is None else shard.file
+        if shard is None or not isinstance(kept, ClientShard) or kept.client is not client:
+            return None
+        return shard, kept
+
+    def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
+        """The client could not copy a kept shard: report the error to those who wait for it."""
+        if (found := self.of(client, number)) is not None:
+            found[1].landed(error)
+
+    def offered(self, client: Hashable, number: int, reader: int, address: str, ticket: bytes) -> None:
+        """The answer of the client to an offer of a kept shard: its address, or a refusal."""
+        if (found := self.of(client, number)) is not None:
+            found[1].offered(reader, address, ticket)
+
+    def end(self, kept: ClientShard) -> None:
+        """Release the handle of a kept shard: it cannot be mapped any more."""
+        kept.over = True
+        if not self._pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
+            kept.drop()
+
+    def unpinned(self, number: int) -> bool:
+        """Whether this is the number of a handle, which nobody maps any more."""
+        kept = self._handles.get(number)
+        if kept is not None and kept.over:
+            self.end(kept)
+        return kept is not None
+
+    def lose(self, client: Hashable) -> None:
+        """The client has gone with its kept shards."""
+        lost = [kept for kept in self._handles.values() if kept.client is client]
+        if not lost:
+            return
+        for shard in self._shards.values():
+            if isinstance(shard.file, ClientShard) and shard.file.client is client:
+                shard.damage = shard.file.lost()
+                shard.file.lose()
+        for kept in lost:
+            kept.over = kept.gone = True
+            if not self._pins.holds(kept.number):
+                del self._handles[kept.number]

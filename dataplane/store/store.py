@@ -1,7 +1,8 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
 The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `inline_put` (what comes in a
-message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `scopes`.
+message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `client_shards` (what
+clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`, `scopes`.
 Invariants:
 
 - a reservation is one client's, invisible to everybody else, and goes back when it is aborted, when its client
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -27,38 +27,35 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dataplane.batch.layout import aligned
-from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.batch.rows import Rows
-from dataplane.batch.shard_ids import link_of, linked, shard_of
+from dataplane.batch.shard_ids import link_of, shard_of
 from dataplane.clock import Clock, Deadline, monotonic
-from dataplane.config import PAGE, NodeConfig, format_size
+from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
-from dataplane.store.client_shards import ClientShard, OfferTo
+from dataplane.store.client_shards import ClientShard, ClientShards, OfferTo
+from dataplane.store.descriptions import Descriptions, check_described
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.freeings import Freeings
+from dataplane.store.holders import MemoryHolders
+from dataplane.store.hole_punching import HolePunching
 from dataplane.store.inline_put import InlinePuts, laid_out
-from dataplane.store.links import Links, Selected
-from dataplane.store.live_cells import LiveCells, dead_pages
+from dataplane.store.links import Selected
+from dataplane.store.live_cells import LiveCells
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
 from dataplane.store.residency import OWN, Residency
+from dataplane.store.row_owners import RowOwners
 from dataplane.store.scopes import Scopes
-from dataplane.store.shard import Shard, check_cost
+from dataplane.store.shard import Shard
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spill_file import OpenSpillFile, SpillFile
 
-_extent_of, _damage_of, _layout_of = attrgetter("extent"), attrgetter("damage"), attrgetter("layout")
-_HOLDERS = 64  # that are named
-_HOLDERS_S = 1.0  # between looks for them, of many shards
-_MANY = 4096
-_PLACE = 64  # bytes, more than it takes to say where a shard is, but for its layout
-_LINKS = 64 << 20  # bytes that it may take to know who owns what several do
+_extent_of, _damage_of = attrgetter("extent"), attrgetter("damage")
 
 
 class Pinned(NamedTuple):
@@ -130,19 +127,19 @@ class Store:
         self.revoke, self.revoke_silent = made.revoke, made.revoke_silent
         self._carried = InlinePuts(self.budget, self.arena, self._small, self.following)
         self._held_freed: dict[int, Shard] = {}
-        self._handles: dict[int, ClientShard] = {}
-        self._to_punch: set[int] = set()  # pinned, and partly freed meanwhile
+        self.client_shards = ClientShards(self._shards, self.pins, self._find)
+        """Shards whose bytes clients keep."""
+        self.owners = RowOwners(self._shards, self._find, self.free, self.freeings)
+        """The owners of rows that several have."""
+        self.descriptions = Descriptions(self._find_all)
+        self._holes = HolePunching(self.arena, self._residency, self.pins)
+        self.holders = MemoryHolders(self._shards, self._any, self.pins, made, self.client_shards, clock)
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
-        self._last_holders: tuple[dict[str, Any], ...] = ()
-        self._holders_until = 0.0
         self._put_bytes = 0
         self._freed_bytes = 0
-        self._links_bytes = 0
         self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
         """Called with a shard, or a link to one, of which some columns of some rows were freed; without rows, all."""
-        self.retained: Callable[[int, Selected], None] = lambda number, selected: None
-        """Called with a new link and the rows of columns that it is to."""
 
     def following(self) -> int:
         """A number that no shard has, higher than those of all shards now, and lower than those of all later ones."""
@@ -246,33 +243,19 @@ class Store:
         kept = ClientShard(client, handle, held, lambda land, offer: tell(number, land, offer))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
         shard.since_s = self._clock()
-        self._handles[held] = kept
+        self.client_shards.add(kept)
         self._shards[number] = shard
         self._scopes.add(shard)
         return number
 
-    def keeps(self, numbers: Iterable[int]) -> bool:
-        """Whether clients keep the bytes of any of these shards."""
-        return bool(self._handles) and any(
-            shard is not None and shard.extent is None and isinstance(shard.file, ClientShard)
-            for shard in map(self._shards.get, numbers)
-        )
-
-    def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
-        """The shards among these whose bytes a client keeps; their handles are pinned for the caller."""
-        found = self.kept(numbers)
-        for _, kept in found:
-            self.pins.add(client, kept.number)
-        return found
-
     def land(self, client: Hashable, number: int, reserved: int) -> None:
         """The client has written the bytes of a kept shard into this reservation, which is now their location. A
         shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
-        shard = self._shards.get(number)
-        kept = shard.file if shard is not None else None
-        if shard is None or not isinstance(kept, ClientShard) or kept.client is not client:
+        found = self.client_shards.of(client, number)
+        if found is None:
             self.abort(client, [reserved])
             return
+        shard, kept = found
         try:
             made = self._reservations.sealed(client, reserved, shard.layout, "", shard.holder)
         except DataplaneError as error:
@@ -284,43 +267,7 @@ class Store:
         self._put_bytes += shard.size
         self._residency.used(shard)
         kept.landed()
-        self._end_kept(kept)
-
-    def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
-        """The client could not copy a kept shard: report the error to those who wait for it."""
-        shard = self._shards.get(number)
-        if shard is not None and isinstance(shard.file, ClientShard) and shard.file.client is client:
-            shard.file.landed(error)
-
-    def kept(self, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
-        """The shards among these whose bytes a client keeps. Raises as `pin`."""
-        shards = [self._find(number) for number in numbers]
-        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, ClientShard)]
-
-    def offered(self, client: Hashable, number: int, reader: int, address: str, ticket: bytes) -> None:
-        """The answer of the client to an offer of a kept shard: its address, or a refusal."""
-        shard = self._shards.get(number)
-        if shard is not None and isinstance(shard.file, ClientShard) and shard.file.client is client:
-            shard.file.offered(reader, address, ticket)
-
-    def _end_kept(self, kept: ClientShard) -> None:
-        """Release the handle of a kept shard: it cannot be mapped any more."""
-        kept.over = True
-        if not self.pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
-            kept.drop()
-
-    def _lose_kept(self, client: Hashable) -> None:
-        """The client has gone with its kept shards."""
-        if all(kept.client is not client for kept in self._handles.values()):
-            return
-        for shard in self._shards.values():
-            if isinstance(shard.file, ClientShard) and shard.file.client is client:
-                shard.damage = shard.file.lost()
-                shard.file.lose()
-        for kept in [kept for kept in self._handles.values() if kept.client is client]:
-            kept.over = kept.gone = True
-            if not self.pins.holds(kept.number):
-                del self._handles[kept.number]
+        self.client_shards.end(kept)
 
     def mend(self, number: int) -> bool:
         """Whether the shard exists. One that could not be read is tried again at its next use."""
@@ -408,39 +355,6 @@ class Store:
             return b""
         return self.arena.read(shard.extent)[: shard.size]
 
-    def describe(self, numbers: Iterable[int], *, apart: bool = False) -> list[tuple[int, int, int, bytes, bytes]]:
-        """For each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without large live bits,
-        which are sent separately. Raises Freed or Corrupt as `pin`."""
-        shards = map(self._find, numbers)
-        return [
-            (s.size, s.rows, s.columns, s.layout, b"" if apart and self.apart(s.number) else s.live_bits())
-            for s in shards
-        ]
-
-    def apart(self, number: int) -> bool:
-        """Whether the live bits of an existing shard are so large that they are sent separately."""
-        live = self._shards[number].live
-        return live is not None and live.large
-
-    def description(self, numbers: Sequence[int], *, apart: bool) -> int:
-        """The approximate bytes of the description of these shards; `apart`: without live bits that are sent
-        separately. Raises Freed or Corrupt as `pin`."""
-        shards = self._find_all(numbers)
-        layouts = set(map(_layout_of, shards))
-        lives = [s.live for s in shards if s.live is not None]
-        told = sum([live.encoded for live in lives if not (apart and live.large)])
-        return _PLACE * len(shards) + sum(map(len, layouts)) + told
-
-    def live(self, number: int, column: int, first: int, count: int) -> bytes:
-        """Which of these rows of a column are live, one bit a row; empty if all are. Raises Freed or Corrupt as
-        `pin`, ProtocolMismatch for rows that it does not have."""
-        shard = self._find(number)
-        if not (0 <= column < shard.columns and first >= 0 and 0 < count <= shard.rows - first):
-            raise ProtocolMismatch(
-                f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant"
-            )
-        return b"" if shard.live is None else shard.live.bits(column, first, first + count)
-
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
         """Return once these shards, or those of links, are durable: the next node on the directory has them under the
         same numbers, unless they were freed. Concurrent calls share a sync. `with_next`: only their bytes are on disk
@@ -508,18 +422,14 @@ class Store:
 
     def _unheld(self, numbers: Iterable[int]) -> None:
         used: list[Shard] = []
+        kept = bool(self.client_shards)
         for number in numbers:
-            kept = self._handles.get(number) if self._handles else None
-            if kept is not None:
-                if kept.over:
-                    self._end_kept(kept)
+            if kept and self.client_shards.unpinned(number):
                 continue
             freed = self._held_freed.pop(number, None) if self._held_freed else None
             if freed is None:
                 shard = self._shards[number]
-                if number in self._to_punch:
-                    self._to_punch.discard(number)
-                    self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))
+                self._holes.unpinned(shard)
                 used.append(shard)
             elif freed.moving is None:
                 self._residency.discard(freed)
@@ -536,7 +446,7 @@ class Store:
             if shard.links is not None:
                 if not link_of(number):
                     self.unscope([number])
-                self._give_up(shard, shard.links, number, None, punch=True)
+                self._release(shard, number, None, punch=True)
             elif not link_of(number):
                 self._discard(shard)
             else:
@@ -548,12 +458,11 @@ class Store:
         self.freeings.note(shard.number, shard.scope)
         self.unscope([shard.number])
         del self._shards[shard.number]
-        self._to_punch.discard(shard.number)
+        self._holes.forget(shard)
         shard.freed = True
         if isinstance(shard.file, ClientShard):
-            self._end_kept(shard.file)
-        if shard.links is not None:
-            self._links_bytes -= shard.links.nbytes
+            self.client_shards.end(shard.file)
+        self.owners.forget(shard)
         if shard.ours:
             self._freed_bytes += shard.size
         if self.pins.holds(shard.number):
@@ -573,7 +482,7 @@ class Store:
             return
         if shard.links is not None:
             shard.check_part(columns, rows)
-            self._give_up(shard, shard.links, number, [(columns, rows)], punch=punch)
+            self._release(shard, number, [(columns, rows)], punch=punch)
         elif link_of(number):
             return
         elif shard.free_part(columns, rows):
@@ -581,7 +490,7 @@ class Store:
             self.freed(number, (), None)
             return
         elif punch:
-            self._punch_soon(shard, columns, rows)
+            self._holes.freed(shard, columns, rows)
         self.freed(number, columns, rows)
 
     def check_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
@@ -590,121 +499,15 @@ class Store:
         if shard is not None:
             shard.check_part(columns, rows)
 
-    def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, punch: bool) -> None:
+    def _release(self, shard: Shard, number: int, selected: Selected | None, *, punch: bool) -> None:
         """One owner frees cells; those without another owner are removed."""
-        before = links.nbytes
-        died = links.free(link_of(number), selected)
-        self._links_bytes += links.nbytes - before
+        died = self.owners.release(shard, number, selected)
         for column, rows in died:
             if shard.free_part([column], rows):
                 self._discard(shard)
                 return
         for column, rows in died if punch else ():
-            self._punch_soon(shard, [column], rows)
-
-    def _punch_soon(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        if self.pins.holds(shard.number):
-            self._to_punch.add(shard.number)
-        else:
-            self._punch(shard, columns, rows)
-
-    def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
-        """Create a link to these cells of each shard, which then stay until they are freed under the link too. Returns
-        the numbers of the links, all or none.
-
-        For a shard with several owners it suffices that one has the cells. Raises Freed or Corrupt as `require`,
-        LimitExceeded if the owners take too much memory.
-        """
-        cost = 0
-        for number, selected in wanted:
-            shard = self._find(shard_of(number))
-            for columns, rows in selected:
-                self._check(shard, columns, rows)
-            links = shard.links or self._links(shard)
-            cost += links.cost(selected) + (0 if shard.links is not None else links.nbytes)
-            if self._links_bytes + cost > _LINKS:
-                what = "bytes that say who owns what several do"
-                asked = self._links_bytes + cost
-                raise LimitExceeded(
-                    f"{asked} {what}: put rows anew, or free some", what=what, asked=asked, limit=_LINKS
-                )
-        made = []
-        try:
-            for number, selected in wanted:
-                made.append(self.retain_as(number, selected, holder=holder))
-        except LimitExceeded:
-            self.free(made)
-            raise
-        return made
-
-    def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
-        """As `retain`, for all existing cells of one shard; `link`: its number where the shard was put."""
-        shard = self._find(shard_of(number))
-        if shard.links is None:
-            shard.links = self._links(shard)
-            self._links_bytes += shard.links.nbytes
-        before = shard.links.nbytes
-        made = linked(shard.number, shard.links.retain(selected, holder, link))
-        self._links_bytes += shard.links.nbytes - before
-        self.retained(made, selected)
-        return made
-
-    def relink(self, number: int) -> None:
-        """Restore a link that a shard had in an earlier life, to all of it. Raises Freed, Corrupt."""
-        shard = self._find(shard_of(number))
-        everything = [(range(shard.columns), Rows.range(0, shard.rows))]
-        self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
-
-    def _links(self, shard: Shard) -> Links:
-        return Links(shard.columns, shard.rows, shard.live, shard.holder)
-
-    def _punch(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so it
-        is left."""
-        if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
-            return
-        if shard.shared:  # its pages go when all that lie there have gone
-            return
-        layout = check_layout(shard.layout, shard.size).layout
-        with self.arena.view(shard.extent) as view:
-            memory = np.frombuffer(view, dtype=np.uint8)
-            parts: list[tuple[int, int]] = []
-            for column in set(columns):
-                field = layout.columns[column][1].field
-                least = PAGE // field.item_nbytes if field.kind == "dense" and field.item_nbytes else 1
-                runs = shard.live.dead_runs(column, rows, max(1, least))  # shorter ones have no whole page
-                if len(runs):
-                    flags = np.broadcast_to(shard.live.flags(column, 0, shard.rows), (shard.columns, shard.rows))
-                    parts += dead_pages(layout, flags, [column], runs, memory)
-            del memory
-        self._residency.punch(shard, parts)
-
-    def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
-        shard = self._find(shard_of(number))
-        self._check(shard, columns, rows)
-        owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
-        if not owned:
-            raise self.freeings.error(number)
-
-    def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt if no owner has this part of a shard."""
-        self._check(self._find(number), columns, rows)
-
-    def _check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt if no owner has this part of the shard."""
-        if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
-            raise Corrupt(
-                f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, not what is meant",
-                shard=shard.number,
-            )
-        if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
-            raise self.freeings.error(shard.number)
-
-    def owned(self, number: int) -> bool:
-        """Whether a shard with several owners exists."""
-        shard = self._shards.get(number)
-        return shard is not None and shard.links is not None
+            self._holes.freed(shard, [column], rows)
 
     def put_by(self, number: int) -> tuple[str, str] | None:
         """The client that put the shard, and its scope, or the client that created the link, which has none; None if
@@ -762,7 +565,7 @@ class Store:
     def leave(self, client: Hashable) -> None:
         """The client has gone: its pins and reservations go too, and its segments with the last shard in them."""
         self._reservations.leave(client)
-        self._lose_kept(client)
+        self.client_shards.lose(client)
         self._unheld(self.pins.drop_client(client))
         self.arena.depart(client)
         if self._prewarmed is client:
@@ -771,57 +574,13 @@ class Store:
     # Statistics
 
     def _explain(self) -> Holders:
-        return Holders(self.holders(), self.disk.error or self._disk_full())
+        return Holders(self.holders.all(), self.disk.error or self._disk_full())
 
     def _disk_full(self) -> str:
         if not self.disk.quota:
             return "spilling is off"
         used, quota = format_size(self.disk.used), format_size(self.disk.quota)
         return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
-
-    def holders(self) -> tuple[dict[str, Any], ...]:
-        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
-        oldest shard of these; 0 for reservations. With more than `_MANY` shards the result may be a second old,
-        because each failed request for memory asks, and a scan visits all shards."""
-        now = self._clock()
-        if len(self._shards) > _MANY and now < self._holders_until:
-            return self._last_holders
-        self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
-        return self._last_holders
-
-    def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
-        """See `holders`."""
-        held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        since: dict[tuple[str, str, str], float] = {}
-        for client, nbytes in self._reservations:
-            held[str(client), "reserved", ""] += nbytes
-        for client, numbers in self.pins.by_client().items():
-            for number in numbers:
-                if number not in self._handles:  # a handle keeps memory of a client
-                    shard = self._any(number)
-                    key = str(client), "pinned", shard.owner or _scope(shard.scope)
-                    held[key] += shard.held
-                    since[key] = min(since.get(key, now), shard.since_s)
-        stored: dict[tuple[str, str, str], list[float]] = {}  # bytes, and since when
-        pinned = self.pins.shards()
-        for shard in self._shards.values():  # the oldest first
-            if shard.extent is not None and shard.number not in pinned:
-                whose = shard.holder, shard.owner, shard.scope
-                if whose in stored:
-                    stored[whose][0] += shard.size if shard.shared else shard.held
-                else:
-                    stored[whose] = [shard.held, shard.since_s]
-        for (holder, owner, scope), (held_bytes, since_s) in stored.items():
-            key = holder, "stored", owner or _scope(scope)
-            held[key] += int(held_bytes)
-            since.setdefault(key, since_s)
-        ordered = sorted(held.items(), key=lambda item: -item[1])
-        return tuple(
-            {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
-            for key, n in ordered[:_HOLDERS]
-            if n
-        )
 
     def _any(self, number: int) -> Shard:
         return self._shards.get(number) or self._held_freed[number]
@@ -838,12 +597,12 @@ class Store:
             disk=self.disk.statistics(),
             shards=len(self._shards),
             spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self._shards.values()),
-            pinned=sum(self._any(number).held for number in self.pins.shards() if number not in self._handles),
+            pinned=sum(self._any(number).held for number in self.pins.shards() if number not in self.client_shards),
             reserved=sum(nbytes for _, nbytes in self._reservations),
             put=self._put_bytes,
             freed=self._freed_bytes,
             peak=self.budget.peak,
-            holders=self.holders(),
+            holders=self.holders.all(),
         )
 
     async def aclose(self) -> None:
@@ -859,21 +618,6 @@ class Store:
         if self.persistence is not None:
             self.persistence.close()
         self.arena.close()
-
-
-def check_described(size: int, rows: int, columns: int, layout: bytes) -> CheckedLayout:
-    """The layout of a shard that is elsewhere. Raises ProtocolMismatch, Corrupt or LimitExceeded if its description
-    is invalid."""
-    described = check_layout(layout, size)
-    check_cost(described, layout, size)
-    if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
-        raise Corrupt("a shard that is described falsely")
-    return described
-
-
-def _scope(scope: str) -> str:
-    """A scope in the form of `holders`; empty for none, and for scopes of the node itself."""
-    return f"scope {scope}" if scope and scope.isprintable() else ""
 
 
 def _slow(nbytes: int, deadline: Deadline) -> Backpressure:

@@ -27,8 +27,9 @@ from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.replicas import Part, Replicas
+from dataplane.store.descriptions import check_described
 from dataplane.store.live_cells import LiveCells
-from dataplane.store.store import Store, check_described
+from dataplane.store.store import Store
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import MAX_LIVE, Selection

@@ -75,7 +75,7 @@ class NeededShards:
         for key in ref.shards():
             number = self.number(key)
             if number is not None and link_of(number):
-                self._store.relink(number)
+                self._store.owners.relink(number)
                 self._whole.add(key)
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
@@ -95,7 +95,7 @@ class NeededShards:
                     node=node.hex(),
                 )
             for columns, rows in selected:
-                self._store.require(shard, columns, rows)
+                self._store.owners.require(shard, columns, rows)
         self.keep_too(ref)
         for _, shard in ref.shards():
             self._store.attribute(shard, owner)
@@ -109,7 +109,7 @@ class NeededShards:
             number = self.number(key)
             if number is not None:
                 for columns, rows in selected:
-                    self._store.require(number, columns, rows)
+                    self._store.owners.require(number, columns, rows)
                 found.append(key)
                 self._store.attribute(number, owner)
         self._needed.update(found)

@@ -51,7 +51,7 @@ class Replicas:
         self.forgotten: Callable[[ShardKey], None] = lambda key: None
         """Called when a replica is not here any more."""
         store.freed = self._freed
-        store.retained = self._retained
+        store.owners.retained = self._retained
 
     def __str__(self) -> str:
         return "replicas of other nodes"
@@ -199,8 +199,10 @@ class Replicas:
             here = self._here.get((request.node, shard_of(number)))
             if here is not None:
                 for columns, rows in selected:
-                    self._store.check(here, columns, rows)
-                self._store.retain_as(here, selected, holder=f"replica of {request.node.hex()}", link=link_of(number))
+                    self._store.owners.check(here, columns, rows)
+                self._store.owners.retain_as(
+                    here, selected, holder=f"replica of {request.node.hex()}", link=link_of(number)
+                )
 
     def found(self, request: pm.FindReplicas) -> pm.FoundReplicas:
         """Which of another node's shards are here: their local numbers, 0 for none."""

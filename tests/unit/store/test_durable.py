@@ -65,10 +65,10 @@ async def test_the_next_node_has_them(tmp_path: Path) -> None:
         shards = {await put(store, content(size, size)): size for size in SIZES}
         await put(store, b"not durable")
         await store.persist(shards, soon())
-        before = store.describe(shards)
+        before = store.descriptions.describe(shards)
     async with running(tmp_path) as store:
         assert await store.recover() == list(shards)
-        assert store.describe(shards) == before
+        assert store.descriptions.describe(shards) == before
         for number, size in shards.items():
             assert (await read(store, number))[:size] == content(size, size)
         assert await put(store, b"new") > 1 << 20 > max(shards)

@@ -19,7 +19,7 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
-from dataplane.store import store as store_module
+from dataplane.store import row_owners
 from dataplane.store.store import Store
 
 COLUMNS, ROWS = 2, 12
@@ -70,7 +70,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         self.owners: dict[int, set[Cell]] = {}  # by number of a shard or link, those that have nothing left too
         self.scopes: dict[str, list[int]] = {}
         self.retained: list[int] = []
-        self.store.retained = lambda number, selected: self.retained.append(number)
+        self.store.owners.retained = lambda number, selected: self.retained.append(number)
 
     def teardown(self) -> None:
         asyncio.run(self.store.aclose())
@@ -95,14 +95,14 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         shard = shard_of(self.any_owner(data))
         wanted = cells_of(selected)
         if wanted <= self.physical(shard):
-            (made,) = self.store.retain([(shard, selected)], holder="b")
+            (made,) = self.store.owners.retain([(shard, selected)], holder="b")
             assert made not in self.owners
             self.owners[made] = wanted
             assert self.retained[-1] == made
             assert self.store.put_by(made) == ("b", "")
         else:
             with pytest.raises(Freed):
-                self.store.retain([(shard, selected)], holder="b")
+                self.store.owners.retain([(shard, selected)], holder="b")
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), selected=SELECTED, punch=st.booleans())
@@ -132,7 +132,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         there = cells_of(selected) <= self.owners[number]
         try:
             for columns, rows in selected:
-                self.store.require(number, columns, rows)
+                self.store.owners.require(number, columns, rows)
         except Freed:
             assert not there
         else:
@@ -143,7 +143,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         for shard in {shard_of(number) for number in self.owners}:
             left = self.physical(shard)
             with suppress(Freed):
-                described = self.store.describe([shard])[0]
+                described = self.store.descriptions.describe([shard])[0]
                 bits = described[4]
                 flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=COLUMNS * ROWS) if bits else np.ones(24)
                 assert {(at // ROWS, at % ROWS) for at in np.flatnonzero(flags).tolist()} == left
@@ -155,7 +155,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         alive = {shard_of(number) for number, cells in self.owners.items() if cells}
         assert self.store.statistics().shards == len(alive)
         if not alive:
-            assert self.store._links_bytes == 0
+            assert self.store.owners.nbytes == 0
             assert self.store.statistics().budget.used == 0
 
 
@@ -165,15 +165,15 @@ TestOwnersAgainstAModel.settings = settings(stateful_step_count=30, suppress_hea
 
 def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_in(tmp_path)
-    monkeypatch.setattr(store_module, "_LINKS", 4096)
+    monkeypatch.setattr(row_owners, "_LINKS", 4096)
     number = put(store)
     made = []
     with pytest.raises(LimitExceeded, match="put rows anew"):
         for _ in range(100):
-            made += store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+            made += store.owners.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
     assert 1 < len(made) < 9
     store.free(made)
-    made = store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+    made = store.owners.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
     store.free([number, *made])
-    assert store._links_bytes == 0
+    assert store.owners.nbytes == 0
     asyncio.run(store.aclose())

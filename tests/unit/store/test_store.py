@@ -515,7 +515,7 @@ async def test_of_many_shards_who_holds_them_is_looked_for_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each Backpressure looks at all of them."""
-    monkeypatch.setattr("dataplane.store.store._MANY", 2)
+    monkeypatch.setattr("dataplane.store.holders._MANY", 2)
     clock = FakeClock()
     async with running(tmp_path, clock) as store:
 
@@ -524,7 +524,7 @@ async def test_of_many_shards_who_holds_them_is_looked_for_once_a_second(
             assert store.put_now("a", data, layout(PAGE), scope="", holder="a") is not None
 
         def held() -> int:
-            return sum(holder["bytes"] for holder in store.holders())
+            return sum(holder["bytes"] for holder in store.holders.all())
 
         for shards in (1, 2):
             put()

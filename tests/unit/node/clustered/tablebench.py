@@ -82,7 +82,7 @@ class TableBench(Bench):
     def live(self) -> int:
         """How many cells are stored here."""
         found = 0
-        for _, rows, columns, _, live in self.store.describe([*self.store._shards]):
+        for _, rows, columns, _, live in self.store.descriptions.describe([*self.store._shards]):
             bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
             found += int(bits.sum()) if live else rows * columns
         return found

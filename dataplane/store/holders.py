@@ -1,0 +1,88 @@
+"""Who holds a store's memory, for statistics and the errors of those who get none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from dataplane.clock import Clock
+from dataplane.store.client_shards import ClientShards
+from dataplane.store.pins import Pins
+from dataplane.store.reservations import Reservations
+from dataplane.store.shard import Shard
+
+_HOLDERS = 64  # that are named
+_HOLDERS_S = 1.0  # between looks for them, of many shards
+_MANY = 4096
+
+
+class MemoryHolders:
+    """The holders of the memory of one store. `find`: a shard that exists, or was freed while it is pinned."""
+
+    def __init__(
+        self,
+        shards: dict[int, Shard],
+        find: Callable[[int], Shard],
+        pins: Pins,
+        reservations: Reservations,
+        kept: ClientShards,
+        clock: Clock,
+    ) -> None:
+        self._shards = shards
+        self._any = find
+        self._pins = pins
+        self._reservations = reservations
+        self._kept = kept
+        self._clock = clock
+        self._last_holders: tuple[dict[str, Any], ...] = ()
+        self._holders_until = 0.0
+
+    def all(self) -> tuple[dict[str, Any], ...]:
+        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
+        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
+        oldest shard of these; 0 for reservations. With more than `_MANY` shards the result may be a second old,
+        because each failed request for memory asks, and a scan visits all shards."""
+        now = self._clock()
+        if len(self._shards) > _MANY and now < self._holders_until:
+            return self._last_holders
+        self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
+        return self._last_holders
+
+    def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
+        """See `all`."""
+        held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        since: dict[tuple[str, str, str], float] = {}
+        for client, nbytes in self._reservations:
+            held[str(client), "reserved", ""] += nbytes
+        for client, numbers in self._pins.by_client().items():
+            for number in numbers:
+                if number not in self._kept:  # a handle keeps memory of a client
+                    shard = self._any(number)
+                    key = str(client), "pinned", shard.owner or _scope(shard.scope)
+                    held[key] += shard.held
+                    since[key] = min(since.get(key, now), shard.since_s)
+        stored: dict[tuple[str, str, str], list[float]] = {}  # bytes, and since when
+        pinned = self._pins.shards()
+        for shard in self._shards.values():  # the oldest first
+            if shard.extent is not None and shard.number not in pinned:
+                whose = shard.holder, shard.owner, shard.scope
+                if whose in stored:
+                    stored[whose][0] += shard.size if shard.shared else shard.held
+                else:
+                    stored[whose] = [shard.held, shard.since_s]
+        for (holder, owner, scope), (held_bytes, since_s) in stored.items():
+            key = holder, "stored", owner or _scope(scope)
+            held[key] += int(held_bytes)
+            since.setdefault(key, since_s)
+        ordered = sorted(held.items(), key=lambda item: -item[1])
+        return tuple(
+            {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
+            for key, n in ordered[:_HOLDERS]
+            if n
+        )
+
+
+def _scope(scope: str) -> str:
+    """A scope in the form of `holders`; empty for none, and for scopes of the node itself."""
+    return f"scope {scope}" if scope and scope.isprintable() else ""

@@ -1,0 +1,64 @@
+"""Returns the memory of freed rows to the host, while the shard still has others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataplane.batch.layout_check import check_layout
+from dataplane.batch.rows import Rows
+from dataplane.config import PAGE
+from dataplane.store.arena import Arena
+from dataplane.store.live_cells import dead_pages
+from dataplane.store.pins import Pins
+from dataplane.store.residency import Residency
+from dataplane.store.shard import Shard
+
+
+class HolePunching:
+    """Holes in the shards of one store. A pinned shard gets them when it is unpinned."""
+
+    def __init__(self, arena: Arena, residency: Residency, pins: Pins) -> None:
+        self._arena = arena
+        self._residency = residency
+        self._pins = pins
+        self._pinned: set[int] = set()  # and partly freed meanwhile
+
+    def freed(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+        """These rows were freed: return their memory as soon as nobody pins the shard."""
+        if self._pins.holds(shard.number):
+            self._pinned.add(shard.number)
+        else:
+            self._punch(shard, columns, rows)
+
+    def unpinned(self, shard: Shard) -> None:
+        """Nobody pins the shard any more."""
+        if shard.number in self._pinned:
+            self._pinned.discard(shard.number)
+            self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))
+
+    def forget(self, shard: Shard) -> None:
+        """The shard is removed."""
+        self._pinned.discard(shard.number)
+
+    def _punch(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so it
+        is left."""
+        if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
+            return
+        if shard.shared:  # its pages go when all that lie there have gone
+            return
+        layout = check_layout(shard.layout, shard.size).layout
+        with self._arena.view(shard.extent) as view:
+            memory = np.frombuffer(view, dtype=np.uint8)
+            parts: list[tuple[int, int]] = []
+            for column in set(columns):
+                field = layout.columns[column][1].field
+                least = PAGE // field.item_nbytes if field.kind == "dense" and field.item_nbytes else 1
+                runs = shard.live.dead_runs(column, rows, max(1, least))  # shorter ones have no whole page
+                if len(runs):
+                    flags = np.broadcast_to(shard.live.flags(column, 0, shard.rows), (shard.columns, shard.rows))
+                    parts += dead_pages(layout, flags, [column], runs, memory)
+            del memory
+        self._residency.punch(shard, parts)
