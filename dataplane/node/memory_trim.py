@@ -2,8 +2,8 @@
 
 A stream's bookkeeping is many small objects. When streams are dropped, the allocators keep the memory: Python's free
 lists hold single objects here and there, each of which keeps a whole arena; glibc keeps every page below the last one
-in use. Measured with 4,096 streams of a row each: of the 41 MiB that they took, 40 stay without this, and 3 to 8 with
-it.
+in use. Measured with 2,048 streams of a row each: of the 27 MiB that they took, all stay without this, and 10 to 14
+with it, which the next streams take.
 
 Of large blocks glibc keeps those that are not at the end of the heap, and from the first freed block of some MiB on it
 takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has received a hundred halves

@@ -20,7 +20,8 @@ from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.record import TABLES, kind_of, name_of
 from dataplane.node.partitions.single_node import SingleNodePartitions
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.client import Room, StreamClient, StreamRequest
+from dataplane.node.streams.client import StreamClient, StreamRequest
+from dataplane.node.streams.deliveries import Room
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged_columns import StagedColumns

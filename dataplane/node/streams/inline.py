@@ -78,11 +78,11 @@ class Inlining:
 
     def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
         versions = request_checks.int64("versions", request.versions)
-        if self._streams.fits(request, versions):
+        if self._streams.permits.fits(request, versions):
             shard = self._put_now(request.columns)
             if shard is not None:
                 return self._appended(request, versions, 0, shard)
-        ticket = self._streams.ticket_now(request, versions)
+        ticket = self._streams.permits.take_now(request, versions)
         if ticket is not None:
             return self._append_now(request, versions, ticket, deadline)
         admit = m.Admit(

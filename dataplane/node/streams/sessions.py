@@ -170,6 +170,12 @@ class Service(Protocol):
         """Give up a restoration."""
 
 
+class On(Protocol):
+    """Does `work` with the partition of a stream or, if that is lost, with its successor. Raises Closed."""
+
+    def __call__(self, stream: Stream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
+
+
 def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
     """Tell the claims of an append or extend its outcome: taken, or released."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.Appended) and not outcome.new)

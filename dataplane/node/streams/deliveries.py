@@ -1,0 +1,161 @@
+"""The deliveries of one client: consumes, and the candidates that its own samplers choose from.
+
+Invariant: rows that were granted but cannot be sent to the client are given back; their lease begins when the client
+can receive them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from dataplane.clock import Deadline
+from dataplane.errors import LeaseExpired, Misuse, NotReady
+from dataplane.node.streams import request_checks
+from dataplane.node.streams.sessions import On, Service, Session, Stream
+from dataplane.stream import requests as r
+from dataplane.wire import messages as m
+
+Room = Callable[[], Awaitable[bool]]
+"""Waits until the client can receive a large reply. Returns whether it had to wait."""
+
+_MAX_LEASE_S = 7 * 86400.0
+_BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
+
+_Member = tuple[bytes, str, str, int | None]
+"""A replica of a member: stream, task, member, number of the replica."""
+
+
+@dataclass(slots=True)
+class _LastGrant:
+    """The last grant that a replica received. Its requests run one at a time, so a lost answer is repeated."""
+
+    last: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Deliveries:
+    """See the module. `on`, `room`: see `StreamClient`."""
+
+    def __init__(self, service: Service, session: Session, on: On, room: Room) -> None:
+        self._service = service
+        self._session = session
+        self._on = on
+        self._room = room
+        self._members: dict[_Member, _LastGrant] = {}
+
+    def undelivered(self, request: Any, stream: bytes, given: r.Delivered) -> None:
+        """Rows that were granted to this request of a stream cannot be sent: give them back."""
+        if given.replica is not None:
+            received = self._received(request)
+            received.last = min(received.last, given.grant - 1)
+            return
+        found = self._service.named(stream)
+        if found is not None and found.partition is not None:
+            self._session.give_back_soon(found.partition, given.grant)
+
+    async def consume(
+        self, request: m.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
+    ) -> m.StreamAnswer:
+        """Lease rows to a task once enough are ready. Raises NotReady, Closed, Misuse."""
+        _check_consume(asked, stream)
+        if asked.replica is None:
+            return m.StreamAnswer(request.id, stream.token, await self._take(asked, stream, deadline, None))
+        received = self._received(request)
+        try:
+            async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
+                waiting.reschedule(None)
+                given = await self._take(asked, stream, deadline, received.last)
+                received.last = given.grant
+                return m.StreamAnswer(request.id, stream.token, given)
+        except TimeoutError:
+            raise not_ready(stream.name, asked.task, deadline) from None
+
+    async def look(self, request: m.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> m.StreamAnswer:
+        """The candidates of a sampler, once something changed. Raises NotReady, Closed, Misuse."""
+        asked = msgspec.structs.replace(
+            wanted,
+            client=self._session.client,
+            sequence=0,
+            most=min(wanted.most, _BYTES // (_ROW + 8 * len(wanted.lengths) + _TAG * len(wanted.tags))),
+            after=None if wanted.replica is None else self._received(request).last,
+        )
+
+        def queue() -> str:  # of its own: each waits for other changes
+            return f"{self._session.client} {_queue(asked)}"
+
+        try:
+            shown = await self._on(
+                stream, lambda at: self._session.ask(at, asked, r.CandidateRows, deadline, waits=queue)
+            )
+        except NotReady:
+            raise not_ready(stream.name, wanted.task, deadline) from None
+        return m.StreamAnswer(request.id, stream.token, shown)
+
+    async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
+        """`after`: the last grant that the replica received."""
+        asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
+        waits = partial(_queue, asked) if asked.sampler is not None else None
+
+        async def consume(partition: Any) -> r.Delivered:
+            def late(given: r.Delivered) -> None:
+                if after is None:  # else the replica asks for it again
+                    self._session.give_back_soon(partition, given.grant)
+
+            until = deadline if waits else None
+            given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
+            try:
+                if await self._room():  # its lease begins as it can be told
+                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Done)
+            except BaseException as error:
+                late(given)
+                if isinstance(error, LeaseExpired):  # the client took nothing for as long as that
+                    raise NotReady("", stream=stream.name, task=asked.task) from None
+                raise
+            return given
+
+        try:
+            return await self._on(stream, consume)
+        except NotReady:
+            if not waits:
+                raise NotReady("others have taken these rows", stream=stream.name, task=asked.task) from None
+            raise not_ready(stream.name, asked.task, deadline) from None
+
+    def _received(self, request: Any) -> _LastGrant:
+        asked = request.asked
+        return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _LastGrant())
+
+
+def _check_consume(request: r.Consume, stream: Stream) -> None:
+    """Raises Misuse for a request that every partition would refuse."""
+    request_checks.bound("rows of a delivery", m.MAX_ROWS, request.rows)
+    stream.settings.task(request.task)
+    if not 1 <= request.min_rows <= request.rows:
+        raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")
+    if not 0 < request.lease_s <= _MAX_LEASE_S:
+        raise Misuse(f"a lease is of more than 0 and at most {_MAX_LEASE_S:.0f} s, not {request.lease_s}")
+    if not request.columns or len(set(request.columns)) != len(request.columns):
+        raise Misuse("a task asks for at least one column, and each once")
+
+
+def _queue(asked: r.Consume | r.Look) -> str:
+    """The queue of a waiting request: equal requests share one; each replica of a member has its own."""
+    what = asked.task, asked.columns, asked.member, asked.replica
+    if isinstance(asked, r.Consume):
+        return msgspec.json.encode((*what, asked.rows, asked.min_rows, asked.sampler)).decode()
+    return msgspec.json.encode(what).decode()
+
+
+def not_ready(stream: str, task: str, deadline: Deadline) -> NotReady:
+    """The error of a consumer for which no rows became ready in time."""
+    return NotReady(
+        f"no rows of stream {stream!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
+        stream=stream,
+        task=task,
+        waited_s=deadline.waited_s,
+    )

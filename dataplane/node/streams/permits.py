@@ -1,0 +1,143 @@
+"""The permits to append of one client: rows are admitted to a stream before their columns are written."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
+from dataplane.node.streams import request_checks
+from dataplane.node.streams.local import LocalStreams
+from dataplane.node.streams.sessions import On, Service, Session, Stream
+from dataplane.stream import requests as r
+from dataplane.wire import messages as m
+
+T = TypeVar("T")
+
+
+class Ticket(NamedTuple):
+    """A permit to append and the partition that gave it; no partition if no limit applies."""
+
+    stream: Stream
+    partition: Any = None
+    number: int = 0
+
+
+class Permits:
+    """The permits of one client, by number, until each is used or given back. `on`: see `StreamClient`."""
+
+    def __init__(self, service: Service, session: Session, on: On) -> None:
+        self._service = service
+        self._local = service if isinstance(service, LocalStreams) else None
+        self._session = session
+        self._on = on
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def revoke(self) -> None:
+        """All permits are void."""
+        for number in list(self._tickets):
+            self.give_back(number)
+
+    def use(self, number: int, stream: Stream) -> Ticket:
+        """The permit with this number, which is to be used now. Raises LeaseExpired."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is None or ticket.stream is not stream:
+            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
+        return ticket
+
+    def give_back(self, number: int) -> None:
+        """Return a permit that is not used. Idempotent."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self.put_back(ticket)
+
+    def put_back(self, ticket: Ticket) -> None:
+        if ticket.partition is not None:
+            self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
+
+    def fits(self, request: m.AppendInline, versions: request_checks.Index) -> bool:
+        """Whether these rows go to a stream of this node, have no keys, and fit within the limits now, so that no
+        permit is needed. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        if self._local is None or request.keys:
+            return False
+        stream, rows, nbytes = self._local.find(request.stream), len(versions), sum(request.columns.nbytes)
+        _check_amount(rows, nbytes)
+        return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
+
+    def take_now(self, request: m.AppendInline, versions: request_checks.Index) -> int | None:
+        """A permit to append these rows; 0 if the same append was made before, None if it has to wait. Raises
+        Closed, LimitExceeded, ProtocolMismatch."""
+        key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
+        rows, nbytes, timeout_s = len(versions), sum(request.columns.nbytes), request.timeout_s
+        wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
+        return self.admit_now(wanted, self._service.find(request.stream))
+
+    def admit_now(self, request: m.Admit, stream: Stream) -> int | None:
+        _check_amount(request.rows, request.nbytes)
+        if not stream.settings.limited and not (request.key and self._local is not None):
+            return self._keep(Ticket(stream))
+        if self._local is None:
+            return None
+        local, client = self._local.find(stream.token), self._session.client
+        if request.key and (local.run(r.Find(keys=[request.key], digest=request.digest)).rows >= 0).all():
+            return 0
+        if not stream.settings.limited:
+            return self._keep(Ticket(stream))
+        wanted = r.Admit(client=client, rows=request.rows, nbytes=request.nbytes, version=request.version)
+        with suppress(Backpressure):
+            return self._keep(Ticket(stream, local, local.run(wanted).ticket))
+        return None
+
+    async def admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> int:
+        """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
+        OutcomeUnknown."""
+        if request.key:
+            asked = r.Find(keys=[request.key], digest=request.digest)
+            found = await self._on(stream, lambda at: self._session.ask(at, asked, r.FoundRows))
+            if (found.rows >= 0).all():
+                return 0
+        if not stream.settings.limited:
+            return self._keep(Ticket(stream))
+        wanted = r.Admit(rows=request.rows, nbytes=request.nbytes, version=request.version)
+        return self._keep(await self._on(stream, lambda at: self.let_in(stream, at, wanted, deadline)))
+
+    async def let_in(self, stream: Stream, partition: Any, wanted: r.Admit, deadline: Deadline) -> Ticket:
+        def late(admitted: r.Admitted) -> None:
+            self._session.soon(partition, r.GiveBack(ticket=admitted.ticket))
+
+        def queue() -> str:  # older versions may pass
+            return f"append {wanted.version}" if stream.settings.max_lag >= 0 else "append"
+
+        try:
+            try:
+                admitted = await self._session.ask(partition, wanted, r.Admitted, deadline, waits=queue, late=late)
+            except Backpressure:  # who does not wait is told which limit is in the way
+                admitted = await self._session.ask(partition, wanted, r.Admitted, late=late)
+        except Backpressure as error:
+            holders = tuple(self._holder(stream, each) for each in error.holders)
+            told = {**error.fields, "needed": wanted.nbytes, "waited_s": deadline.waited_s, "holders": holders}
+            raise Backpressure(f"the stream {stream.name!r} {str(error).removeprefix('the stream ')}", **told) from None
+        return Ticket(stream, partition, admitted.ticket)
+
+    def _holder(self, stream: Stream, holder: dict[str, Any]) -> dict[str, Any]:
+        name = str(holder["holder"])
+        admitted = holder["how"] == "admitted"
+        return {**holder, "holder": self._service.label(name) if admitted else f"{name} of stream {stream.name!r}"}
+
+    def _keep(self, ticket: Ticket) -> int:
+        number = next(self._numbers)
+        self._tickets[number] = ticket
+        return number
+
+
+def _check_amount(rows: int, nbytes: int) -> None:
+    """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
+    request_checks.bound("rows of an append", m.MAX_ROWS, rows)
+    if rows < 1 or nbytes < 0:
+        raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
