@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.aio import AsyncPlane, AsyncStream
 from tests.processes import StandingNode, eventually
 
 KIB = 1024
@@ -27,7 +28,7 @@ def anonymous(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
-async def made(plane: dp.AsyncPlane) -> list[dp.AsyncStream]:
+async def made(plane: AsyncPlane) -> list[AsyncStream]:
     """Streams of one row each."""
     streams = [await plane.stream(f"s{i}", tasks=["reward", "actor"]) for i in range(STREAMS)]
     for stream in streams:
