@@ -42,10 +42,12 @@ Index = Mapping[int, Mapping[str, bytes]]
 class Controller:
     """The connections to one controller. Any thread may use it."""
 
-    def __init__(self, info: Any, sender: str) -> None:
-        """`info`: the controller's addresses. `sender`: the name of the caller in its messages."""
+    def __init__(self, info: Any, sender: str, answer_s: float = _ANSWER_S) -> None:
+        """`info`: the controller's addresses. `sender`: the name of the caller in its messages. `answer_s`: how long
+        an answer is waited for."""
         self._info = info
         self._sender = sender
+        self._answer_s = answer_s
         self._pool = Pool(_THREADS, "dataplane-controller")
         self._idle: list[_Line] = []
         self._lock = threading.Lock()
@@ -69,10 +71,11 @@ class Controller:
         return said
 
     def _ask(
-        self, requests: Sequence[tuple[str, Mapping[str, Any], str]], answer_s: float = _ANSWER_S, *, changes: bool
+        self, requests: Sequence[tuple[str, Mapping[str, Any], str]], answer_s: float | None = None, *, changes: bool
     ) -> list[Any]:
         """The bodies of the answers to requests that are sent together. Raises as `ask`; if the first is answered and
         another refused, OutcomeUnknown."""
+        answer_s = self._answer_s if answer_s is None else answer_s
         line = self._line()
         answers = None
         try:

@@ -194,13 +194,12 @@ def test_what_was_asked_and_not_answered_may_have_been_done(nursery: Nursery) ->
         from types import SimpleNamespace
         import zmq
         from dataplane import OutcomeUnknown, PeerUnavailable
-        from dataplane.integrations.verl import controller
+        from dataplane.integrations.verl.controller import Controller
 
-        controller._ANSWER_S = 0.1
         silent = zmq.Context.instance().socket(zmq.ROUTER)
         port = silent.bind_to_random_port("tcp://127.0.0.1")
         info = SimpleNamespace(ip="127.0.0.1", id="silent", to_addr=lambda _: f"tcp://127.0.0.1:{port}")
-        asking = controller.Controller(info, "who asks")
+        asking = Controller(info, "who asks", answer_s=0.1)
         for call in (asking.partitions, lambda: asking.clear("p", [1]), lambda: asking.tell("p", [1], {}, {})):
             try:
                 call()
