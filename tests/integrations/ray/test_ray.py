@@ -114,6 +114,15 @@ def test_each_ray_node_has_a_node_and_all_know_each_other(two: Any) -> None:
     assert f"tcp://{ray.nodes()[0]['NodeManagerAddress']}:0" in cluster
 
 
+def test_a_plain_shell_finds_them(two: Any) -> None:
+    addresses = [on(place, look)[0] for place in places()]
+    shell = [sys.executable, "-m", "dataplane.cli", "status"]
+    said = subprocess.run(shell, capture_output=True, text=True, timeout=60).stderr
+    assert all(address in said for address in addresses), said
+    one = json.loads(subprocess.run([*shell, addresses[0], "--json"], capture_output=True, timeout=60).stdout)
+    assert one["address"] == addresses[0]
+
+
 def test_references_pass_through_ray(two: Any) -> None:
     here, there = places()
     all_know_each_other(2)
