@@ -3,10 +3,11 @@
 The same names as the synchronous one, awaited.
 """
 
+from dataplane.client.connecting import connect
 from dataplane.client.delivery import Delivery
 from dataplane.client.draft import Draft, dense, ragged
 from dataplane.client.histories import AsyncHistory
-from dataplane.client.plane import AsyncPlane, connect
+from dataplane.client.plane import AsyncPlane
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.weights import AsyncWeights

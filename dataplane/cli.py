@@ -34,7 +34,8 @@ from dataplane.pipeline import command as planning
 from dataplane.web import command as web
 
 if TYPE_CHECKING:
-    from dataplane.client.plane import AsyncPlane, Connecting
+    from dataplane.client.connecting import Connecting
+    from dataplane.client.plane import AsyncPlane
     from dataplane.node.node import Node
 
 
@@ -166,13 +167,13 @@ def _keygen(chosen: argparse.Namespace) -> int:
 
 def _connecting(chosen: argparse.Namespace) -> Connecting:
     """The plane at the node that a command names."""
-    from dataplane.client.plane import Connecting
+    from dataplane.client.connecting import Connecting
 
     return Connecting(_address(chosen), None, writes=False)
 
 
 def _members(chosen: argparse.Namespace) -> int:
-    from dataplane.client.plane import Connecting
+    from dataplane.client.connecting import Connecting
     from dataplane.observe.members import members_text
 
     address = _address(chosen)
@@ -196,7 +197,7 @@ def _address(chosen: argparse.Namespace) -> str:
 
 
 def _status(chosen: argparse.Namespace) -> int:
-    from dataplane.client.plane import Connecting
+    from dataplane.client.connecting import Connecting
     from dataplane.observe.stats import Stats
     from dataplane.observe.status import status_text
 
@@ -212,7 +213,7 @@ def _status(chosen: argparse.Namespace) -> int:
 
 
 def _top(chosen: argparse.Namespace) -> int:
-    from dataplane.client.plane import Connecting
+    from dataplane.client.connecting import Connecting
     from dataplane.observe.top import frame
 
     if not 0.1 <= chosen.interval <= 3600:

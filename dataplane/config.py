@@ -314,7 +314,7 @@ def _host_port(text: str) -> tuple[str, int]:
 
 
 def _is_loopback(host: str) -> bool:
-    import ipaddress  # who has one host does not need it
+    import ipaddress  # not needed on one host
 
     try:
         return ipaddress.ip_address(host).is_loopback

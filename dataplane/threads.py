@@ -73,7 +73,7 @@ class Pool(Executor):
         work: Callable[[], None] | None = first.pop()  # a thread keeps its arguments until it ends
         while work is not None:
             work()
-            del work  # what it refers to is not this thread's to keep
+            del work  # this thread must not keep alive what it refers to
             with self._lock:
                 self._free += 1
             waiting = self._work.get()
@@ -161,5 +161,5 @@ async def stopped(running: Sequence[Future[Any]], patience_s: float | None = Non
             await asyncio.wait(left, timeout=None if until is None else max(0.0, until - time.monotonic()))
         for ended in left:
             if ended.done() and not ended.cancelled():
-                ended.exception()  # who waited first has been told
+                ended.exception()  # the first waiter has raised it
         left = [future for future in left if not future.done()]

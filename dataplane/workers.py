@@ -137,7 +137,7 @@ class Workers(Executor):
             with self._lock:
                 self._progress[me] = time.monotonic()
             piece.run()
-            del piece  # what it refers to is not this thread's to keep
+            del piece  # this thread must not keep alive what it refers to
             with self._lock:
                 del self._progress[me]
                 self._stuck = False

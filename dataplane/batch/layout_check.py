@@ -195,8 +195,8 @@ class CheckedLayout:
 
 
 def check_layout(encoded: bytes, size: int) -> CheckedLayout:
-    """The encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch where it is none, Corrupt
-    where it is false."""
+    """The encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch for bytes that are no
+    layout, Corrupt for a false one."""
     return _check_small(encoded, size) if len(encoded) <= _REMEMBERED else _check(encoded, size)
 
 

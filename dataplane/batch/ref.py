@@ -127,7 +127,7 @@ class BatchRef:
         cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
         return cls(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
 
-    # what it is
+    # its own properties
 
     def __len__(self) -> int:
         return self._rows

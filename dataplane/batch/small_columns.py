@@ -108,7 +108,7 @@ def laid_out(columns: Any, most: int) -> SmallColumns | None:
         if type(values) is np.ndarray:
             kind = _dense(values.dtype, values.shape[1:]) if values.ndim and values.nbytes <= most else None
             count = len(values) if kind is not None else 0
-            plain = count and values.flags.c_contiguous and values.dtype.kind in "biufc"  # what has a buffer
+            plain = count and values.flags.c_contiguous and values.dtype.kind in "biufc"  # types with a buffer
             data: Any = values if plain else values.tobytes() if count else b""
             size = values.nbytes if count else 0
         elif type(values) is list and 0 < len(values) <= most and all(type(row) is list for row in values):

@@ -144,7 +144,7 @@ def stacked(rows: Sequence[Any]) -> Any:
         for layout in (torch.jagged, torch.strided):
             try:
                 return torch.nested.as_nested_tensor(list(rows), layout=layout)
-            except (RuntimeError, TypeError):  # what torch raises where the rows have no such layout
+            except (RuntimeError, TypeError):  # raised by torch if the rows have no such layout
                 continue
     return stack_of(rows)
 

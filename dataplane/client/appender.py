@@ -75,7 +75,7 @@ class AsyncAppender:
         self._form: RowSchema | None = None  # of the last rows
         self._forms: dict[Any, RowSchema] = {}
         self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
-        self._unseen: dict[Call, None] = {}  # that failed, and nobody was told
+        self._unseen: dict[Call, None] = {}  # that failed, and nobody was informed
         self._room = asyncio.Event()
         self._running = False
         self._closed = False
@@ -144,7 +144,7 @@ class AsyncAppender:
         if kind is None:
             await self.aclose()
         else:
-            with suppress(DataplaneError):  # what left the block is what its caller is to see
+            with suppress(DataplaneError):  # the caller must see the error that left the block
                 await self.aclose()
 
     # What the faces share

@@ -60,12 +60,14 @@ class Background(ABC):
         except BaseException as error:
             self._error = error
             _forget(error)
-            log.warning("%s has ended: %s", self._name, str(error))  # whoever keeps the record keeps no rows
+            log.warning(
+                "%s has ended: %s", self._name, str(error)
+            )  # without the exception, a kept record keeps no rows alive
         finally:
             self._begun.set()
 
     async def _connected(self) -> None:
-        from dataplane.client.plane import Connecting  # which imports what begins this
+        from dataplane.client.connecting import Connecting  # which imports what begins this
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._begun.set()

@@ -118,7 +118,7 @@ class Block:
                     call.error = call.error or type(ended)(str(ended), **ended.fields)
                     if not call.withdrawn:
                         unseen[call] = None
-                call.columns = _NONE  # who asks for the keys may come late
+                call.columns = _NONE  # the keys may be asked for late
             self.done.set()
 
     async def _alone(self, call: Call, stream: AsyncStream) -> DataplaneError | None:
@@ -136,7 +136,7 @@ class Block:
         be room for some of them, for which a consumer waits that is to make room for the others."""
         first = calls[0]
         try:
-            keys = await stream.append_block(
+            keys = await stream.writes.append_block(
                 self._columns(calls),
                 keys=[key for call in calls for key in call.keys] if first.keys else None,
                 group=[group for call in calls for group in call.groups] if first.groups else None,

@@ -90,7 +90,7 @@ async def write(stream: AsyncStream, to: Writing) -> None:
                         frames += await _write_columns(to, rows, task, ref)
             file.frame(END, msgspec.msgpack.encode(frames))
             await to.writer.in_thread(PIECE, file.commit)
-        except Freed:  # columns went with the snapshot: who has it says why
+        except Freed:  # columns went with the snapshot: its holder knows why
             await stream.ask(r.ReadSnapshot(snapshot=taken.snapshot, first=0, count=1), r.SnapshotRows)
             raise
         finally:

@@ -56,7 +56,7 @@ class Sampling:
                     raise
                 seen = -1
                 continue
-            if not len(shown.rows):  # what other replicas were granted waits for this one
+            if not len(shown.rows):  # a grant to another replica waits for this one
                 return await self._take(_NONE, _NONE, 1)
             candidates = _candidates(shown)
             choice = checked(self._choose(candidates), candidates, asked.rows)

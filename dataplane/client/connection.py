@@ -21,12 +21,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
+from dataplane.client.request_kinds import changes, code
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
 from dataplane.stream import requests as r
-from dataplane.table import requests as t
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
@@ -45,64 +45,8 @@ _ANSWER_S = 5.0
 
 _PREWARM_STEP = 4 << 20
 
-_OPERATIONS: dict[type[Any], str] = {
-    m.Put: "put",
-    m.Reserve: "reserve",
-    m.Seal: "seal",
-    m.Pin: "get",
-    m.Free: "free",
-    m.FreeElsewhere: "free",
-    m.Admit: "wait",
-    m.AppendInline: "append",
-    m.Extend: "extend",
-    m.ExtendInline: "extend",
-    r.Consume: "consume",
-    r.Ack: "ack",
-    r.Nack: "ack",
-    t.Upsert: "table write",
-    m.WriteInline: "table write",
-    t.Read: "table read",
-    t.Look: "table read",
-    t.Claim: "table claim",
-}
-_CHANGES = frozenset(
-    (
-        m.Free,
-        m.FreeElsewhere,
-        m.Open,
-        m.Append,
-        m.AppendInline,
-        m.Extend,
-        m.ExtendInline,
-        m.TendRow,
-        m.DropStream,
-        m.TakeLost,
-        m.Restored,
-        m.WriteInline,
-        r.Ack,
-        r.Nack,
-        r.Renew,
-        r.Drop,
-        r.Close,
-        t.Upsert,
-        t.Clear,
-        t.Claim,
-        t.Release,
-        t.Drop,
-    )
-)
-"""The requests with a lasting effect. Of others that the node answers too late nothing is left: what a put, a pin, an
-admission or a delivery grants is released (`Connection._undo`)."""
-
-_CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
-_PUT, _REQUEST = CODE["put"], CODE["request"]
+_PUT = CODE["put"]
 _clock = time.monotonic_ns
-
-
-def _code(request: Any) -> int:
-    """The event as which a request is recorded."""
-    asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
-    return _CODES.get(type(asked), _REQUEST)
 
 
 class _Unanswered(PeerUnavailable):
@@ -215,7 +159,7 @@ class Connection:
             self._flush()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
-        if len(self._pending) > 1:  # others ask too: what is asked now goes together
+        if len(self._pending) > 1:  # other requests are pending: those of this turn go together
             self._channel.gather()
         try:
             self._channel.send(request)
@@ -242,9 +186,9 @@ class Connection:
         finally:
             timer.cancel()
             recorder.awaited(request.id, waits)
-            del future  # else an error would hold it through its frames, and it the error, and both what is being put
+            del future  # else the error and the future would refer to each other, and keep the put's values alive
         if began and self.events is not None and kind is not m.Welcome:
-            self.events.record(_code(request), began)
+            self.events.record(code(request), began)
         return self._checked(reply, kind)
 
     def _checked(self, reply: m.Reply, kind: type[R]) -> R:
@@ -318,7 +262,7 @@ class Connection:
             else:
                 events.last = began
                 made = exchange.finish(reply)
-                events.record(_code(exchange.request), began)
+                events.record(code(exchange.request), began)
                 if type(exchange.request) is m.Seal:
                     events.record(_PUT, begun)
                 begun = began
@@ -334,8 +278,7 @@ class Connection:
 
     def _unanswered(self, request: Any, error: _Unanswered) -> DataplaneError:
         """The error of a request that was not answered."""
-        asked = request.asked if isinstance(request, m.AskStream | m.AskTable) else request
-        if type(asked) in _CHANGES and request.id not in self._unsent:
+        if changes(request) and request.id not in self._unsent:
             return OutcomeUnknown(f"{error}; whether this call was done is not known")
         return PeerUnavailable(str(error), **error.fields)
 

@@ -7,10 +7,10 @@ unless it was settled before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ class Delivery:
         if kind is None:
             await self.ack()
         else:
-            with suppress(DataplaneError):  # what left the block is what its caller is to see
+            with suppress(DataplaneError):  # the caller must see the error that left the block
                 await self.nack(reason_of(error))
 
 
@@ -207,3 +207,19 @@ class DeadLetters:
         named = f": {', '.join(self.keys[:3])}{', ...' if len(self) > 3 else ''}" if self.keys else ""
         columns = "" if self.ref is None else f"; columns {', '.join(self.ref.columns)}"
         return f"<{len(self)} dead letters{named}{columns}>"
+
+
+class LostRow(NamedTuple):
+    """A lost row: its key, its group (None for none), and the policy version that made it."""
+
+    key: str
+    group: str | int | None
+    version: int
+
+
+class LostRows(list[LostRow]):
+    """Lost rows. `unnamed`: how many more were lost, by the node of their producers, in hex."""
+
+    def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
+        super().__init__(rows)
+        self.unnamed = dict(unnamed)

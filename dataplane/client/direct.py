@@ -29,7 +29,7 @@ from dataplane.wire import messages as m
 
 log = logging.getLogger(__name__)
 
-_MOST = 256  # offers at a time: who asks for more has the column brought to the arena
+_MOST = 256  # offers at a time: beyond, the column is copied to the arena
 _HERE = "127.0.0.1"  # where a transport that only reads listens
 
 

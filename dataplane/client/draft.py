@@ -27,7 +27,7 @@ from dataplane.client.memory import Mapping as MemoryMapping
 from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
 
-_MOST_BYTES = 1 << 62  # that a message can ask for; the node says what is too much of less
+_MOST_BYTES = 1 << 62  # that a message can ask for; the node refuses less that is too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Draft:
         self._size = max((o + n for _, layout in layouts for o, n in layout.buffers), default=0)
         self._mapping: MemoryMapping | None = self._segment.shared(self._offset, max(1, self._size))
         connection.unsealed[self._mapping] = self._segment, self._offset
-        self._keeps: list[Any] = []  # what the arrays keep; the pin is put in once there is one
+        self._keeps: list[Any] = []  # kept by the arrays; the pin is added once there is one
         self._open = True
         self._write_offsets()
 

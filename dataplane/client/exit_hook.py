@@ -25,7 +25,7 @@ class Closes(Protocol):
 
 
 _keeping: weakref.WeakSet[Closes] = weakref.WeakSet()
-_registered = threading.Lock()  # taken for good by who registers
+_registered = threading.Lock()  # owned by the first to register
 
 
 def close_at_end(plane: Closes) -> None:

@@ -17,7 +17,7 @@ from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 
-_SOME = 32  # rows of one call that are told of by themselves
+_SOME = 32  # rows of one call that are reported one by one
 _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 

@@ -1,13 +1,17 @@
-"""Divides what a reference refers to into messages that free it.
+"""Frees what a reference refers to, or a scope, in as many messages as that takes.
 
 Invariant: each part fits a message, however many rows are named one by one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
+from dataplane.client.connection import Connection
+from dataplane.wire import messages as m
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 
@@ -17,7 +21,21 @@ _PART = 32  # bytes that a part takes beside them, and
 _ORDINAL = 2  # for each column
 
 
-def portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
+async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:
+    """Free a reference, and what was put under the scope (empty: none). Raises as `AsyncPlane.free`."""
+    parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
+    for (owner, shard), selected in ({} if ref is None else ref.footprint()).items():
+        parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
+    if scope:
+        await connection.request(m.Free(connection.next_id(), [], [], scope), m.Done, 0.0)
+    for part in _portions(parts.pop(connection.welcome.node, [])):
+        await connection.request(m.Free(connection.next_id(), [], part, ""), m.Done, 0.0)
+    for owner, others in parts.items():  # a node that has gone has nothing to free
+        for part in _portions(others):
+            await connection.request(m.FreeElsewhere(connection.next_id(), owner, part), m.Done, 0.0)
+
+
+def _portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
     """Rows of columns of shards, as parts of messages."""
     portion: list[Part] = []
     nbytes = 0

@@ -54,7 +54,7 @@ class ShardDescriptions:
             self.laid = check_layouts(reply.layouts, [int(places[0, 3])])
         else:
             sizes = np.full(len(reply.layouts), np.iinfo(np.int64).max)
-            np.minimum.at(sizes, places[:, 4], places[:, 3])  # what lies within the smallest lies within each
+            np.minimum.at(sizes, places[:, 4], places[:, 3])  # a range within the smallest lies within each
             self.laid = check_layouts(reply.layouts, sizes.tolist())
 
     def live(self, keys: Sequence[ShardKey]) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:

@@ -44,7 +44,7 @@ MAX_BYTES = 1 << 30
 
 _SPARED = 0.9  # of `max_bytes`, what is left when more was there
 _LOOKED = 4096  # prompts of one message when responses are to go
-_ORDERS_BYTES = 64 << 20  # what a process keeps of orders
+_ORDERS_BYTES = 64 << 20  # of orders that a process keeps
 _TRIES = 3
 
 

@@ -289,7 +289,7 @@ class KeptColumns:
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
-        for shard in list(self._kept):  # what has landed and nobody maps was told to be dropped
+        for shard in list(self._kept):  # landed shards that nobody maps were dropped by message
             self._forget(shard, mapped=True)
         await asyncio.gather(*self._offering, return_exceptions=True)
 

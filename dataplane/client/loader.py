@@ -29,9 +29,9 @@ import msgspec
 
 from dataplane.batch.batch import Batch
 from dataplane.client import collate as collating
+from dataplane.client.consuming import AtEnd, check_at_end, ended, explained
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
-from dataplane.client.streams import AtEnd, check_at_end, ended
 from dataplane.client.sync_streams import Delivery, Stream
 from dataplane.clock import monotonic
 from dataplane.device.host_to_device import arrive, brought
@@ -44,7 +44,7 @@ Collate = Callable[[Batch], Any]
 TIMEOUT_S = 600.0
 """The default of how long to wait for a batch, in seconds."""
 
-_STATE = 1  # what `state_dict` gives, by its form
+_STATE = 1  # the version of the form of `state_dict`
 _JOIN_S = 10.0
 _LEAST_RENEW_S = 0.01
 
@@ -93,26 +93,11 @@ def loader(
     others; Closed if the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
     each. To be used in the process that connected, so not as the dataset of a `DataLoader` with workers.
     """
-    return Loader(
-        stream,
-        task,
-        collate=collating.named(collate, padding_value),
-        prefetch=prefetch,
-        pin_memory=pin_memory,
-        device=device,
-        timeout=timeout,
-        at_end=at_end,
-        how={
-            "rows": rows,
-            "columns": columns,
-            "min_rows": min_rows,
-            "sampler": sampler,
-            "member": member,
-            "replica": replica,
-            "replicas": replicas,
-            "lease": lease,
-        },
-    )
+    how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
+    how |= {"member": member, "replica": replica, "replicas": replicas, "lease": lease}
+    made = collating.named(collate, padding_value)
+    placed: dict[str, Any] = {"pin_memory": pin_memory, "device": device}
+    return Loader(stream, task, collate=made, prefetch=prefetch, **placed, timeout=timeout, at_end=at_end, how=how)
 
 
 class Loader:
@@ -356,7 +341,7 @@ class _Ahead:
         self._left: list[Delivery] = []
         self.closed: Closed | None = None
         """How the stream ended, once it has."""
-        self._held: dict[int, AsyncDelivery] = {}  # what was delivered and not taken
+        self._held: dict[int, AsyncDelivery] = {}  # delivered and not taken yet
         self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
         self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
@@ -385,7 +370,7 @@ class _Ahead:
                     waited = {"stream": self._stream.name, "task": self._task, "waited_s": timeout_s}
                     error = NotReady(f"no rows of {what}", **waited)
                     inner = self._stream._inner
-                    raise self._stream._wait(inner.explained(error, self._task, self._how["columns"])) from None
+                    raise self._stream._wait(explained(inner, error, self._task, self._how["columns"])) from None
         if isinstance(fetched, BaseException):
             raise fetched
         if fetched is not None:
@@ -424,7 +409,7 @@ class _Ahead:
         while True:
             due_s = self._renewed + self._renew_s - monotonic()
             if due_s <= 0:  # also where it is asked for more so often that nothing is ever waited for
-                with suppress(DataplaneError):  # who asks next is told
+                with suppress(DataplaneError):  # the next request raises it
                     self._stream._wait(self._renew())
                 continue
             with suppress(queue.Empty):
@@ -433,7 +418,7 @@ class _Ahead:
     async def _renew(self) -> None:
         self._renewed = monotonic()
         for delivery in list(self._held.values()):
-            with suppress(LeaseExpired):  # who takes it finds out
+            with suppress(LeaseExpired):  # its taker raises it
                 await delivery.renew()
 
     def _fetch(self) -> bool:
@@ -487,7 +472,7 @@ class _Ahead:
         while True:
             try:
                 return await stream.consume(self._task, timeout=min(TIMEOUT_S, self._renew_s), **self._how)
-            except NotReady:  # nobody may be waiting yet; who does keeps the time
+            except NotReady:  # nobody may wait yet; a waiter keeps the time
                 await self._renew()
             except Closed as error:
                 stream._connection.check()

@@ -79,7 +79,7 @@ class _Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is None:
             return
-        _signal.signal(signal.SIGINT, self._before)  # which lets the handler see what has come so far
+        _signal.signal(signal.SIGINT, self._before)  # which lets the handler see the signals so far
         error, self._error = self._error, None
         if error is None:
             return
@@ -310,7 +310,7 @@ class LoopRunner:
                     self._loop.close()
 
     async def _while_needed(self) -> None:
-        await asyncio.sleep(0)  # what `soon` left
+        await asyncio.sleep(0)  # scheduled by `soon`
         while self._waiting or self.busy():
             self._ended.clear()
             await self._ended.wait()

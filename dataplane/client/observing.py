@@ -61,7 +61,7 @@ async def _processes(
     listed = await connection.request(m.ListRings(connection.next_id(), node), m.RingList, 5.0)
     found = []
     for ring, pid, label, alive, threads in listed.rings:
-        if pid == os.getpid() and not node:  # who asks
+        if pid == os.getpid() and not node:  # the asking process
             continue
         try:
             request = m.ReadRing(connection.next_id(), node, ring, seconds)

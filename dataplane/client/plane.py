@@ -7,53 +7,45 @@ views stay valid after the plane is closed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import warnings
-from collections import defaultdict
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.put_options import Narrow, Objects, refuses
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.rows import Rows
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import (
-    address_resolvers,
     arguments,
     background,
     device_get,
     embedded,
+    free_requests,
     histories,
     history_follower,
     link_requests,
-    spans,
     weights,
 )
-from dataplane.client.connection import Connection, Exchange, Soon
+from dataplane.client.connection import Connection, Exchange
 from dataplane.client.direct import Direct
 from dataplane.client.draft import Draft, Spec
-from dataplane.client.free_requests import portions
 from dataplane.client.kept_columns import KeptColumns
 from dataplane.client.reader import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig, format_size, parse_size
+from dataplane.config import format_size
 from dataplane.device import ordering
 from dataplane.device.naming import device_of
 from dataplane.diagnosis.causes import Diagnosis
-from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
+from dataplane.errors import DataplaneError, Misuse
 from dataplane.observe.stats import Stats
 from dataplane.threads import Pool
 from dataplane.wire import messages as m
-
-log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
 """The default timeout of a put, get or draft, in seconds."""
@@ -254,18 +246,7 @@ class AsyncPlane:
         self.check()
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
-        scope = _scope(scope)
-        parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
-        for (owner, shard), selected in (_reference(ref).footprint() if ref is not None else {}).items():
-            parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
-        if scope:
-            await self._connection.request(m.Free(self._connection.next_id(), [], [], scope), m.Done, 0.0)
-        for part in portions(parts.pop(self._connection.welcome.node, [])):
-            await self._connection.request(m.Free(self._connection.next_id(), [], part, ""), m.Done, 0.0)
-        for owner, others in parts.items():  # what a node held that has gone, went with it
-            for part in portions(others):
-                elsewhere = m.FreeElsewhere(self._connection.next_id(), owner, part)
-                await self._connection.request(elsewhere, m.Done, 0.0)
+        await free_requests.free(self._connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
@@ -555,110 +536,3 @@ def _reference(ref: Any) -> BatchRef:
     if not isinstance(ref, BatchRef):
         raise Misuse(f"what was put is named by a BatchRef, not {type(ref).__name__}: pass what put() returned")
     return ref
-
-
-class Connecting(AbstractAsyncContextManager[AsyncPlane]):
-    """A plane that is being connected: `await` it, or enter it with `async with`."""
-
-    def __init__(
-        self,
-        address: str | None,
-        config: NodeConfig | None,
-        *,
-        writes: bool = True,
-        soon: Soon | None = None,
-        gpu_budget: int | str | None = None,
-        name: str | None = None,
-    ) -> None:
-        if config is not None and not isinstance(config, NodeConfig):
-            raise Misuse(f"the settings of a node are a NodeConfig, not {type(config).__name__}")
-        self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget)
-        self._address = address
-        self._config = config
-        self._open = partial(Connection.open, writes=writes, name=name)
-        self._soon = soon
-        self._plane: AsyncPlane | None = None
-
-    def __await__(self) -> Generator[Any, None, AsyncPlane]:
-        return self._connect().__await__()
-
-    async def _connect(self) -> AsyncPlane:
-        soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
-        address, node = str(self._address), None
-        if self._address is None:
-            address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
-        if address_resolvers.is_door(address):
-            return self._kind()(await self._through(address, soon), None, self._gpu_budget)
-        try:
-            opened = await self._opened(address, soon, started=node is not None)
-            return self._kind()(opened, node, self._gpu_budget)
-        except BaseException:
-            if node is not None:
-                await node.retire()
-            raise
-
-    async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
-        """A connection to a node, which this process started or which was there."""
-        try:
-            opened = await self._open(address, soon)
-        except PeerUnavailable as error:
-            if started or (self._address is not None and self._config is None):
-                raise
-            if self._address is not None:
-                hint = "config= starts no node where an address is given: leave the address out for one"
-            else:
-                with_these = "" if self._config is None else " with the settings config="
-                hint = f"$DATAPLANE_ADDRESS names it: unset that, and connect() starts a node{with_these}"
-            raise PeerUnavailable(f"{error}; {hint}", **error.fields) from None
-        if self._config is not None and not started:
-            log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
-        return opened
-
-    def _kind(self) -> type[AsyncPlane]:
-        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry. The
-        synchronous face makes spans of its own calls."""
-        if self._soon is not None or not spans.enabled():
-            return AsyncPlane
-        from dataplane.client.traced import TracedAsyncPlane  # above this
-
-        return TracedAsyncPlane
-
-    async def _through(self, system: str, soon: Soon) -> Connection:
-        """A connection to the node that another system names. If that node has just died, unknown to the system yet,
-        to the next."""
-        address = await asyncio.to_thread(address_resolvers.find, system, self._config)
-        try:
-            return await self._open(address, soon)
-        except PeerUnavailable:
-            address = await asyncio.to_thread(address_resolvers.find, system, None, address)
-            return await self._open(address, soon)
-
-    async def __aenter__(self) -> AsyncPlane:
-        self._plane = await self._connect()
-        return self._plane
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._plane is not None:
-            await self._plane.aclose()
-
-
-def connect(
-    address: str | None = None,
-    *,
-    config: NodeConfig | None = None,
-    gpu_budget: int | str | None = None,
-    name: str | None = None,
-) -> Connecting:
-    """Connect to the node at `address`, at $DATAPLANE_ADDRESS, or to one started for this process and its children.
-
-    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
-    config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
-        own, even if it started another before; a node that others started keeps its own settings.
-    gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
-    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
-        which child of that it is.
-
-    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
-    ValueError for an invalid address.
-    """
-    return Connecting(address, config, gpu_budget=gpu_budget, name=name)

@@ -251,7 +251,7 @@ class Publication:
     async def _write(self, chunks: Sequence[Chunk], old: Mapping[int, Bytes | None]) -> None:
         """Write chunks, and the differences of those that have an older one."""
         found: dict[int, bytes] = {}
-        apart: list[Callable[[], Any]] = []  # after all is written: what is to be compared with bytes of a device
+        apart: list[Callable[[], Any]] = []  # after all is written: comparisons with bytes of a device
 
         def differ(chunk: Chunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
             if fill is not None or deltas.worth(before, memory, chunk.width):

@@ -160,7 +160,7 @@ class Getter:
         found: dict[ShardKey, PinnedShard] = {}
         live: dict[ShardKey, tuple[bytes, CheckedLayout]] = {}
         for node, shards in asked.items():
-            with suppress(DataplaneError):  # whoever is asked next says it, if it is so
+            with suppress(DataplaneError):  # the next request raises it, if it still holds
                 some = shards[: m.MAX_RETAINED]
                 request = m.OfferKept(self._connection.next_id(), node, some, device.type, deadline.remaining_s)
                 offers = (await self._connection.request(request, m.KeptOffers, deadline.remaining_s)).offers

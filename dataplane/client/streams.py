@@ -1,49 +1,35 @@
-"""A stream, as a process uses it: append, extend, consume and acknowledge rows.
-
-Invariants: rows are admitted before their columns are written, so a full stream does not fill memory; columns of
-rows that were refused are freed, also if this process dies in between.
-"""
+"""A stream, as a process uses it: append, extend, consume and acknowledge rows."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
-import secrets
-import struct
 import time
-import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-import msgspec
 import numpy as np
-import xxhash
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.dedupe import Each, digests
-from dataplane.batch.field import MEASURED
 from dataplane.batch.put_options import Narrow, Objects, refuses
 from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.small_columns import laid_out
-from dataplane.client import arguments, flows, unfinished
+from dataplane.client import arguments, consuming, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
 from dataplane.client.client_sampler import Sampling, check_sampler
-from dataplane.client.connection import Connection, Exchange
-from dataplane.client.delivery import LEFT, DeadLetters, Delivery, Taken
+from dataplane.client.connection import Connection
+from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Consuming, WaitLog
+from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
+from dataplane.client.stream_writes import StreamWrites
 from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.client.writer import Writer
-from dataplane.clock import Deadline
-from dataplane.diagnosis import recorder
-from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import DataplaneError, Misuse, NotReady, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
-from dataplane.stream.keys import unnamed
-from dataplane.stream.pieces import Listed, Piece
+from dataplane.stream.pieces import Listed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 
@@ -54,102 +40,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONSUME_TIMEOUT_S = 600.0
-"""The default timeout of a consume."""
-
 _FIRST_LEASE_S = 60.0
-_APPEND, _CONSUME = CODE["append"], CODE["consume"]
-LOG_WAIT_S = 10.0
-"""After this time a log message says what a task waits for."""
-_WHY_S = 1.0  # that a node may take to say why no rows are ready
-_ANSWER_S = 0.1  # that an answer may take, however short the timeout
-_HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
+_CONSUME = CODE["consume"]
 _BUILT_IN = get_args(BuiltIn)
 
-
-AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
-"""What a loop over a stream does at the end if the task has not done all rows: issue a `UserWarning`, raise Closed,
-or nothing."""
-
-
-def check_at_end(at_end: str) -> None:
-    """Raises Misuse."""
-    if at_end not in get_args(AtEnd):
-        raise Misuse(f"at_end is one of {', '.join(map(repr, get_args(AtEnd)))}, not {at_end!r}")
-
-
-def ended(closed: Closed, at_end: AtEnd) -> None:
-    """End a loop over a stream by this error. Warns or raises if the task has not done all rows."""
-    if not (closed.dead or closed.expired) or at_end == "ignore":
-        return
-    if at_end == "raise":
-        raise closed
-    warnings.warn(f"{closed}; at_end='ignore' or 'raise' chooses what happens then", UserWarning, stacklevel=3)
-
-
-class LostRow(NamedTuple):
-    """A lost row: its key, its group (None for none), and the policy version that made it."""
-
-    key: str
-    group: str | int | None
-    version: int
-
-
-class LostRows(list[LostRow]):
-    """Lost rows. `unnamed`: how many more were lost, by the node of their producers, in hex."""
-
-    def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
-        super().__init__(rows)
-        self.unnamed = dict(unnamed)
-
-
-class _WaitLog:
-    """Logs what a task waits for after `LOG_WAIT_S`; once for each task of a stream."""
-
-    def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
-        self._stream, self._task, self._columns = stream, task, columns
-        self._logging: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(LOG_WAIT_S, self._begin)
-
-    def _begin(self) -> None:
-        if self._task in self._stream.logged_waits:
-            return
-        self._stream.logged_waits.add(self._task)
-        self._logging = asyncio.get_running_loop().create_task(self._say())
-
-    async def _say(self) -> None:
-        why = await self._stream.describe_wait(self._task, self._columns)
-        log.warning("task %r has waited for rows of stream %r for 10 s: %s", self._task, self._stream.name, why)
-
-    def stop(self) -> None:
-        """The wait is over."""
-        self._timer.cancel()
-        if self._logging is not None:
-            self._logging.cancel()
-
-
 A = TypeVar("A", bound=r.Result)
-
-_Named: TypeAlias = tuple[bytes, bytes, list[str]]
-
-
-class _Said(NamedTuple):
-    """The metadata of an append, as messages hold it."""
-
-    keys: list[str]
-    digest: bytes
-    groups: list[Any]
-    versions: bytes
-    tags: dict[str, list[Any]]
-    begin: tuple[int, float, str] | None = None
-
-    @classmethod
-    def of(cls, keys: list[str], digest: bytes, group: Any, version: Any, tags: Any, rows: int) -> _Said:
-        """The metadata of `rows` rows. Raises Misuse."""
-        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
-        versions = arguments.plain("version", version, rows, (int,))
-        packed = struct.pack(f"<{rows}q", *versions)
-        return cls(keys, digest, groups, packed, arguments.tagged(tags, rows) if tags is not None else {})
 
 
 class AsyncStream:
@@ -169,8 +64,8 @@ class AsyncStream:
         self._mark = opened.mark
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
-        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
-        self._appends = itertools.count(1)
+        self.writes = StreamWrites(connection, writer, getter, name, opened, self._expect)
+        """How rows and columns are written."""
         self.logged_waits: set[str] = set()
         """The tasks of which the log has said what they waited for."""
         self._appending = 0  # calls under way, other than those that were gathered
@@ -178,6 +73,14 @@ class AsyncStream:
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with the tasks {', '.join(self.settings.tasks)}>"
+
+    def _expect(self, columns: Any) -> None:
+        """More like these columns are expected, which may be appended together, if several calls append now."""
+        if self._appending > 1:
+            planned = isinstance(columns, Plan)
+            self._gathered.learn(
+                [(c.name, c.values) for c in columns.columns] if planned else list(columns_of(columns))
+            )
 
     # producing
 
@@ -216,8 +119,10 @@ class AsyncStream:
             columns = await self._writer.without_objects(columns)
         if narrow:
             how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
-            return await self.append_block(columns, **how, timeout=timeout, narrow=narrow)
-        if self._appending and keys is None and timeout is None:  # who waits less is not to wait for others
+            return await self.writes.append_block(columns, **how, timeout=timeout, narrow=narrow)
+        if (
+            self._appending and keys is None and timeout is None
+        ):  # a call with a shorter timeout must not wait for others
             sent = self._gathered.offer_small(columns, group, version, tags)
             if sent is not None:
                 try:
@@ -227,145 +132,13 @@ class AsyncStream:
                     raise
         self._appending += 1
         try:
-            asked = self.appending(columns, keys, group, version, tags, timeout)
+            asked = self.writes.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return await self._connection.exchange(asked)
-            return await self.append_block(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
+            how = {"keys": keys, "group": group, "version": version, "tags": tags}
+            return await self.writes.append_block(columns, **how, timeout=timeout)
         finally:
             self._appending -= 1
-
-    def appending(
-        self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
-    ) -> Exchange[m.Appended, list[str]] | None:
-        """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
-        if keys is not None or self.settings.replicas > 1:
-            return None
-        laid = laid_out(columns, m.MAX_INLINE)
-        if laid is None:
-            return None
-        if self._appending > 1:  # more like these are expected, which go together
-            self._gathered.learn(list(columns_of(columns)))
-        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
-        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        said = _Said.of([], b"", group, version, tags, laid.rows)
-        return self._carrying(carried, laid.lengths, said, deadline)
-
-    def _carrying(
-        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
-    ) -> Exchange[m.Appended, list[str]]:
-        """An append whose columns are in the message."""
-        timeout_s = deadline.remaining_s
-        request = m.AppendInline(
-            self._connection.next_id(),
-            self._token,
-            carried,
-            said.keys,
-            said.digest,
-            said.groups,
-            said.versions,
-            said.tags,
-            lengths,
-            timeout_s,
-            said.begin,
-        )
-
-        def finish(reply: m.Appended) -> list[str]:
-            flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
-            return said.keys or self._names(reply, len(said.versions) // 8)
-
-        return Exchange(self._connection, request, m.Appended, timeout_s, finish, admits=True)
-
-    def _names(self, reply: m.Appended, rows: int) -> list[str]:
-        """The generated keys of `rows` rows."""
-        return unnamed(self._mark, range(reply.first, reply.first + rows))
-
-    async def append_block(
-        self,
-        columns: Any,
-        *,
-        keys: Sequence[str] | None = None,
-        group: Any = None,
-        version: Any = 0,
-        tags: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        narrow: Narrow = False,
-        begin: tuple[int, float, str] | None = None,
-    ) -> list[str]:
-        """As `append`, never merged with others. `begin`: for one row in progress, see `client.unfinished`."""
-        deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
-        if narrow:
-            columns = await self._writer.narrowed(columns, narrow)
-        planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
-        rows = len(columns) if planned is None else planned.rows
-        if rows < 1:
-            raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-        said = _Said.of(arguments.keys_of(keys, rows), b"", group, version, tags, rows)
-        named, groups, versions, tagged = said.keys, said.groups, np.frombuffer(said.versions, np.int64), said.tags
-        nbytes = columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns)
-        told = [named, groups, versions.tolist(), tagged, *(begin or ())]
-        digest = await self._digest(planned or columns, told) if named else b""
-        carried = self._carried(planned)
-        if planned is not None and carried is not None:
-            if self._appending > 1 and not named and not narrow:
-                self._gathered.learn([(column.name, column.values) for column in planned.columns])
-            asked = self._carrying(carried, _lengths(planned), said._replace(digest=digest, begin=begin), deadline)
-            return await self._connection.exchange(asked)
-        admit = m.Admit(
-            self._connection.next_id(),
-            self._token,
-            rows,
-            nbytes,
-            int(versions.max()),
-            named[0] if named else "",
-            digest,
-            deadline.remaining_s,
-            self._own(columns) if planned is None else [],
-        )
-        if admit.handing:
-            self._connection.handing.add(admit.id)
-        self._connection.reserved(+1)  # signs of life, without which the admission is given up
-        staged, ticket = "" if planned is None else f"{self._staging}-{next(self._appends)}", 0
-        try:
-            admitted = await self._connection.request(admit, m.Admitted, deadline.remaining_s)
-            if not admitted.ticket:  # it was made before, by the very same call, whose answer was lost
-                self._keep(admit)
-                return named
-            ticket = admitted.ticket
-            if planned is None:
-                ref, lengths = columns, await self._lengths_of(columns)
-            else:
-                ref = await self._writer.write(planned, staged, deadline.remaining_s)
-                lengths = _lengths(planned)
-            spares = await self._spares(ref, deadline)
-            request = m.Append(
-                self._connection.next_id(),
-                self._token,
-                ticket,
-                staged,
-                ref.encode(),
-                named,
-                digest,
-                groups,
-                versions.tobytes(),
-                tagged,
-                lengths,
-                spares,
-                admit.id if admit.handing else 0,
-                deadline.remaining_s,
-                begin,
-            )
-            reply = await self._connection.request(request, m.Appended, deadline.remaining_s)
-            if self._connection.events is not None:
-                self._connection.events.record(_APPEND, began, nbytes)
-                flows.appended(self._connection, self._mark, reply, named, rows)
-        except BaseException:
-            self._unstage(staged, ticket)
-            self._keep(admit)
-            raise
-        finally:
-            self._connection.handing.discard(admit.id)
-            self._connection.reserved(-1)
-        return named or self._names(reply, rows)
 
     def appender(
         self,
@@ -394,53 +167,6 @@ class AsyncStream:
         """An appender that runs by `begin` and `soon`."""
         return AsyncAppender(self, begin, soon, **how)
 
-    def _carried(self, planned: Plan | None) -> m.Inline | None:
-        """The columns as they travel in a message with their rows; None if they have to be put first."""
-        return None if planned is None or self.settings.replicas > 1 else self._writer.inline(planned)
-
-    def _own(self, ref: BatchRef) -> list[int]:
-        """The shards of a reference that are on this plane's node."""
-        own = [number for node, number in ref.shards() if node == self._connection.welcome.node]
-        return own if len(own) <= _HANDED else []
-
-    def _keep(self, admit: m.Admit) -> None:
-        """The append failed: the shards remain the property of the caller, also if this process goes."""
-        with suppress(DataplaneError):
-            self._connection.check()
-            if admit.handing:
-                self._connection.tell(m.Cancel(admit.id))
-
-    async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
-        """The other nodes that have copies of the columns."""
-        if self.settings.replicas == 1:
-            return []
-        return await self._writer.replicate(ref, self.settings.replicas, deadline.remaining_s)
-
-    async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
-        """A digest that only repetitions of this append share: xxh3-128 over its metadata and bytes."""
-        state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
-        if isinstance(columns, BatchRef):
-            state.update(columns.encode())
-        else:
-            await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns, self._writer.each)
-        return state.digest()
-
-    def _unstage(self, staged: str, ticket: int = 0) -> None:
-        """Free staged columns that were not appended. Does not wait; the end of the connection does the same."""
-        with suppress(DataplaneError):
-            self._connection.check()
-            if ticket:
-                self._connection.tell(m.GiveBack(self._token, ticket))
-            if staged:
-                self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
-
-    async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
-        measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]
-        if not measured:
-            return {}
-        batch = await self._getter.get(ref.select(*measured), TIMEOUT_S)
-        return {name: np.asarray(batch[name].lengths()).tobytes() for name in measured}
-
     async def extend(
         self,
         rows: BatchRef | Sequence[str],
@@ -465,120 +191,7 @@ class AsyncStream:
             columns = await self._writer.without_objects(columns)
         if narrow:
             columns = await self._writer.narrowed(columns, narrow)
-        await self.bring(rows, columns, replace, timeout)
-
-    async def bring(
-        self,
-        rows: BatchRef | Sequence[str],
-        columns: Any,
-        replace: bool,
-        timeout: float | None,
-        piece: Callable[[bytes], Piece] | None = None,
-    ) -> None:
-        """Add columns to rows; or the next piece to a row in progress, which `piece` makes from a digest of the
-        columns."""
-        asked = self.extending(rows, columns, replace, timeout, piece)
-        if asked is not None:
-            await self._connection.exchange(asked)
-            return
-        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        numbers, holds, keys = named = self._named(rows)
-        staged, lengths = "", {}
-        if isinstance(columns, BatchRef):
-            ref, lengths = columns, await self._lengths_of(columns)
-            made = None if piece is None else piece(await self._digest(columns, []))
-        else:
-            planned = await self._writer.plan(columns, ())
-            made = None if piece is None else piece(await self._digest(planned, []))
-            _check_rows(planned.rows, len(rows), planned.columns[0].name)
-            if not planned.rows:
-                return
-            carried = self._carried(planned)
-            if carried is not None:
-                asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
-                await self._connection.exchange(asked)
-                return
-            staged = f"{self._staging}-{next(self._appends)}"
-        try:
-            if staged:
-                ref = await self._writer.write(planned, staged, deadline.remaining_s)
-                lengths = _lengths(planned)
-            spares = await self._spares(ref, deadline)
-            request = m.Extend(
-                self._connection.next_id(),
-                self._token,
-                staged,
-                ref.encode(),
-                numbers,
-                holds,
-                keys,
-                lengths,
-                bool(replace),
-                spares,
-                made,
-            )
-            await self._connection.request(request, m.Done, 0.0)
-        except BaseException:
-            self._unstage(staged)
-            raise
-
-    def extending(
-        self,
-        rows: BatchRef | Sequence[str],
-        columns: Any,
-        replace: Any,
-        timeout: Any,
-        piece: Callable[[bytes], Piece] | None = None,
-    ) -> Exchange[m.Done, None] | None:
-        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
-        laid = None if self.settings.replicas > 1 else laid_out(columns, m.MAX_INLINE)
-        if laid is None:
-            return None
-        _check_rows(laid.rows, len(rows), laid.columns[0][0])
-        timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
-        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
-        made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))
-        return self._bringing(carried, laid.lengths, self._named(rows), replace, timeout_s, made)
-
-    def _bringing(
-        self,
-        carried: m.Inline,
-        lengths: dict[str, bytes],
-        named: _Named,
-        replace: Any,
-        timeout_s: float,
-        piece: Piece | None = None,
-    ) -> Exchange[m.Done, None]:
-        """An extend whose columns are in the message."""
-        numbers, holds, keys = named
-        request = m.ExtendInline(
-            self._connection.next_id(),
-            self._token,
-            carried,
-            numbers,
-            holds,
-            keys,
-            lengths,
-            bool(replace),
-            timeout_s,
-            piece,
-        )
-        return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
-
-    def _named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """Rows by number with their delivery numbers, or by key."""
-        if isinstance(rows, BatchRef):
-            origins = rows.origins()
-            if not origins and len(rows):
-                raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
-            if any(token != self._token for token, _, _ in origins):
-                raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
-            numbers = np.empty(len(rows), np.int64)
-            for _, at, of in origins:
-                numbers[at] = of
-            return numbers.tobytes(), rows.holds().tobytes(), []
-        keys = arguments.listed("rows", rows)
-        return b"", b"", arguments.keys_of(keys, len(keys))
+        await self.writes.extend(rows, columns, replace, timeout)
 
     # consuming
 
@@ -642,7 +255,7 @@ class AsyncStream:
             replica=None if replica is None else arguments.whole("replica", replica),
             replicas=arguments.whole("replicas", replicas),
         )
-        wait_log = _WaitLog(self, task, asked.columns) if deadline_s > LOG_WAIT_S else None
+        wait_log = WaitLog(self, task, asked.columns) if deadline_s > LOG_WAIT_S else None
         try:
             if built_in is not None:
                 given = await self.ask(asked, r.Delivered, deadline_s)
@@ -652,7 +265,7 @@ class AsyncStream:
                 if self._connection.events is not None:
                     self._connection.events.record(_CONSUME, began)
         except NotReady as error:
-            raise await self.explained(error, task, asked.columns) from None
+            raise await consuming.explained(self, error, task, asked.columns) from None
         finally:
             if wait_log is not None:
                 wait_log.stop()
@@ -670,31 +283,7 @@ class AsyncStream:
             self._connection.check()
             self._connection.tell(m.AskStream(self._connection.next_id(), self._token, asked))
 
-    async def explained(self, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
-        """The same error, with the reason why no rows are ready, if it is known."""
-        why = await self.describe_wait(task, columns) if error.waited_s > 0 else ""
-        fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
-        return NotReady(f"{error}: {why}", **fields) if why else error
-
-    async def describe_wait(self, task: str, columns: Sequence[str]) -> str:
-        """Why no rows with these columns are ready for a task; empty if the node does not answer."""
-        try:
-            async with asyncio.timeout(_WHY_S):
-                figures = await self.stats()
-        except (DataplaneError, TimeoutError):
-            return ""
-        of, known = figures["task"][task], figures["columns"]
-        said = [f"{of['pending']} rows are pending", f"{of['leased']} leased"]
-        said += [f"{of['dead']} dead letters"] * (of["dead"] > 0)
-        missing = [name for name in columns if name not in known]
-        if missing and figures["rows"]:
-            said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")
-        elif of["pending"]:
-            said.append("those lack a column, or are fewer than min_rows or the sampler asks for")
-        said += [f"group {each['group']!r} has {each['rows']} of {each['of']} rows" for each in of["incomplete"][:1]]
-        return "; ".join(said)
-
-    async def deliveries(
+    def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
     ) -> AsyncIterator[Delivery]:
         """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
@@ -710,53 +299,11 @@ class AsyncStream:
 
         Raises as `consume`, and Closed if the stream is dropped.
         """
-        check_at_end(at_end)
-        wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
-        ahead: list[asyncio.Task[Delivery]] = []
-        context = recorder.context()
 
-        async def one() -> Delivery:
-            while True:
-                with suppress(NotReady):  # perhaps nobody is waiting yet; who does keeps the time
-                    delivery = await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
-                    self._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
-                    return delivery
+        def fetch_ahead(delivery: Delivery) -> None:
+            self._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
 
-        try:
-            while True:
-                while len(ahead) < 1 + max(0, prefetch):
-                    ahead.append(asyncio.get_running_loop().create_task(one(), context=context))
-                began = recorder.awaits()
-                await asyncio.wait(ahead[:1], timeout=wait_s)
-                recorder.awaited(context.run(recorder.place), began)
-                if not ahead[0].done():
-                    what = f"no rows of stream {self.name!r} became ready for task {task!r} in {wait_s:.1f} s"
-                    error = NotReady(what, stream=self.name, task=task, waited_s=wait_s)
-                    raise await self.explained(error, task, how.get("columns", ()))
-                try:
-                    delivery = ahead.pop(0).result()
-                except Closed as closed:
-                    if not closed.drained:
-                        raise
-                    ended(closed, at_end)
-                    return
-                done = False
-                try:
-                    yield delivery
-                    done = True
-                finally:
-                    if not done and not delivery.settled:
-                        with suppress(DataplaneError):
-                            await delivery.nack(LEFT)
-                if not delivery.settled:
-                    await delivery.ack()
-        finally:
-            for task_ahead in ahead:
-                task_ahead.cancel()
-            for outcome in await asyncio.gather(*ahead, return_exceptions=True):
-                if isinstance(outcome, Delivery):
-                    with suppress(DataplaneError):
-                        await outcome.unseen()
+        return consuming.deliveries(self, task, prefetch, timeout, at_end, how, fetch_ahead)
 
     async def take(
         self,
@@ -800,7 +347,7 @@ class AsyncStream:
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
         """Drop rows, and all rows of these groups: no task is given them any more, and groups count as complete
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
-        numbers, _, keys = self._named(rows)
+        numbers, _, keys = self.writes.named(rows)
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
@@ -832,21 +379,14 @@ class AsyncStream:
             raise Misuse(f"stream {self.name!r} has no task {name!r}: it has {', '.join(tasks)}")
         return tasks.index(name)
 
-    async def tend(self, key: str, what: str, token: int, lease_s: float) -> None:
-        """Renew, release or give up a row in progress; see `wire.messages.TendRow`."""
-        await self._connection.request(self._tending(key, what, token, lease_s), m.Done, 0.0)
-
-    async def take_up(self, key: str, token: int, lease_s: float) -> list[Listed]:
-        """Take over a row in progress or, without a key, the first free one; empty if none is free."""
-        asked = self._tending(key, "take", token, lease_s)
-        return _result(await self._connection.request(asked, m.StreamAnswer, 0.0), r.UnfinishedRows).rows
-
-    def _tending(self, key: str, what: str, token: int, lease_s: float) -> m.TendRow:
-        return m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
-
-    async def list_unfinished(self, most: int) -> list[Listed]:
-        """The rows in progress, as messages have them."""
-        return (await self.ask(r.ListUnfinished(most=most), r.UnfinishedRows)).rows
+    async def tend(self, key: str, what: str, token: int, lease_s: float) -> list[Listed]:
+        """Renew, release or give up a row in progress, or take it over; without a key, the first free one. See
+        `wire.messages.TendRow`. Returns what was taken over."""
+        request = m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
+        if what != "take":
+            await self._connection.request(request, m.Done, 0.0)
+            return []
+        return _result(await self._connection.request(request, m.StreamAnswer, 0.0), r.UnfinishedRows).rows
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
         """As `plane.get`."""
@@ -921,49 +461,8 @@ class AsyncStream:
         await self._connection.request(m.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
 
 
-class Consuming:
-    """A consume under way: `await` it, or enter it with `async with`."""
-
-    def __init__(self, consume: Callable[[], Any]) -> None:
-        self._begin = consume
-        self._delivery: Delivery | None = None
-
-    def __await__(self) -> Generator[Any, None, Delivery]:
-        return self._begin().__await__()  # type: ignore[no-any-return]
-
-    async def __aenter__(self) -> Delivery:
-        self._delivery = await self
-        return self._delivery
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._delivery is not None:
-            await self._delivery.__aexit__(kind)
-
-
 def _result(answer: m.StreamAnswer, kind: type[A]) -> A:
     """The result of an answer. Raises ProtocolMismatch if it is of another type."""
     if not isinstance(answer.result, kind):
         raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")
     return answer.result
-
-
-def _check_rows(found: int, rows: int, column: str) -> None:
-    """Raises SchemaMismatch if the columns of an extend do not have a row for each."""
-    if found != rows:
-        raise SchemaMismatch(
-            f"{found} rows of new columns for {rows} rows",
-            column=column,
-            expected=f"{rows} rows",
-            found=f"{found} rows",
-        )
-
-
-def _lengths(planned: Plan) -> dict[str, bytes]:
-    return {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
-
-
-def _digest_columns(state: Any, planned: Plan, each: Each) -> None:
-    for column in planned.columns:
-        state.update(msgspec.msgpack.encode((column.name, column.field)))
-        for digest in digests(column.values, each):
-            state.update(digest)

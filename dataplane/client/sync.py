@@ -15,11 +15,12 @@ from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import histories, spans, weights
+from dataplane.client.connecting import Connecting
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.exit_hook import close_at_end
 from dataplane.client.loop_runner import LoopRunner
-from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
+from dataplane.client.plane import TIMEOUT_S, AsyncPlane
 from dataplane.client.reader import with_columns
 from dataplane.client.sync_histories import History
 from dataplane.client.sync_streams import Stream

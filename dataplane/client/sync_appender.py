@@ -94,5 +94,5 @@ class Appender:
         if kind is None:
             self.close()
         else:
-            with suppress(DataplaneError):  # what left the block is what its caller is to see
+            with suppress(DataplaneError):  # the caller must see the error that left the block
                 self.close()

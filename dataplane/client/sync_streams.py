@@ -229,7 +229,7 @@ class Stream:
     ) -> list[str]:
         """Append rows to the stream. Returns their keys. See `AsyncStream.append`."""
         if self._turns.free and not narrow and objects == "store":
-            asked = self._inner.appending(columns, keys, group, version, tags, timeout)
+            asked = self._inner.writes.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return self._turns.ask(asked)
         how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
@@ -259,7 +259,7 @@ class Stream:
     ) -> None:
         """Add columns to rows of the stream. See `AsyncStream.extend`."""
         one = self._turns.free and not narrow and objects == "store"
-        asked = self._inner.extending(rows, columns, replace, timeout) if one else None
+        asked = self._inner.writes.extending(rows, columns, replace, timeout) if one else None
         if asked is None:
             how: dict[str, Any] = {"replace": replace, "timeout": timeout, "narrow": narrow, "objects": objects}
             self._wait(self._inner.extend(rows, columns, **how))
@@ -328,7 +328,7 @@ class Stream:
         """The rows that were not delivered again. See `AsyncStream.dead_letters`."""
         return self._wait(self._inner.dead_letters(task, most=most))
 
-    def lost(self, task: str | None = None) -> streams.LostRows:
+    def lost(self, task: str | None = None) -> delivery.LostRows:
         """Rows whose columns died with their hosts, each reported once. See `AsyncStream.lost`."""
         return self._wait(self._inner.lost(task))
 

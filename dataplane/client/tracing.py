@@ -18,9 +18,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _trace(chosen: argparse.Namespace) -> int:
+    from dataplane.client.connecting import Connecting
     from dataplane.client.embedded import find
     from dataplane.client.observing import collect
-    from dataplane.client.plane import Connecting
     from dataplane.observe.trace import Trace
 
     address = find(chosen.address)

@@ -23,6 +23,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
+from dataplane.stream import requests as r
 from dataplane.stream.pieces import Listed, Piece, stale_version
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class AsyncRow:
         self._lease_s = lease_s
         self._pieces = listed.pieces
         self._unsure = False  # whether it is not known if the last piece came
-        self._last: tuple[dict[str, Any], int, int] | None = None  # what it was to be finished with
+        self._last: tuple[dict[str, Any], int, int] | None = None  # the arguments of its finish
         self._turn = asyncio.Lock()
 
     @property
@@ -128,7 +129,7 @@ class AsyncRow:
         def piece(digest: bytes) -> Piece:
             return Piece(self._token, number, version, last, int.from_bytes(digest[:7], "little"))
 
-        await self._stream.bring([self.key], columns, False, timeout, piece)
+        await self._stream.writes.extend([self.key], columns, False, timeout, piece)
 
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
         """The row is done: it is delivered to tasks, with a column `version_spans`.
@@ -180,7 +181,7 @@ class AsyncRow:
 
     async def _taken(self) -> Listed:
         """The row as it is shown to its holder."""
-        return (await self._stream.take_up(self.key, self._token, self._lease_s))[0]
+        return (await self._stream.tend(self.key, "take", self._token, self._lease_s))[0]
 
     async def _tend(self, what: str) -> None:
         await self._stream.tend(self.key, what, self._token, self._lease_s)
@@ -241,7 +242,7 @@ async def begin(
     first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
     said = token, lease_s, arguments.text("a column", tokens)
     keys = None if key is None else [key]
-    (named,) = await stream.append_block(
+    (named,) = await stream.writes.append_block(
         first, keys=keys, group=group, version=version, tags=tags, timeout=timeout, begin=said
     )
     return AsyncRow(
@@ -251,7 +252,7 @@ async def begin(
 
 async def listed(stream: AsyncStream) -> list[Unfinished]:
     """The unfinished rows, the oldest first; of each partition at most 4,096."""
-    rows = sorted(await stream.list_unfinished(_MOST), key=lambda row: -row.age_s)
+    rows = sorted((await stream.ask(r.ListUnfinished(most=_MOST), r.UnfinishedRows)).rows, key=lambda row: -row.age_s)
     return [
         Unfinished(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
         for row in rows
@@ -265,7 +266,7 @@ async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow
     Raises LeaseExpired, for a key, if another holds it, or it is unfinished no more.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    taken = await stream.take_up(key or "", token, lease_s)
+    taken = await stream.tend(key or "", "take", token, lease_s)
     return AsyncRow(stream, taken[0], token, lease_s) if taken else None
 
 

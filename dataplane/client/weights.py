@@ -42,7 +42,7 @@ KEEP = 2
 _NEWS = 64  # columns by which watchers are woken, in turn
 _TAG = 48 << 10  # bytes of a part in the tags of one row
 _TRIES = 8
-_LOOK_S = 5.0  # after which who waits looks again: a publisher may have died before it told of its version
+_LOOK_S = 5.0  # after which a waiter reads again: a publisher may have died before it announced its version
 
 
 class AsyncWeights:

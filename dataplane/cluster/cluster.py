@@ -51,7 +51,7 @@ class Cluster:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _ended(running[:2])
-            await self.membership.leave()  # while there is an etcd to be told so
+            await self.membership.leave()  # while there is an etcd to be informed
             await _ended(running[2:])
         for task in running:
             if not task.cancelled():

@@ -99,7 +99,7 @@ class Membership:
         self._kept_s = kept_s
         self._clock = clock
         self._registered: dict[str, tuple[Member, bytes]] = {}  # the others, and their values
-        self._missing: dict[str, tuple[Member, float]] = {}  # who was registered, and since when it is not
+        self._missing: dict[str, tuple[Member, float]] = {}  # members whose registration is missing, and since when
         self._ended: dict[str, Member] = {}  # whose processes have ended
         self._decoded: dict[str, tuple[bytes, Member | None]] = {}
         self._joined_s = math.inf
@@ -286,7 +286,7 @@ class Membership:
         while True:
             await asyncio.sleep(pause_s)
             before_s, awake_s = awake_s, self._clock()
-            if awake_s - before_s > self._lease_s / 2:  # nothing that was heard before is to be believed
+            if awake_s - before_s > self._lease_s / 2:  # nothing that was received before counts
                 self._contact(renewed=False, why=TimeoutError(f"this node was away for {awake_s - before_s:.1f} s"))
                 self._again.set()
             self._settle()

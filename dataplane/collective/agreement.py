@@ -71,7 +71,7 @@ def agree(link: Link, said: Statement, decide: Decide, own: BaseException | None
         answer = _to(0, answer, headers)
     if answer.error is None:
         return answer
-    link.flush()  # what is dropped before does not arrive
+    link.flush()  # messages dropped before this would not arrive
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 

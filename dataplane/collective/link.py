@@ -39,10 +39,10 @@ Described = tuple[str, str, dict[str, Any]]
 _STORE_S = 0.3
 _THREADS = 64  # of a link, of which one or two are used unless the store hangs
 _WATCH_S = 0.5  # between two looks for a rank that has failed; calls that take less look once, before they begin
-_FRAME = 2048  # bytes of the first message of a text; what is longer follows in a second
+_FRAME = 2048  # bytes of the first message of a text; the rest of a longer one follows in a second
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 31  # bytes of a text
-_NEVER, _TEXTS = 0, 1  # the tags of what is never sent, and of texts; payloads have those from the next on
+_NEVER, _TEXTS = 0, 1  # the tag of no message, and that of texts; payloads have the following ones
 
 _links: weakref.WeakKeyDictionary[Any, Link] = weakref.WeakKeyDictionary()
 _linking = threading.Lock()
@@ -232,7 +232,7 @@ class Link:
                         self._shut(peers)
                         return
 
-        with suppress(OSError):  # there is no thread: who waits for a third does so until the deadline
+        with suppress(OSError):  # there is no thread: a rank that waits for a third waits until the deadline
             self._threads.submit(watch)
 
     def _close(self) -> None:

@@ -133,7 +133,7 @@ class Gateway:
         self.timeout_s = timeout_s
         self._try_s = try_s
         self._tls = tls
-        self._urls: list[str] = []  # who is asked first, first
+        self._urls: list[str] = []  # in the order in which they are asked
         self.use(endpoints)
         self._login = login
         self._token = ""
@@ -175,7 +175,7 @@ class Gateway:
                         self._leave(self._urls[0])
                     return answer
             if time.monotonic() - began < each_s or time.monotonic() >= deadline:
-                break  # all have answered, or nobody listens there: who asks knows when to ask again
+                break  # all have answered, or nobody listens there: the caller knows when to ask again
             each_s *= 2
         if sent and writes:
             raise OutcomeUnknown(why)

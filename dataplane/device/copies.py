@@ -52,7 +52,7 @@ def fill(target: Any, source: Any) -> None:
     if target.device.type == "cuda" and target.is_contiguous() and source.is_contiguous():
         ring = _ring(target.device)
         current = torch.cuda.current_stream(target.device)
-        ring.stream.wait_stream(current)  # what still uses the target there
+        ring.stream.wait_stream(current)  # work that still uses the target there
         ring.copy(target, source)
         current.wait_stream(ring.stream)
         target.record_stream(ring.stream)

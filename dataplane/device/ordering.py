@@ -71,7 +71,7 @@ class Mark(msgspec.Struct, frozen=True, eq=False):
 
         events = []
         for device in sorted({device for device in devices if device.type == "cuda"}, key=str):
-            event = torch.cuda.Event(blocking=True)  # whoever waits on the host sleeps
+            event = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps
             event.record(torch.cuda.current_stream(device))
             events.append(event)
         return cls(tuple(events))

@@ -21,7 +21,7 @@ PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
 ROOM = (*PERMITS, "memory")
 _DEEPEST = 8
 _BLOCKED = 0.02  # how much a process counts at least that waits for room all the time
-_LEAST = 1e-4  # of the window: what is less is not followed
+_LEAST = 1e-4  # of the window: smaller shares are not followed
 
 
 Seen = frozenset[str]

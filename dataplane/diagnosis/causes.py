@@ -22,11 +22,11 @@ Kind = Literal[
     "host",  # the processes of one host take longer than those alike
     "ack",  # a consumer holds rows for long before it acks them
     "budget",  # producers wait for memory
-    "disk",  # what was spilled, or is to be, waits for the disk
+    "disk",  # a read or write of spilled data waits for the disk
     "link",  # bytes of another host are waited for
     "prefetch",  # bytes are asked for only when they are needed
     "limit",  # max_lag, max_rows or max_bytes keeps two roles from working at a time
-    "processor",  # what could have run had no processor, since the job's own processes want more than there are
+    "processor",  # ready threads had no processor, because the job's own processes want more than there are
     "collective",  # collectives themselves: ranks wait there, all alike
     "plane",  # calls into the plane themselves
 ]

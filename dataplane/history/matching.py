@@ -210,7 +210,7 @@ class PlainMatcher:
     def _learn(self, bucket: int, came: bool) -> None:
         self._tries[bucket] += 1
         self._hits[bucket] += came
-        if self._tries[bucket] > 256:  # what is long ago counts half
+        if self._tries[bucket] > 256:  # older tries count half
             self._tries[bucket] /= 2
             self._hits[bucket] /= 2
 

@@ -139,7 +139,7 @@ class Rollouts:
             heapq.heappush(self._events, (worker.next, worker.version, number))
 
     def _end(self, worker: _Worker, now: float) -> None:
-        first = True  # what the event is of, whatever rounding says
+        first = True  # its own time, whatever the rounding
         while worker.active and (first or worker.active[0][0] <= worker.clock):
             _, step, _ = heapq.heappop(worker.active)
             first = False

@@ -51,7 +51,7 @@ class Watch:
 
     def _gone(self) -> None:
         self._left.pop()  # at once, whichever threads lose users at the same time
-        if not self._left and self._made_in == os.getpid():  # what a forked child loses, its parent still has
+        if not self._left and self._made_in == os.getpid():  # the parent of a forked child still has them
             _queue.put(self._ref)
 
 

@@ -48,5 +48,7 @@ def uninstall() -> None:
 def _reduced(image: Any) -> Any:
     from PIL import ImageFile
 
-    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else images.opened_from(image)  # who unpickles may not be told that
+    found = (
+        None if ImageFile.LOAD_TRUNCATED_IMAGES else images.opened_from(image)
+    )  # the unpickling process may have another setting
     return image.__reduce_ex__(4) if found is None else (images.reopened, found)

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between looks at which Ray nodes there are
 _AGAIN_S = 1.0  # before another try
 _START_S = 60.0
-_KNOWN_S = 0.02  # between looks at who is a member
+_KNOWN_S = 0.02  # between reads of the members
 _AT_ONCE = 16  # calls of a host: one waits for its end, and each `up` for its members
 _DOWN_S = 10.0
 _keeping: Any = None  # the manager's handle: it would end with its last
@@ -111,7 +111,7 @@ def down() -> None:
     if manager is not None:
         ray.kill(manager)
     deadline = Deadline.after(_DOWN_S)
-    while _manager() is not None and deadline.remaining_s > 0:  # its name would be taken for another
+    while _manager() is not None and deadline.remaining_s > 0:  # its name would be mistaken for another
         time.sleep(0.01)
 
 
@@ -379,7 +379,7 @@ class _DataplaneManager:
             try:
                 while True:
                     await self._keep_by(host, place)
-            except Exception as error:  # what Ray raises is no closed list, and whatever it is, a node is to be there
+            except Exception as error:  # Ray may raise anything, and a node must run all the same
                 await self._lost(place, str(error))
             ray.kill(host)
             await asyncio.sleep(_AGAIN_S)

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dataplane.client.connecting import Connecting
 from dataplane.client.observing import series
-from dataplane.client.plane import Connecting
 from dataplane.errors import DataplaneError
 
 log = logging.getLogger(__name__)

@@ -209,7 +209,7 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
     arrays: list[str] = []
     for key, value in row.items():
         of_column = isinstance(key, str) and key not in ("", REST)
-        values[key] = None  # keeps the place of what has a column
+        values[key] = None  # keeps the place of a value with a column
         if of_column and is_tensor(value):
             stored[key] = value
         elif of_column and isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufc":

@@ -148,7 +148,7 @@ class Client:
             self._socket.shutdown(socket.SHUT_WR)
         try:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
-        except OSError:  # its end would never be heard of
+        except OSError:  # its end would never be noticed
             self._leaving = False
             self._go()
             return False
@@ -156,7 +156,7 @@ class Client:
 
     def _go(self) -> None:
         """Release everything that the client had: its process has ended, or has released it."""
-        self._rows.free_handing()
+        self._rows.free_pending()
         self._store.leave(self)
         self._observing.leave(self)
         self._services.gone(self)
@@ -204,7 +204,7 @@ class Client:
     def _fail(self, identifier: int, error: Exception) -> None:
         if isinstance(error, ProtocolMismatch):
             self.close(error, identifier)
-        elif identifier == 0:  # a message without an id has nobody who would hear of it
+        elif identifier == 0:  # a message without an id has no reply
             said = failure(0, error, self)
             self.close(error if isinstance(error, DataplaneError) else revive(said.name, said.message, said.fields))
         else:
@@ -231,7 +231,7 @@ class Client:
                     return self._ask_elsewhere(request)
                 self._channel.send(self._observing.answer(request))
             case m.Cancel():
-                self._rows.end_handing(request.request)
+                self._rows.end_pending(request.request)
                 task = self._waiting.get(request.request)
                 if task is not None:
                     task.cancel()
@@ -241,7 +241,7 @@ class Client:
                 for task in self._waiting.values():
                     task.cancel()
                 self._rows.leave()
-                self._rows.free_handing()
+                self._rows.free_pending()
             case m.Alive():
                 pass
             case m.Report():

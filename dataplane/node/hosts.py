@@ -249,7 +249,7 @@ class Hosts:
         assert self.membership is not None
         before, self._known = self._known, dict(self.membership.members)
         gone = before.keys() - self._known.keys()
-        for node in gone:  # who waits for its answer is told at once
+        for node in gone:  # requests that wait for it fail at once
             self._peers.forget(before[node].address)
         self._offers.gone(gone)
 
@@ -257,7 +257,7 @@ class Hosts:
         assert self.fetcher is not None
         self.fetcher.replicas.gone(bytes.fromhex(node))
 
-    # what others ask
+    # requests of other nodes
 
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
         match request:
@@ -436,7 +436,7 @@ class Hosts:
             await self.partitions.aclose()
         await self._offers.aclose()
         await self._peers.aclose()
-        await self._offers.aclose()  # what was asked for meanwhile
+        await self._offers.aclose()  # offers that were requested meanwhile
         if self.fetcher is not None:
             await self.fetcher.aclose()
         if self._cluster is not None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STREAMS = 50  # and tables, that are told of among a node's figures
+_STREAMS = 50  # and tables, in a node's statistics
 _AGAIN_S = 0.1  # after which what the system refused is tried again
 _LEAVE_S = 4.0  # that leaving the other hosts may take
 _MAX_SOCKET = 107  # bytes of a socket's path (unix(7))
@@ -92,15 +92,11 @@ class Node:
             if config.data_path is not None:
                 directory = DataDirectory(config.data_path, "" if cluster is None else cluster.joined.name)
                 undo.callback(directory.close)
-                if cluster is not None and cluster.seeds and cluster.seed_dir is None:
-                    cluster = replace(cluster, seed_dir=str(config.data_path))  # what is durable needs its etcd
             self.id = secrets.token_bytes(8) if directory is None else directory.identity.node
             """Who it is: for as long as it lives, or for as long as its data directory is there."""
             self._store = Store(config, directory=directory, clock=clock)
             undo.callback(self._store.abandon)
             self._trimming = MemoryTrim(self._store.cool)
-            self._waits = Waits(freed=self._trimming.freed)
-            self._halves = PartialFrames(freed=self._trimming.freed)
             self._needed = NeededShards(self.id, self._store)
             self._streams = LocalStreams(self._needed, clock)
             self._streams.freed = self._trimming.due
@@ -119,21 +115,7 @@ class Node:
                 self._durable = DurablePartitions(self.id, self._store, self._needed, directory.identity.starts)
             if cluster is not None:
                 self.hosts = self._join(cluster, durable=directory is not None)
-            self._services = NodeServices(
-                self.id,
-                self._store,
-                self._needed,
-                self._streams,
-                self._tables,
-                self.hosts,
-                self._durable,
-                self._waits,
-                self._halves,
-                self._observing,
-                self.figures,
-                self._clients,
-                self._client_gone,
-            )
+            self._services = self._serving(Waits(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed))
             self._listener = _listen(path)
             undo.pop_all()
 
@@ -141,10 +123,29 @@ class Node:
         """This node's part in its cluster."""
         from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
+        if durable and cluster.seeds and cluster.seed_dir is None:
+            cluster = replace(cluster, seed_dir=self.config.data_dir)  # durable data need the etcd's
         hosts = Hosts(cluster, self.id, self._store, self._needed, self._trimming.freed, keeps=durable)
         hosts.graphs = self._graphs
         hosts.measured = self.figures
         return hosts
+
+    def _serving(self, waits: Waits, halves: PartialFrames) -> NodeServices:
+        return NodeServices(
+            self.id,
+            self._store,
+            self._needed,
+            self._streams,
+            self._tables,
+            self.hosts,
+            self._durable,
+            waits,
+            halves,
+            self._observing,
+            self.figures,
+            self._clients,
+            self._client_gone,
+        )
 
     @property
     def address(self) -> str:
@@ -379,7 +380,7 @@ def _listen(path: Path) -> socket.socket:
             said = f"the node can not listen at {path}: {why}. Choose another --socket"
             raise OSError(error.errno or errno.ENAMETOOLONG, said) from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # who listens may accept nobody
+        probe.setblocking(False)  # a listener may accept nobody
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

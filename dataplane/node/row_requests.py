@@ -41,7 +41,7 @@ class RowRequests:
         streams = StreamClient(service, staged, channel.room, owner=client)
         here = Tabling(services.tables, staged)
         shared = None if hosts is None else hosts.tables
-        self._handing = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
+        self._pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
         self._inlining = Inlining(client, node, store, streams, staged)
         self._streams: StreamClient | EitherStreams = streams
         self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(staged)
@@ -66,9 +66,9 @@ class RowRequests:
                 answer = self._tables.answer(request, deadline)
             case _:
                 if isinstance(request, m.Admit):
-                    self._handing.begin(request.id, request.handing)
+                    self._pending.begin(request.id, request.handing)
                 elif isinstance(request, m.Append):
-                    self._handing.end(request.admitted)
+                    self._pending.end(request.admitted)
                 answer = self._streams.answer(request, deadline)
         if isinstance(answer, m.Message):
             self._channel.send(answer)
@@ -108,13 +108,13 @@ class RowRequests:
         """Revoke its permits."""
         self._streams.revoke()
 
-    def end_handing(self, request: int) -> None:
+    def end_pending(self, request: int) -> None:
         """The shards of this request to append are not the stream's; see `PendingShards`."""
-        self._handing.end(request)
+        self._pending.end(request)
 
-    def free_handing(self) -> None:
+    def free_pending(self) -> None:
         """Free the shards that the client was about to append."""
-        self._handing.leave()
+        self._pending.leave()
 
     def leave(self) -> None:
         """Release the client's leases: its rows go to other consumers."""

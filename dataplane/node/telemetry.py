@@ -332,7 +332,11 @@ def _look(
         before = None  # rows came or went
     oldest = before[3] if before is not None else partition.metadata.oldest() if rows else None
     if before is not None and before[1] == progress.counts and not waits and not before[0].waits:
-        tasks, counts, lefts = before[0].tasks, before[1], before[2]  # what came, went and is counted: what is left
+        tasks, counts, lefts = (
+            before[0].tasks,
+            before[1],
+            before[2],
+        )  # arrivals, departures and counters; the rest is left
     else:
         lefts = [sum(left.values()) for left in progress.left]
         tasks, counts = _tasks(leased, lefts, waiting), [list(each) for each in progress.counts]

@@ -171,7 +171,7 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 @functools.cache
 def _version() -> str:
-    from importlib import metadata  # 20 ms: for who is asked for metrics
+    from importlib import metadata  # 20 ms: only where metrics are served
 
     with suppress(metadata.PackageNotFoundError):  # it runs from a source tree
         return metadata.version("rollout-dataplane")

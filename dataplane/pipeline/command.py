@@ -116,7 +116,7 @@ def _of_stages(pipeline: Pipeline, rows: Rows, cluster: Cluster, chosen: argpars
     names = tuple(stage.name for stage in pipeline.stages)
     count = chosen.micro_batches or min(len(rows.groups), cluster.workers)
     members = {name: [i % cluster.workers] for i, name in enumerate(names)}
-    for w in range(len(names), cluster.workers):  # what is left goes round
+    for w in range(len(names), cluster.workers):  # the rest are dealt out in turn
         at = w % len(names)
         replicas = pipeline.stages[at].replicas
         if replicas is None or len(members[names[at]]) < replicas:

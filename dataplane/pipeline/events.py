@@ -44,15 +44,15 @@ class Tasks:
     work: Floats  # seconds on a worker of speed 1
     cores: Floats  # that it computes with; 0 waits, and is slowed by nobody
     queue: Ints  # which queue it is taken from
-    key: Floats  # who comes first in a queue, and among queues: the lowest
-    slot: Ints  # what is bounded: -1, or the number of a cap
+    key: Floats  # the order in a queue and among queues: the lowest first
+    slot: Ints  # -1, or the number of the cap that bounds it
     take: Ints  # of that: so many are taken as it begins, or given back, if negative, as it ends
     out: Floats  # bytes of its host's store, from its beginning until the last that needs them has ended
     alloc: Floats  # bytes of its worker's own memory that are taken as it begins
     release: Floats  # and that are given back as it ends
     next_at: Ints
     next: Ints
-    next_bytes: Floats  # what a dependency carries to another host
+    next_bytes: Floats  # the bytes that a dependency sends to another host
 
     def __len__(self) -> int:
         return len(self.work)

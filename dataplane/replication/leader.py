@@ -160,7 +160,7 @@ class Leader:
         state = self._state
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
-            state.send(replica, Outdated(state.configuration))  # it may hear, though it is not heard
+            state.send(replica, Outdated(state.configuration))  # it may receive, though it cannot send
             del self._peers[replica]
             self._lease.forget(replica)
         self._out = {replica: until for replica, until in self._out.items() if replica in followers}

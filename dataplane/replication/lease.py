@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from dataplane.replication.configuration import ReplicaId
 
-_ANY: ReplicaId = ("", 0)  # whoever led before this replica was started
+_ANY: ReplicaId = ("", 0)  # any leader before this replica was started
 _LEADERS = 4  # that are remembered before those are forgotten to whom nothing is promised any more
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 import msgspec
 
-_BYTES = 1 << 20  # of entries that are told at once, unless the first has more
+_BYTES = 1 << 20  # of entries in one message, unless the first has more
 
 
 class OutboxState(msgspec.Struct, array_like=True):

@@ -36,8 +36,8 @@ class Progress:
         self.match = 0
         self.since = now
         """An acknowledgement is due from here on."""
-        self._next = state.log.last + 1  # the first entry to send; the peer is taken to have what is before it
-        self._target = 0  # what the peer will have when the batch on its way has come
+        self._next = state.log.last + 1  # the first entry to send; the peer is assumed to have those before
+        self._target = 0  # the peer's position after the batch on its way
         self._on_its_way = False
         self._batch_s = self._sent_s = -math.inf
         self._snapshot: Snapshot | None = None  # that goes to the peer in parts, and how much of it is there

@@ -183,7 +183,7 @@ class Arena:
         size = pages(nbytes)
         if self.used + size > self.capacity:
             raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")
-        for segment in self._owned.get(owner, ()):  # the oldest first: what is free there is warm
+        for segment in self._owned.get(owner, ()):  # the oldest first: free extents there are warm
             offset = segment.free.take(size)
             if offset is not None:
                 break

@@ -77,7 +77,7 @@ class DirectoryClaim:
                 opened = self._parent = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 self._sweep(opened)
                 return opened, *self._make(opened)
-            except FileNotFoundError:  # who had made the parent has removed it meanwhile
+            except FileNotFoundError:  # the process that made the parent has removed it meanwhile
                 if self._parent is not None:
                     os.close(self._parent)
                 self._parent = None
@@ -93,7 +93,7 @@ class DirectoryClaim:
             except FileNotFoundError:
                 if not os.fstat(parent).st_nlink:
                     raise
-                continue  # who sweeps was quicker
+                continue  # a sweep was quicker
             except FileExistsError:
                 continue
             except OSError:

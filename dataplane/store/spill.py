@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
 """Errors of reading a file that the disk may have lost; other errors say nothing about the file."""
-_TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it is taken to be lost
+_TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it counts as lost
 _LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
 _WRITERS = 2  # of the workers, the first two, which write and read
 _AHEAD = 3  # chunks of a file that are under way: so many threads it can hold up

@@ -317,7 +317,7 @@ class Store:
                 for shard in map(self._find, numbers):
                     if shard.extent is None and isinstance(shard.file, ClientShard):
                         await shard.file.land()
-                async with self._admission:  # whoever waits for it holds nothing
+                async with self._admission:  # a waiter for it holds nothing
                     shards = self._hold(client, numbers)
                     await self._residency.restore(shards, deadline)
                 for shard in shards:
@@ -406,7 +406,7 @@ class Store:
         if shard is None:
             raise self.freeings.error(number)
         if shard.damage is not None:
-            raise shard.damage.with_traceback(None)  # it is raised again for each who asks
+            raise shard.damage.with_traceback(None)  # it is raised again for each caller
         return shard
 
     def _find_all(self, numbers: Sequence[int]) -> list[Shard]:
@@ -553,7 +553,7 @@ class Store:
             return None, 0
         try:
             segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)
-        except OSError:  # whoever puts is told
+        except OSError:  # the put raises it
             return None, 0
         self._prewarmed = client
         return segment.number, nbytes

@@ -73,7 +73,7 @@ class Leader(Replicated):
         self.leased.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        if self._term < 0:  # who leads says it
+        if self._term < 0:  # the leader logs it
             return
         leased = self.leased
         names, more = ", ".join(leased.partition.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
@@ -238,7 +238,7 @@ class Leader(Replicated):
                 grant = leased.consume(demand, now)
         except DataplaneError:
             raise
-        except Exception as error:  # the boundary: a sampler that fails is the end of who brought it, no more
+        except Exception as error:  # the boundary: a sampler that fails ends its own call only
             raise Misuse(f"{type(error).__name__}: {error}") from error
         if grant is None:
             raise NotReady("no rows are ready", stream=self.name, task=asked.task)

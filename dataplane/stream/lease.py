@@ -236,7 +236,7 @@ class Leases:
             grant = self._grants[heapq.heappop(self._expiring)[1]]
             self.end(grant, done=grant.done_as_far_as_known)
             over.append(grant)
-            if grant.shared:  # who has not asked for it has gone, perhaps
+            if grant.shared:  # a replica that has not asked for it may have gone
                 self._replicas.get((grant.task, grant.who.member), set()).intersection_update(grant.held_by)
         return over
 

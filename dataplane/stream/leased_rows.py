@@ -244,7 +244,7 @@ class LeasedRows:
     ) -> None:
         """Add columns to these rows; the nodes `spares` have copies. `replace` was decided before. Raises as
         `replaces`, Misuse for an existing column, SchemaMismatch, LimitExceeded."""
-        self._require(rows, ref, holds)  # what was true when it was decided may be so no more
+        self._require(rows, ref, holds)  # the state may have changed since it was decided
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         readers = self.leases.holding(rows) if replace else set()
         hold: Hold = -1
@@ -352,13 +352,11 @@ class LeasedRows:
         if len(rows):
             for number in self.leases.holding(rows):
                 grant = self.leases.live(number)
-                if grant is not None:  # what it was for is not to be had any more
+                if grant is not None:  # its rows are gone
                     self.leases.end(grant)
                     self.partition.give_back(grant.task, grant.rows, seen=False)
             rows = rows[self.partition.rows.there(rows)]
-            self.partition.progress.unlease(
-                self.partition.rows.places(rows)
-            )  # what was decided of them and is not done, too
+            self.partition.progress.unlease(self.partition.rows.places(rows))  # commands in flight about them too
             self._note_lost(rows[~self.partition.progress.dropped(self.partition.rows.places(rows), len(rows))])
             self.partition.lose(rows)
             self.changes += 1

@@ -163,7 +163,7 @@ class StreamMachine(Leader, StateMachine):
     def leaving(self, process: str) -> bytes:
         return r.encode_request(r.LeaveAll(clients=f"{process}/"))
 
-    # What its nodes are told
+    # The settings of its nodes
 
     def holders(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes.holders if node not in self.lost_nodes]

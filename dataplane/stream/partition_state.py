@@ -176,7 +176,7 @@ class StreamState:
         states = self.progress.states(places, len(fresh))
         self.groups.drop(self.metadata.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
         self.let_go(rows)
-        self.look_again()  # what is left of their groups may be complete now
+        self.look_again()  # the rest of their groups may be complete now
 
     def look_again(self) -> None:
         """Rows that were not ready may be now."""
@@ -254,7 +254,7 @@ class StreamState:
         self._empty()
         self._release(patches)
 
-    # what there is
+    # queries
 
     def behind(self) -> list[str]:
         """The tasks that have rows of the oldest policy version to do and, among those, the most rows."""
@@ -275,7 +275,7 @@ class StreamState:
         named = self.groups.names(self.metadata.groups(places))
         tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}
         versions = self.metadata.versions(places).tolist()
-        if len(self.unfinished):  # of which some may be lost
+        if len(self.unfinished):  # some may be lost
             begun = self.unfinished.begun
             versions = [
                 begun[row].version if row in begun else v for row, v in zip(rows.tolist(), versions, strict=True)

@@ -257,7 +257,7 @@ class Progress:
             flags[chosen] = self._sheet(page).dropped[inside]
         return flags
 
-    # what there is
+    # queries
 
     def states(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
         """The state of each row for each task, [tasks, rows]."""

@@ -173,7 +173,7 @@ class Unfinished:
                 f"row {row} is in progress; who brings it appends to it, and others extend it once it is finished"
             )
 
-    # who brings it
+    # the holder
 
     def take(self, row: int, token: int, client: str, lease_s: float, now: float) -> None:
         """Make the holder of this token the producer of the row."""
@@ -241,7 +241,7 @@ class Unfinished:
         self._clients.clear()
         self._left.clear()
 
-    # what there is
+    # queries
 
     def listed(self, row: int, now: float, key: str, group: Any, tags: Mapping[str, list[Any]]) -> Listed:
         """The row as users see it, without columns."""

@@ -40,7 +40,7 @@ _OF_CLIENTS = (r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)
 class TableMachine(StateMachine):
     """See the module."""
 
-    tells = False  # who waited in vain asks again when it likes
+    tells = False  # a waiter that got nothing asks again when it likes
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -135,7 +135,7 @@ class TableMachine(StateMachine):
         try:
             found = not isinstance(asked, r.Ready) or self._answer(asked) is not None
         except DataplaneError:
-            return True  # it is told
+            return True  # it is informed
         if not found:
             if len(self._unready) >= _UNREADY:
                 self._unready.clear()

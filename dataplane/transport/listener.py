@@ -88,9 +88,9 @@ class Listener:
         while True:
             try:
                 connected, address = listener.accept()
-            except (BlockingIOError, ConnectionError):  # nobody more
+            except (BlockingIOError, ConnectionError):  # no more connections
                 return
-            except OSError:  # out of descriptors, most likely: who has come waits
+            except OSError:  # out of descriptors, most likely: the connection waits
                 asyncio.get_running_loop().remove_reader(listener.fileno())
                 self._pause(listener)
                 return
@@ -103,7 +103,7 @@ class Listener:
         self._inside.add(connected)
         try:
             self._threads.submit(self._in, connected)
-        except OSError:  # no thread can be started: who has come may try again
+        except OSError:  # no thread can be started: the client may try again
             self._inside.discard(connected)
             connected.close()
 

@@ -157,7 +157,7 @@ class _NcclChannel(DataChannel):
                 buffer = _place(target, message)
                 under_way.append((self._pair.receive(buffer), buffer, message))
             if not under_way:
-                if target.is_cuda:  # what was scattered there is on its way on this thread's stream
+                if target.is_cuda:  # the scatter may still run on this thread's stream
                     torch.cuda.current_stream(target.device).synchronize()
                 return
             done, buffer, message = under_way.popleft()

@@ -91,7 +91,7 @@ def errors() -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError):
         raise
-    except RuntimeError as error:  # of which those of torch.distributed derive
+    except RuntimeError as error:  # the base of torch.distributed's
         raise OSError(f"torch.distributed: {str(error).splitlines()[0][:300]}") from error
 
 

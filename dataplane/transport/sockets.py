@@ -153,7 +153,7 @@ def _fill(stream: socket.socket, into: memoryview) -> None:
     with _blocking(stream, socket.SO_RCVTIMEO):
         while done < len(into):
             left = len(into) - done
-            wakes = _WAKE if left > 2 * _WAKE else 1  # of the last bytes nobody would be told that they are too few
+            wakes = _WAKE if left > 2 * _WAKE else 1  # an early end in the last bytes would go unnoticed
             if wakes != least:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes)
                 least = wakes

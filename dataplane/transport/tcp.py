@@ -54,7 +54,7 @@ class Tcp(Transport):
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
         self._listening = Listener(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
-        self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
+        self._files: set[Offered] = set()  # never mapped: reading a mapped file that is cut short is fatal
         self._reading = Pool(_CONNECTIONS, "dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()
 
@@ -104,7 +104,7 @@ class Tcp(Transport):
                 finally:
                     offered.leave(connected)
         except (OSError, EOFError, ValueError):
-            pass  # the reader sees a stream that ended early, and says what is to be said
+            pass  # the reader sees a stream that ended early, and reports it
 
     # reading
 

@@ -37,7 +37,7 @@ from dataplane.transport.messages import messages
 
 _UNDER_WAY = 4  # messages
 _COMES = b"\x03"  # said by the owner on the socket before each message
-_LOOK_MS = 1000  # between looks, where nothing is told
+_LOOK_MS = 1000  # between reads, if no notification comes
 _STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
 _LAST_WORDS = 64
 _CONNECT_S = 10.0
@@ -205,7 +205,7 @@ class _UcxChannel(DataChannel):
                 continue
             told = [fd for fd, _ in poller.poll(_LOOK_MS)]
             if self._stream.fileno() in told and heard(self._stream):
-                poller.unregister(self._stream)  # the reader has everything: what is left is UCX's own
+                poller.unregister(self._stream)  # the reader has everything: the rest is UCX's own
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -218,6 +218,6 @@ class _UcxChannel(DataChannel):
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             endpoint.close_blocking()
-            for _ in range(_LAST_WORDS):  # what was cancelled is so after the next step
+            for _ in range(_LAST_WORDS):  # a cancellation takes effect with the next step
                 self._worker.progress_once()
         self._worker = None

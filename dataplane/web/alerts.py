@@ -28,7 +28,7 @@ STAYS_S = 4.0
 LEFT_S = 60.0
 """The time for which a host that has left is shown."""
 
-_ALIKE = 3  # hosts of which one can be told apart
+_ALIKE = 3  # hosts that can be told apart
 _SLOW_ANSWER_MS = 100.0
 _TIMES = 10.0
 _RECENT_S, _BEFORE_S = 20.0, 120.0

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from dataplane import __version__
-from dataplane.client.plane import AsyncPlane, Connecting
+from dataplane.client.connecting import Connecting
+from dataplane.client.plane import AsyncPlane
 from dataplane.clock import monotonic
 from dataplane.errors import DataplaneError
 from dataplane.web.alerts import Alert, Alerts

@@ -65,7 +65,7 @@ class Placement:
         absent = self.leaders.keys() - leaders.keys()
         kept = {}
         for partition in absent:
-            if self.leaders[partition] in look.stats:  # who led it answers, and does not: it was dropped
+            if self.leaders[partition] in look.stats:  # its leader answers without it: it was dropped
                 continue
             since_s = self.leaderless.get(partition, look.at_s)
             if look.at_s - since_s < FORGET_S:

@@ -27,7 +27,7 @@ class Key:
 
 def new() -> bytes:
     """The content of a key file, with a new key."""
-    import zmq  # as everywhere here: who has one host does not need it
+    import zmq  # as everywhere here: not needed on one host
 
     public, secret = zmq.curve_keypair()
     return b"dataplane key 1\n" + public + b"\n" + secret + b"\n"

@@ -27,7 +27,7 @@ from dataplane.wire.messages import MAX_FRAME, Failure, Message
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is told
+_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is sent
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds
 _FRAMES = 3  # of a fault, that its line names
 _LINE = 1024  # characters

@@ -45,8 +45,8 @@ _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # bytes
 _MAX_UNSENT = 16 << 20  # bytes
 _TOGETHER = 128 << 10  # bytes of messages that go in one send: what a socket takes at once
-_PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
-_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # of which there may be more in a moment
+_PAUSE_AT = 1 << 20  # bytes of answers that wait to be sent; until they are, nothing more is read, and no more made
+_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # there may be more in a moment
 _AGAIN_S = 0.01
 _CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
@@ -180,7 +180,7 @@ class Channel:
         self._unsent_bytes = 0
         self._half_sent = False
         self._all_sent: asyncio.Future[None] | None = None
-        self._gathering = False  # what is sent waits for more that goes with it
+        self._gathering = False  # sent messages wait for more to go with them
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
         self._paused = False
@@ -491,7 +491,7 @@ class Channel:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._drop_unsent()
-        self._framer.clear()  # what a half message takes would else be there until the next collection of cycles
+        self._framer.clear()  # else the memory of a partial message stays until the next collection of cycles
         self._messages = iter(())
         if self._halves is not None:
             self._halves.gone(self)

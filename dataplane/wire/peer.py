@@ -206,7 +206,7 @@ class Peers:
             self._refuse(who, _heads.number(payload), error)
             return
         if isinstance(request, Frame):
-            self._answer(request)  # what it raises is logged, as of all that is heard
+            self._answer(request)  # its errors are logged, as those of all messages
             return
         self._asked_here += 1
         try:
@@ -435,6 +435,6 @@ def _limit(socket: zmq.Socket[bytes], address: str) -> None:
     socket.set(zmq.SNDHWM, _QUEUE)
     socket.set(zmq.RCVHWM, _QUEUE)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.IPV6, int("[" in address))  # else an IPv4 address would be told as one of IPv6
+    socket.set(zmq.IPV6, int("[" in address))  # else an IPv4 address would be reported as one of IPv6
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

@@ -19,7 +19,7 @@ import selectors
 import time
 from typing import Any
 
-_MOST_S = 400e-6  # what one side of a small put or get may compute between two messages, on a slow processor too
+_MOST_S = 400e-6  # the longest computation between two messages of a small put or get, on a slow processor too
 _FIRST_S = 20e-6
 _FRESH_S = 50e-6
 _LOST_S = 50e-6  # between two looks, which take a microsecond or two, from which on the processor was another's

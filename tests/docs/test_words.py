@@ -1,7 +1,7 @@
 """Words that were retired do not come back: one word for one thing, and it is the field's.
 
-The pages that users read and the docstrings are checked, without their code and addresses. Records of decisions and the
-changelog say what was said in their day.
+The pages that users read, the docstrings and the comments are checked, without their code and addresses. Records of
+decisions and the changelog say what was said in their day.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ RETIRED = {
 }
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|<[^>\n]+>", re.MULTILINE | re.DOTALL)
 
+#: A comment that begins with a clause in place of a noun.
+CLAUSE = re.compile(r"^(?:.*  )? *(#:? ?(?:who|whoever|what|of which)\b(?!.*\?).*)$", re.MULTILINE)
+
 
 def found(text: str) -> list[str]:
     """The retired words of a page, each with what to write."""
@@ -70,6 +73,12 @@ def docstrings(module: Path) -> Iterator[str]:
 @each_case("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
 def test_no_docstring_has_a_retired_word(module: Path) -> None:
     assert [word for text in docstrings(module) for word in found(text)] == []
+
+
+@each_case("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_a_comment_begins_with_a_noun_or_a_verb(module: Path) -> None:
+    """A clause in place of a noun, as in "who waits is told", has to be read twice."""
+    assert CLAUSE.findall(module.read_text()) == []
 
 
 @each_case(

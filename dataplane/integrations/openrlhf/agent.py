@@ -90,7 +90,7 @@ class _PromptState:
         self.samples = 0
         self.processor = _Processor(processor)
         self._handles: dict[bytes, OwnedRow] = {}
-        self._digests: dict[Any, tuple[bytes, Any]] = {}  # by identity, of what is kept alive here
+        self._digests: dict[Any, tuple[bytes, Any]] = {}  # by identity, of objects that are kept alive here
         self._putting = asyncio.Lock()
 
     async def handle(self, inputs: Mapping[str, Any]) -> OwnedRow:

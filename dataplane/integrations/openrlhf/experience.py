@@ -75,7 +75,7 @@ def get(
 
     Raises as `Plane.get`.
     """
-    items = there.items[:]  # what is read stays in place only for as long as it is used, not as long as `there`
+    items = there.items[:]  # items stay mapped only while they are used, not as long as `there`
     found = [items.item(index, fields, lazy=lazy, device=device) for index in range(len(items))]
     return found if there.several else found[0]
 

@@ -145,7 +145,7 @@ class Outliner:
                 kept[field.name] = self.outline(field.name, own)
         try:
             (row,) = encode_rows(REST, [rest])
-        except SchemaMismatch:  # pictures, dates and the like: what each of the fields holds is told by itself
+        except SchemaMismatch:  # pictures, dates and the like: the content of each field is described by itself
             unfit = {name: own for name, own in rest.items() if not _encodes(own)}
             kept |= {name: self._plain(name, own) for name, own in unfit.items()}
             (row,) = encode_rows(REST, [{name: own for name, own in rest.items() if name not in unfit}])

@@ -171,7 +171,7 @@ class TransferQueueClient:
 
         return kv.kv_list(partition_id)
 
-    # what was put, and what was consumed
+    # production and consumption
 
     def get_consumption_status(self, task_name: str, partition_id: str) -> tuple[Any, Any]:
         """The global indexes of a partition's rows, and for each whether the task has consumed it, as tensors; None

@@ -129,7 +129,7 @@ class Partition:
             f"there is no partition {self.name!r}: nothing was put into it yet, or it was cleared; {advice}"
         )
 
-    # what is known
+    # metadata
 
     def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> Rows | None:
         """All rows in the order of arrival; None if the partition does not exist."""

@@ -111,7 +111,7 @@ def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
     if table.claim(_WHO, numbers) is not None:
         table.upsert([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
         return own, True
-    table.ready(["there"], timeout=_WAIT_S)  # who was first writes them now
+    table.ready(["there"], timeout=_WAIT_S)  # the first process writes them now
     return _of(table.look([_ROW]), job, plane), False
 
 

@@ -55,7 +55,7 @@ def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_ke
             shared = {name: each for name, several in own.items() if (each := _shared(several, known)) is not None}
             try:
                 return _write(call, {**columns, **shared}, own)
-            except (Freed, OwnerDied, PeerUnavailable):  # also where who has them is away
+            except (Freed, OwnerDied, PeerUnavailable):  # also if their holder is away
                 if not shared:
                     raise
                 _known.forget(known)

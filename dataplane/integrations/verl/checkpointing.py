@@ -109,7 +109,7 @@ class Replica:
                 (version, steps), self._offered = self._offered, None
             try:
                 self._hand(version, steps)
-            except Exception as error:  # what Ray raises is no closed list; the next update does
+            except Exception as error:  # Ray may raise anything; the next update tries again
                 with self._changed:
                     if not (isinstance(error, Freed) and self._offered is not None):  # too slow, and there is a newer
                         self._failed = error

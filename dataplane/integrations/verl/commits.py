@@ -33,7 +33,8 @@ _TOGETHER = 512  # puts
 _LARGE = 64 << 20  # bytes, up to which a put of a row goes with others that are not small
 _ROWS = 16  # such puts: what a prompt's responses share is seen once, and others wait for no more
 _TELLS = 3  # of the same cells, each of which waits for an answer for `controller._ANSWER_S`
-_THREADS = 3  # for what is larger, or waits for room; what is small has one of its own, and rows that are not
+# For larger puts and those that wait for room; small ones have a thread of their own, and so have other rows.
+_THREADS = 3
 _CLOSED = "the storage manager was closed"
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
@@ -60,7 +61,7 @@ class Put:
         self.places = [(partition, row) for row in rows]
         self.small = True
         self.done: Future[None] = Future()
-        self.done.set_running_or_notify_cancel()  # who waits may give up, and cancels nothing
+        self.done.set_running_or_notify_cancel()  # a waiter that gives up cancels nothing
         self._lock = threading.Lock()
         self._told = self._given_up = False
 
@@ -126,7 +127,7 @@ class _Lane:
                     return
             try:
                 self._commit(taken)
-            except BaseException as error:  # whoever put them is told, and the next are taken
+            except BaseException as error:  # their putters get it, and the next are taken
                 for each in taken:
                     if not each.done.done():
                         each.done.set_exception(error)

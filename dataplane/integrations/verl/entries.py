@@ -33,7 +33,7 @@ class Objects(list[Any]):
     """Rows that are stored as objects, whatever their types."""
 
 
-_OBJECTS = frozenset((int, float, bool, list, tuple, type(None)))  # what is never a column of another kind
+_OBJECTS = frozenset((int, float, bool, list, tuple, type(None)))  # types that are never a column of another kind
 _SCALAR = torch.Size([1])
 _FEW = 16  # rows, up to which a list of them is made sooner than a jagged tensor
 

@@ -93,7 +93,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
                 tensors[name] = value.detach()[None] if single else value.detach()
             else:
                 others[name] = _one(value) if single else value
-        scope = ending_scope("neo") if is_home() else None  # what the trainer put goes with it
+        scope = ending_scope("neo") if is_home() else None  # the trainer's puts are freed with it
         columns = store(plane_of_process(), tensors, others, rows, scope=scope, timeout=_TIMEOUT_S)
         handles = []
         for name, (_, single) in zip(names, values, strict=True):

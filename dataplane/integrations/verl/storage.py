@@ -102,7 +102,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         """Wait until the controller has recorded the put. A cancelled put leaves nothing, or, if it is too late, is
         complete."""
         waiting = asyncio.wrap_future(put.done)
-        waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it is told, or nobody asks
+        waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it knows, or nobody asks
         try:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:

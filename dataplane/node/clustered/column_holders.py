@@ -28,7 +28,7 @@ Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
 
 _ASK_S = 5.0
 _KEEP_S = 10.0
-_AGAIN_S = (0.25, 5.0)  # between tries of what another node has to be told: at first, at most
+_AGAIN_S = (0.25, 5.0)  # between tries of a message to another node: at first, at most
 _REF_BYTES = 1 << 20  # of encoded references, about, in one message
 
 MAX_CLAIMS = 1 << 16

@@ -68,7 +68,7 @@ class DurableColumns:
         self.restored: Callable[[ShardKey, int], None] = lambda key, number: None
         """Called with each copy of another node's shard that is here again, under this number."""
         self._pending: dict[str, asyncio.Event] = {}  # partitions that have not said yet what they need here
-        self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # what such have told
+        self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # reports about partitions that are not led yet
         self._background = BackgroundTasks()
 
     # New ones

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _LOST = 4096  # lost rows that one message tells of
 _TELL_S = 2.0
-_PAUSE_S = 0.02  # until the record of a stream says what has become of its partition
+_PAUSE_S = 0.02  # between reads of a stream's record while its partition changes
 
 
 class Restoring:
@@ -172,7 +172,7 @@ class ClusteredStreams:
 
     async def _tell_dropped(self, address: str, record: Record) -> None:
         said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
-        with suppress(DataplaneError):  # it hears it from the coordinator
+        with suppress(DataplaneError):  # the coordinator notifies it
             await self._peers.request(address, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:

@@ -45,7 +45,7 @@ from dataplane.stream import requests as r
 log = logging.getLogger(__name__)
 
 _BEYOND_S = 1.0  # that the answer of one that waits may take, after its time is over
-_AGAIN_S = (0.5, 5.0)  # between tries of what has to be answered: at first, at most
+_AGAIN_S = (0.5, 5.0)  # between tries of a request that must be answered: at first, at most
 _ADMITS = (r.Admit, r.Append)
 
 _ACKS = (r.Ack, r.Nack)
@@ -265,11 +265,11 @@ class Session:
     def leave(self) -> None:
         """The client has gone: others are given what it holds."""
         self._acks.leave()
-        for key, sequences in self._asked.items():  # which stay: what is known late is under the next
+        for key, sequences in self._asked.items():  # which stay: late results are under the next
             self._background.spawn(self._leave(key, sequences))
 
     async def _leave(self, key: str, sequences: _Sequences) -> None:
-        if sequences:  # what it holds need not wait until its last requests are settled
+        if sequences:  # its leases need not wait until its last requests are settled
             await self._say(key, ended=False)
             await sequences.settled()
         await self._say(key, ended=True)

@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
 
-_PAUSE_S = 0.02  # until the record of a table says what has become of it
+_PAUSE_S = 0.02  # between reads of a table's record while it changes
 _LIST_S = 5.0
-_UNKNOWN_S = 120.0  # after which a partition without a record is taken for gone
+_UNKNOWN_S = 120.0  # after which a partition without a record counts as removed
 
 CALLS = Calls(
     frozenset((r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)),

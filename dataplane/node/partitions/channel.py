@@ -58,7 +58,7 @@ class Channel:
         """Those that were not answered."""
         self._abandoned: OrderedDict[int, None] = OrderedDict()  # those of them that nobody waits for
         self._ended: set[str] = set()
-        self._lives: dict[str, int] = {}  # of nodes that were heard
+        self._lives: dict[str, int] = {}  # of nodes that sent something
         self._known = members.current
         members.watch(self._changed)
         members.watch_ended(self._over)
@@ -155,7 +155,7 @@ class Channel:
     def receive(self, frame: m.Frame) -> None:
         """A frame has arrived."""
         if frame.to != self._me:
-            return  # who listened here before was another
+            return  # an earlier process listened here
         node = frame.node
         if self._lives.get(node) != frame.life:
             self._lives[node] = frame.life

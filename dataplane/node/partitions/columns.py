@@ -26,7 +26,7 @@ from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.2  # between looks at outboxes: what comes up meanwhile is told together
+_LOOK_S = 0.2  # between looks at outboxes: what gathers meanwhile is sent together
 _ASK_S = 5.0
 _ENTRIES = 1024
 
@@ -87,7 +87,7 @@ class Columns:
         self._changing: set[tuple[str, str]] = set()  # that are being lost, or come back
         self._telling: set[tuple[str, str]] = set()
         self._seen: dict[str, int] = {}  # partition led here -> the epoch in which it was looked at
-        self._told: dict[str, int] = {}  # partition led here -> number of the last entry that this node was told
+        self._told: dict[str, int] = {}  # partition led here -> number of the last entry that was sent to this node
         self._background = BackgroundTasks()
         replicas.settle = self._settle
         replicas.performed = self._performed

@@ -75,7 +75,10 @@ class Directory:
         self._gone: set[tuple[str, bool]] = set()  # those that were gone at the last look
         self._background = BackgroundTasks()
         self.records = Records(coordinator, self._background, router.forget, prefix)
-        self._wanted, replicas.recruiting.wanted = replicas.recruiting.wanted, self._followers  # what others do
+        self._wanted, replicas.recruiting.wanted = (
+            replicas.recruiting.wanted,
+            self._followers,
+        )  # the requests of other nodes
         self._hosts, replicas.hosting = replicas.hosting, self._hosting
         self._named, router.named = router.named, self.names
         members.watch(self._came)
@@ -251,7 +254,7 @@ class Directory:
             )
             if for_s < _FORGOTTEN_S and not soon:
                 return False
-            value = await self._coordinator.swap(key, None, DELETED)  # who would tell of it now comes too late
+            value = await self._coordinator.swap(key, None, DELETED)  # a report of it would come too late now
             self._background.spawn(forget(self._coordinator, key))
             return value == DELETED
         self._forgotten.pop(partition, None)

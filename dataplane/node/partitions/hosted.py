@@ -212,7 +212,9 @@ class Hosted:
         try:
             key = self._owner.key(self.partition)
             before = None if swap.expected is None else encode(swap.expected)
-            value = await self._owner.coordinator.read(key)  # who does not hear changes nothing, though it is heard
+            value = await self._owner.coordinator.read(
+                key
+            )  # a host that cannot receive must change nothing, though it can send
             if value == before:
                 value = await self._owner.coordinator.swap(key, before, encode(swap.wanted))
         except (Unavailable, OutcomeUnknown) as error:
@@ -275,7 +277,7 @@ class Hosted:
             return
         if not self.replica.leads:
             for waiting in self.waiters.drain():
-                self.request(waiting.request, waiting.done)  # it is told who leads
+                self.request(waiting.request, waiting.done)  # it is sent the leader's address
             return
         for waiting in self.waiters.served():
             self.wait(waiting, first=True)

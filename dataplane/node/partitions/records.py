@@ -144,7 +144,7 @@ class Records:
                 async for value in self._coordinator.watch(self.key(name)):
                     pause_s = _AGAIN_S
                     if value is not None and not await self._see(name, value):
-                        self._watched.discard(name)  # who asks for it again watches it again
+                        self._watched.discard(name)  # the next read of it watches it again
                         return
                     if value is None and name in self._records:
                         await self._restore(name)

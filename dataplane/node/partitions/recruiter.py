@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ASK_S = 2.0  # for a replica
-_FORGET_S = 60.0  # after which a replica that is none of the configuration's, and hears nothing, is dropped
+_FORGET_S = 60.0  # after which a silent replica outside of the configuration is dropped
 
 
 class Recruiter:

@@ -138,7 +138,7 @@ class Router:
         except Unavailable:
             return self._last(partition)
         if value is None and (self.named(partition) or partition in self.configurations):
-            configuration = self._last(partition)  # a coordinator that was wiped is told again
+            configuration = self._last(partition)  # written again to a coordinator that was wiped
         elif not value:
             self.forget(partition)
             raise Lost(f"there is no partition {partition}")

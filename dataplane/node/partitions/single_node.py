@@ -61,7 +61,7 @@ class SingleNodePartitions(Partitions):
         for partition in self._keeping.partitions():
             hosted = self.replicas.host(partition)
             if await self.coordinator.read(self.replicas.key(partition)) is None:
-                self.replicas.end(hosted, forget=True)  # it was being made, and nobody was told of it
+                self.replicas.end(hosted, forget=True)  # it was being made, and nobody knows of it
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -26,9 +26,9 @@ from dataplane.wire import peer_messages as pm
 MAX_OFFERS = 48
 """Shards that other nodes read at a time: with four streams each, fewer than the connections that tcp accepts."""
 
-_WAIT = 0.8  # of the time that the asker gives, until it is told to ask again
+_WAIT = 0.8  # of the asker's timeout, after which it is answered to ask again
 _LONGEST_S = 3600.0
-_SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # what a slow read takes: at least, at most; bytes/s in between
+_SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # the least and the most seconds of a slow read; bytes/s in between
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 _LEAST_RATE = 10e6  # bytes/s that a read is given time for
 _LEAST_S = 20.0
-_SILENT_S = 3.0  # after which a node that is being read from is taken not to answer now
+_SILENT_S = 3.0  # after which a node that is being read from counts as silent
 _AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
 _COPIES_TRIED = 4
-_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too much to do is asked again
+_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how often, an overloaded node is asked again
 
 
 def member_of(membership: Membership, node: bytes) -> Member:

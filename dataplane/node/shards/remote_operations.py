@@ -65,5 +65,5 @@ class RemoteOperations:
     def _end(self, ends: set[asyncio.Timeout]) -> None:
         now = asyncio.get_running_loop().time()
         for end in ends:
-            if end.when() is None:  # it has not been told yet
+            if end.when() is None:  # it does not know yet
                 end.reschedule(now)

@@ -63,7 +63,7 @@ class Replicas:
         are fewer, Backpressure, PeerUnavailable, Freed."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
-        if len(keeping) >= replicas - 1:  # what is durable has to be on their disks, and who puts does not know yet
+        if len(keeping) >= replicas - 1:  # durable data must reach their disks, which the putter does not know yet
             others = keeping
         if len(others) < replicas - 1:
             what = "nodes of the cluster"

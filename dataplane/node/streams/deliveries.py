@@ -25,7 +25,11 @@ Room = Callable[[], Awaitable[bool]]
 """Waits until the client can receive a large reply. Returns whether it had to wait."""
 
 _MAX_LEASE_S = 7 * 86400.0
-_BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
+_BYTES, _ROW, _TAG = (
+    m.MAX_FRAME // 2,
+    48,
+    64,
+)  # the bytes of candidates in a message; about the share of a row and of a tag
 
 _Member = tuple[bytes, str, str, int | None]
 """A replica of a member: stream, task, member, number of the replica."""
@@ -110,7 +114,7 @@ class Deliveries:
             until = deadline if waits else None
             given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
             try:
-                if await self._room():  # its lease begins as it can be told
+                if await self._room():  # its lease begins once it can be sent
                     await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Done)
             except BaseException as error:
                 late(given)

@@ -117,7 +117,7 @@ class Permits:
         try:
             try:
                 admitted = await self._session.ask(partition, wanted, r.Admitted, deadline, waits=queue, late=late)
-            except Backpressure:  # who does not wait is told which limit is in the way
+            except Backpressure:  # without waiting, the error names the limit
                 admitted = await self._session.ask(partition, wanted, r.Admitted, late=late)
         except Backpressure as error:
             holders = tuple(self._holder(stream, each) for each in error.holders)

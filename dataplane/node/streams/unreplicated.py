@@ -49,7 +49,7 @@ class UnreplicatedStream:
                 if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
                     raise leased.refusal(self.machine.entry_of(asked))
                 return self.machine.run(asked, now)
-            except NotReady:  # what its sampler let expire is settled first
+            except NotReady:  # rows that its sampler let expire are settled first
                 self.settle(now)
                 if leased.changes == changes:
                     raise
@@ -84,7 +84,7 @@ class UnreplicatedStream:
         if self.leased.closed:
             return True
         full = self.leased.admission.full(self.machine.entry_of(waiting.request))
-        self._no_room = self._no_room or full not in ("", LAG)  # nobody passes who waits for room
+        self._no_room = self._no_room or full not in ("", LAG)  # no append passes one that waits for room
         return not full and not self._no_room
 
     def fits(self, entry: Entry) -> bool:
@@ -103,7 +103,7 @@ class UnreplicatedStream:
             waiting.in_vain = self.leased.changes
             self.waiters.add(waiting, now, first=True)
             return
-        except Exception as error:  # the boundary: who is served now is not the end of who acked just now
+        except Exception as error:  # the boundary: an error of the waiter is not one of the ack that served it
             outcome = error
         waiting.done(outcome)
 

@@ -97,7 +97,7 @@ class Tables:
             await future
         finally:
             waiting = self._waiting.get(name, [])
-            if future in waiting:  # cancelled: who asks again and again must not be remembered each time
+            if future in waiting:  # cancelled: repeated requests must not add up
                 waiting.remove(future)
                 if not waiting:
                     del self._waiting[name]

@@ -37,7 +37,7 @@ NUMBERS = 1 << 24
 """The shard numbers that one start of a node reserves, and reserves again when it has used most of them."""
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_ODD = ("lost+found",)  # what a file system puts into its root
+_ODD = ("lost+found",)  # made by the file system in its root
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):

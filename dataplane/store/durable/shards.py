@@ -43,7 +43,7 @@ T = TypeVar("T")
 CLOSE_S = 1.5
 _THREADS = 4
 _AT_ONCE = 1 << 20  # bytes that are hashed sooner than a thread has begun
-_FILE_BYTES = 64 << 20  # of a file, but for its last batch: what is freed of a small file soon is all of it
+_FILE_BYTES = 64 << 20  # of a file, but for its last batch: small files are soon freed as a whole
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False):
@@ -154,7 +154,7 @@ class DurableShards:
             made = iter(await self._written([shard for each in batch for shard in each.shards], with_next))
             for each in batch:
                 each.done.set_result(list(itertools.islice(made, len(each.shards))))
-        except Exception as error:  # it is who asked for them that hears of it
+        except Exception as error:  # the caller that asked for them gets the error
             for each in batch:
                 if not each.done.done():
                     each.done.set_exception(error)

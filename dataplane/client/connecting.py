@@ -1,0 +1,125 @@
+"""How a process connects: to a node of this host that it names or finds, or to one that it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+from dataplane.client import address_resolvers, embedded, spans
+from dataplane.client.connection import Connection, Soon
+from dataplane.client.plane import GPU_BUDGET, AsyncPlane
+from dataplane.config import NodeConfig, parse_size
+from dataplane.errors import Misuse, PeerUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class Connecting(AbstractAsyncContextManager[AsyncPlane]):
+    """A plane that is being connected: `await` it, or enter it with `async with`."""
+
+    def __init__(
+        self,
+        address: str | None,
+        config: NodeConfig | None,
+        *,
+        writes: bool = True,
+        soon: Soon | None = None,
+        gpu_budget: int | str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if config is not None and not isinstance(config, NodeConfig):
+            raise Misuse(f"the settings of a node are a NodeConfig, not {type(config).__name__}")
+        self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget)
+        self._address = address
+        self._config = config
+        self._open = partial(Connection.open, writes=writes, name=name)
+        self._soon = soon
+        self._plane: AsyncPlane | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncPlane]:
+        return self._connect().__await__()
+
+    async def _connect(self) -> AsyncPlane:
+        soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
+        address, node = str(self._address), None
+        if self._address is None:
+            address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
+        if address_resolvers.is_door(address):
+            return self._kind()(await self._through(address, soon), None, self._gpu_budget)
+        try:
+            opened = await self._opened(address, soon, started=node is not None)
+            return self._kind()(opened, node, self._gpu_budget)
+        except BaseException:
+            if node is not None:
+                await node.retire()
+            raise
+
+    async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
+        """A connection to a node, which this process started or which was there."""
+        try:
+            opened = await self._open(address, soon)
+        except PeerUnavailable as error:
+            if started or (self._address is not None and self._config is None):
+                raise
+            if self._address is not None:
+                hint = "config= starts no node where an address is given: leave the address out for one"
+            else:
+                with_these = "" if self._config is None else " with the settings config="
+                hint = f"$DATAPLANE_ADDRESS names it: unset that, and connect() starts a node{with_these}"
+            raise PeerUnavailable(f"{error}; {hint}", **error.fields) from None
+        if self._config is not None and not started:
+            log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
+        return opened
+
+    def _kind(self) -> type[AsyncPlane]:
+        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry. The
+        synchronous face makes spans of its own calls."""
+        if self._soon is not None or not spans.enabled():
+            return AsyncPlane
+        from dataplane.client.traced import TracedAsyncPlane  # above this
+
+        return TracedAsyncPlane
+
+    async def _through(self, system: str, soon: Soon) -> Connection:
+        """A connection to the node that another system names. If that node has just died, unknown to the system yet,
+        to the next."""
+        address = await asyncio.to_thread(address_resolvers.find, system, self._config)
+        try:
+            return await self._open(address, soon)
+        except PeerUnavailable:
+            address = await asyncio.to_thread(address_resolvers.find, system, None, address)
+            return await self._open(address, soon)
+
+    async def __aenter__(self) -> AsyncPlane:
+        self._plane = await self._connect()
+        return self._plane
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._plane is not None:
+            await self._plane.aclose()
+
+
+def connect(
+    address: str | None = None,
+    *,
+    config: NodeConfig | None = None,
+    gpu_budget: int | str | None = None,
+    name: str | None = None,
+) -> Connecting:
+    """Connect to the node at `address`, at $DATAPLANE_ADDRESS, or to one started for this process and its children.
+
+    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
+    config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
+        own, even if it started another before; a node that others started keeps its own settings.
+    gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
+    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
+        which child of that it is.
+
+    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
+    ValueError for an invalid address.
+    """
+    return Connecting(address, config, gpu_budget=gpu_budget, name=name)

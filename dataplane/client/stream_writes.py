@@ -1,0 +1,413 @@
+"""How a process writes rows and columns to a stream: in one message, or admitted first and then put and named.
+
+Invariants: rows are admitted before their columns are written, so a full stream does not fill memory; columns of
+rows that were refused are freed, also if this process dies in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import xxhash
+
+from dataplane.batch.dedupe import Each, digests
+from dataplane.batch.field import MEASURED
+from dataplane.batch.put_options import Narrow
+from dataplane.batch.put_plan import Plan
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.small_columns import laid_out
+from dataplane.client import arguments, flows
+from dataplane.client.appender import TIMEOUT_S
+from dataplane.client.connection import Connection, Exchange
+from dataplane.client.reader import Getter
+from dataplane.client.writer import Writer
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
+from dataplane.observe.ring import CODE
+from dataplane.stream.keys import unnamed
+from dataplane.stream.pieces import Piece
+from dataplane.stream.settings import Settings
+from dataplane.wire import messages as m
+
+_APPEND = CODE["append"]
+_HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
+
+_Named: TypeAlias = tuple[bytes, bytes, list[str]]
+
+
+class _Said(NamedTuple):
+    """The metadata of an append, as messages hold it."""
+
+    keys: list[str]
+    digest: bytes
+    groups: list[Any]
+    versions: bytes
+    tags: dict[str, list[Any]]
+    begin: tuple[int, float, str] | None = None
+
+    @classmethod
+    def of(cls, keys: list[str], digest: bytes, group: Any, version: Any, tags: Any, rows: int) -> _Said:
+        """The metadata of `rows` rows. Raises Misuse."""
+        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
+        versions = arguments.plain("version", version, rows, (int,))
+        packed = struct.pack(f"<{rows}q", *versions)
+        return cls(keys, digest, groups, packed, arguments.tagged(tags, rows) if tags is not None else {})
+
+
+class StreamWrites:
+    """The writes of this process to one stream."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        writer: Writer,
+        getter: Getter,
+        name: str,
+        opened: m.Opened,
+        expect: Callable[[Plan | Any], None],
+    ) -> None:
+        """`expect` is called with columns of which more are expected, that may be appended together."""
+        self._connection = connection
+        self._writer = writer
+        self._getter = getter
+        self._name = name
+        self._token = opened.stream
+        self._mark = opened.mark
+        self._settings: Settings = opened.settings
+        self._expect = expect
+        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+
+    # appending
+
+    def appending(
+        self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
+    ) -> Exchange[m.Appended, list[str]] | None:
+        """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
+        if keys is not None or self._settings.replicas > 1:
+            return None
+        laid = laid_out(columns, m.MAX_INLINE)
+        if laid is None:
+            return None
+        self._expect(columns)
+        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
+        said = _Said.of([], b"", group, version, tags, laid.rows)
+        return self._carrying(carried, laid.lengths, said, deadline)
+
+    def _carrying(
+        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
+    ) -> Exchange[m.Appended, list[str]]:
+        """An append whose columns are in the message."""
+        timeout_s = deadline.remaining_s
+        request = m.AppendInline(
+            self._connection.next_id(),
+            self._token,
+            carried,
+            said.keys,
+            said.digest,
+            said.groups,
+            said.versions,
+            said.tags,
+            lengths,
+            timeout_s,
+            said.begin,
+        )
+
+        def finish(reply: m.Appended) -> list[str]:
+            flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
+            return said.keys or self._names(reply, len(said.versions) // 8)
+
+        return Exchange(self._connection, request, m.Appended, timeout_s, finish, admits=True)
+
+    def _names(self, reply: m.Appended, rows: int) -> list[str]:
+        """The generated keys of `rows` rows."""
+        return unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    async def append_block(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        narrow: Narrow = False,
+        begin: tuple[int, float, str] | None = None,
+    ) -> list[str]:
+        """As `AsyncStream.append`, never merged with others. `begin`: for one row in progress, see
+        `client.unfinished`."""
+        deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
+        if narrow:
+            columns = await self._writer.narrowed(columns, narrow)
+        planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
+        rows = len(columns) if planned is None else planned.rows
+        if rows < 1:
+            raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
+        said = _Said.of(arguments.keys_of(keys, rows), b"", group, version, tags, rows)
+        versions = np.frombuffer(said.versions, np.int64)
+        described = [said.keys, said.groups, versions.tolist(), said.tags, *(begin or ())]
+        digest = await self._digest(planned or columns, described) if said.keys else b""
+        said = said._replace(digest=digest, begin=begin)
+        carried = self._carried(planned)
+        if planned is not None and carried is not None:
+            if not said.keys and not narrow:
+                self._expect(planned)
+            return await self._connection.exchange(self._carrying(carried, _lengths(planned), said, deadline))
+        admit = m.Admit(
+            self._connection.next_id(),
+            self._token,
+            rows,
+            columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns),
+            int(versions.max()),
+            said.keys[0] if said.keys else "",
+            digest,
+            deadline.remaining_s,
+            self._own(columns) if planned is None else [],
+        )
+        return await self._append_admitted(admit, columns, planned, said, deadline, began)
+
+    async def _append_admitted(
+        self, admit: m.Admit, columns: Any, planned: Plan | None, said: _Said, deadline: Deadline, began: int
+    ) -> list[str]:
+        """Append rows whose columns do not go with the message: once they are let in."""
+        connection, ticket = self._connection, 0
+        if admit.handing:
+            connection.handing.add(admit.id)
+        connection.reserved(+1)  # signs of life, without which the admission is given up
+        staged = "" if planned is None else self._next_scope()
+        try:
+            ticket = (await connection.request(admit, m.Admitted, deadline.remaining_s)).ticket
+            if not ticket:  # it was made before, by the very same call, whose answer was lost
+                self._keep(admit)
+                return said.keys
+            ref, lengths = await self._stored(columns, planned, staged, deadline)
+            request = m.Append(
+                connection.next_id(),
+                self._token,
+                ticket,
+                staged,
+                ref.encode(),
+                said.keys,
+                said.digest,
+                said.groups,
+                said.versions,
+                said.tags,
+                lengths,
+                await self._spares(ref, deadline),
+                admit.id if admit.handing else 0,
+                deadline.remaining_s,
+                said.begin,
+            )
+            reply = await connection.request(request, m.Appended, deadline.remaining_s)
+            if connection.events is not None:
+                connection.events.record(_APPEND, began, admit.nbytes)
+                flows.appended(connection, self._mark, reply, said.keys, admit.rows)
+        except BaseException:
+            self._unstage(staged, ticket)
+            self._keep(admit)
+            raise
+        finally:
+            connection.handing.discard(admit.id)
+            connection.reserved(-1)
+        return said.keys or self._names(reply, admit.rows)
+
+    def _keep(self, admit: m.Admit) -> None:
+        """The append failed: the shards remain the property of the caller, also if this process goes."""
+        with suppress(DataplaneError):
+            self._connection.check()
+            if admit.handing:
+                self._connection.tell(m.Cancel(admit.id))
+
+    def _own(self, ref: BatchRef) -> list[int]:
+        """The shards of a reference that are on this plane's node."""
+        own = [number for node, number in ref.shards() if node == self._connection.welcome.node]
+        return own if len(own) <= _HANDED else []
+
+    # extending
+
+    async def extend(
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        replace: bool,
+        timeout: float | None,
+        piece: Callable[[bytes], Piece] | None = None,
+    ) -> None:
+        """Add columns to rows; or the next piece to a row in progress, which `piece` makes from a digest of the
+        columns."""
+        asked = self.extending(rows, columns, replace, timeout, piece)
+        if asked is not None:
+            await self._connection.exchange(asked)
+            return
+        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
+        numbers, holds, keys = named = self.named(rows)
+        planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
+        made = None if piece is None else piece(await self._digest(planned or columns, []))
+        if planned is not None:
+            _check_rows(planned.rows, len(rows), planned.columns[0].name)
+            if not planned.rows:
+                return
+            carried = self._carried(planned)
+            if carried is not None:
+                asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
+                await self._connection.exchange(asked)
+                return
+        staged = "" if planned is None else self._next_scope()
+        try:
+            ref, lengths = await self._stored(columns, planned, staged, deadline)
+            request = m.Extend(
+                self._connection.next_id(),
+                self._token,
+                staged,
+                ref.encode(),
+                numbers,
+                holds,
+                keys,
+                lengths,
+                bool(replace),
+                await self._spares(ref, deadline),
+                made,
+            )
+            await self._connection.request(request, m.Done, 0.0)
+        except BaseException:
+            self._unstage(staged)
+            raise
+
+    def extending(
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        replace: Any,
+        timeout: Any,
+        piece: Callable[[bytes], Piece] | None = None,
+    ) -> Exchange[m.Done, None] | None:
+        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
+        laid = None if self._settings.replicas > 1 else laid_out(columns, m.MAX_INLINE)
+        if laid is None:
+            return None
+        _check_rows(laid.rows, len(rows), laid.columns[0][0])
+        timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
+        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))
+        return self._bringing(carried, laid.lengths, self.named(rows), replace, timeout_s, made)
+
+    def _bringing(
+        self,
+        carried: m.Inline,
+        lengths: dict[str, bytes],
+        named: _Named,
+        replace: Any,
+        timeout_s: float,
+        piece: Piece | None = None,
+    ) -> Exchange[m.Done, None]:
+        """An extend whose columns are in the message."""
+        numbers, holds, keys = named
+        request = m.ExtendInline(
+            self._connection.next_id(),
+            self._token,
+            carried,
+            numbers,
+            holds,
+            keys,
+            lengths,
+            bool(replace),
+            timeout_s,
+            piece,
+        )
+        return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
+
+    def named(self, rows: BatchRef | Sequence[str]) -> _Named:
+        """Rows by number with their delivery numbers, or by key."""
+        if isinstance(rows, BatchRef):
+            origins = rows.origins()
+            if not origins and len(rows):
+                raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
+            if any(token != self._token for token, _, _ in origins):
+                raise Misuse(f"these rows were delivered by another stream than {self._name!r}")
+            numbers = np.empty(len(rows), np.int64)
+            for _, at, of in origins:
+                numbers[at] = of
+            return numbers.tobytes(), rows.holds().tobytes(), []
+        keys = arguments.listed("rows", rows)
+        return b"", b"", arguments.keys_of(keys, len(keys))
+
+    # shared by both
+
+    async def _stored(
+        self, columns: Any, planned: Plan | None, staged: str, deadline: Deadline
+    ) -> tuple[BatchRef, dict[str, bytes]]:
+        """The reference of the columns, which are put under the scope `staged` unless they are one, and the lengths of
+        ragged ones."""
+        if planned is None:
+            return columns, await self._lengths_of(columns)
+        return await self._writer.write(planned, staged, deadline.remaining_s), _lengths(planned)
+
+    def _next_scope(self) -> str:
+        return f"{self._staging}-{next(self._numbers)}"
+
+    def _carried(self, planned: Plan | None) -> m.Inline | None:
+        """The columns as they travel in a message with their rows; None if they have to be put first."""
+        return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
+
+    async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
+        """The other nodes that have copies of the columns."""
+        if self._settings.replicas == 1:
+            return []
+        return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s)
+
+    async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
+        """A digest that only repetitions of this append share: xxh3-128 over its metadata and bytes."""
+        state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
+        if isinstance(columns, BatchRef):
+            state.update(columns.encode())
+        else:
+            await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns, self._writer.each)
+        return state.digest()
+
+    def _unstage(self, staged: str, ticket: int = 0) -> None:
+        """Free staged columns that were not appended. Does not wait; the end of the connection does the same."""
+        with suppress(DataplaneError):
+            self._connection.check()
+            if ticket:
+                self._connection.tell(m.GiveBack(self._token, ticket))
+            if staged:
+                self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
+
+    async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
+        measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]
+        if not measured:
+            return {}
+        batch = await self._getter.get(ref.select(*measured), TIMEOUT_S)
+        return {name: np.asarray(batch[name].lengths()).tobytes() for name in measured}
+
+
+def _check_rows(found: int, rows: int, column: str) -> None:
+    """Raises SchemaMismatch if the columns of an extend do not have a row for each."""
+    if found != rows:
+        raise SchemaMismatch(
+            f"{found} rows of new columns for {rows} rows",
+            column=column,
+            expected=f"{rows} rows",
+            found=f"{found} rows",
+        )
+
+
+def _lengths(planned: Plan) -> dict[str, bytes]:
+    return {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
+
+
+def _digest_columns(state: Any, planned: Plan, each: Each) -> None:
+    for column in planned.columns:
+        state.update(msgspec.msgpack.encode((column.name, column.field)))
+        for digest in digests(column.values, each):
+            state.update(digest)
