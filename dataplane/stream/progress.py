@@ -83,14 +83,6 @@ class Progress:
             for version, count in arrived.items():
                 left[version] = left.get(version, 0) + count
 
-    def put_back(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
-        """Restore rows that have entered: their states and tries, both [tasks, rows]."""
-        for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
-        for left, of in zip(self.left, states, strict=True):
-            _less(left, versions[of != PENDING])
-
     # delivering
 
     def ready(self, task: int, columns: tuple[str, ...], most: int) -> Index:
@@ -289,12 +281,13 @@ class Progress:
         return dict(zip(STATES, total.tolist(), strict=True))
 
     def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
-        """New rows with these states and tries, both [tasks, rows]."""
+        """Restore rows: their states and tries, both [tasks, rows]."""
         for page, inside, chosen in places:
             sheet = self._sheet(page)
             sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
         for left, of in zip(self.left, states, strict=True):
-            left.update(_by_value(versions[of == PENDING]))
+            for version, count in _by_value(versions[of == PENDING]).items():
+                left[version] = left.get(version, 0) + count
 
     def mark_dropped(self, places: Places, flags: Flags) -> None:
         """Mark the rows whose flag is set as dropped."""

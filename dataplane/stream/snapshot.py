@@ -179,9 +179,8 @@ def put_back(leased: LeasedRows, block: Block, now: float) -> None:
     places = leased.partition.rows.places(rows)
     groups = leased.partition.groups.put_back(block.groups, rows, block.dropped)
     leased.partition.metadata.enter(places, groups, versions, now - ages, block.tags)
-    leased.partition.progress.enter(versions)
     leased.partition.unfinished.put_back(block.begun, rows)
-    leased.partition.progress.put_back(places, versions, states, tries)
+    leased.partition.progress.restore(places, versions, states, tries)
     for task, of in enumerate(states):
         leased.partition.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
         leased.partition.groups.dead(task, groups[of == DEAD])

@@ -281,9 +281,8 @@ class Unfinished:
 
     def copy(self, rows: Rows) -> Unfinished:
         """A copy, for a copy of the rows."""
-        return Unfinished(
-            rows, self.metadata, {row: msgspec.structs.replace(begun) for row, begun in self.begun.items()}
-        )
+        begun = {row: msgspec.structs.replace(each, spans=list(each.spans)) for row, each in self.begun.items()}
+        return Unfinished(rows, self.metadata, begun)
 
     def told(self, rows: Index) -> list[Begun]:
         """Those of these rows that are in progress; without a producer, as they are restored."""
