@@ -179,6 +179,18 @@ def test_pieces_and_spans_are_those_of_a_plain_list(steps: list[tuple[str, int, 
     rows.drain()
 
 
+def test_a_copy_keeps_the_spans_of_its_moment() -> None:
+    """Of a snapshot that is read while the row grows: the last span of a version is changed in place."""
+    rows = Rows()
+    rows.begin()
+    rows.grow(0, NODES[0], 5, 3, again=False)
+    partition = rows.part.leader.leased.partition
+    copied = partition.unfinished.copy(partition.rows.copy())
+    rows.grow(0, NODES[0], 5, 4, again=False)
+    assert [each.spans for each in copied.told(at(0))] == [[(5, 3)]]
+    assert [each.spans for each in partition.unfinished.told(at(0))] == [[(5, 7)]]
+
+
 def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:
     rows = Rows()
     rows.begin()
