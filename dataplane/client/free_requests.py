@@ -28,14 +28,14 @@ async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None
         parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
     if scope:
         await connection.request(m.Free(connection.next_id(), [], [], scope), m.Done, 0.0)
-    for part in _portions(parts.pop(connection.welcome.node, [])):
+    for part in portions(parts.pop(connection.welcome.node, [])):
         await connection.request(m.Free(connection.next_id(), [], part, ""), m.Done, 0.0)
     for owner, others in parts.items():  # a node that has gone has nothing to free
-        for part in _portions(others):
+        for part in portions(others):
             await connection.request(m.FreeElsewhere(connection.next_id(), owner, part), m.Done, 0.0)
 
 
-def _portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
+def portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
     """Rows of columns of shards, as parts of messages."""
     portion: list[Part] = []
     nbytes = 0
