@@ -31,8 +31,8 @@ from dataplane.client.reader import Getter
 from dataplane.client.writer import Writer
 from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream import requests as r
-from dataplane.stream.block import Block, Head
 from dataplane.stream.page import PAGE, Index
+from dataplane.stream.snapshot_format import Head
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ async def write(stream: AsyncStream, to: Writing) -> None:
         taken = await stream.ask(r.TakeSnapshot(), r.SnapshotTaken)
         try:
             file.frame(HEAD, msgspec.msgpack.encode(_Heading(stream.name, taken.head)))
-            for page in taken.head.pages:
+            for page in taken.pages:
                 async for found in _blocks(stream, taken.snapshot, page * PAGE, PAGE):
-                    file.frame(BLOCK, msgspec.msgpack.encode(found.block))
+                    file.frame(BLOCK, found.block)
                     frames += 1
                     for rows, task, ref in found.columns:
                         frames += await _write_columns(to, rows, task, ref)
@@ -192,8 +192,7 @@ async def _fill(to: _Restoring) -> None:
     while True:
         kind, payload = await to.writer.in_thread(PIECE, file.frame)
         if kind == BLOCK:
-            block = _decoded(file, BLOCK, Block, (kind, payload))
-            await connection.request(m.PutBack(connection.next_id(), to.stream, block), m.Done, 0.0)
+            await connection.request(m.PutBack(connection.next_id(), to.stream, payload), m.Done, 0.0)
         elif kind == COLUMNS:
             columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
             tables = [await to.writer.in_thread(PIECE, _read_table, file) for _ in columns.tables]
@@ -223,7 +222,6 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
             await _put_columns(to, rows[part], task, [_cut(to.file, table, order, part) for table, order in tables])
         return
     whole: BatchRef | None = None
-    lengths: dict[str, bytes] = {}
     for table, order in tables:
         planned = await to.writer.plan(_columns(table), ())
         ref = await to.writer.write(planned, to.staging, to.timeout)
@@ -232,14 +230,9 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
             whole = part_ref if whole is None else whole.union(part_ref)
         except (Misuse, IndexError) as error:
             raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
-        for column in planned.columns:
-            if (found := column.lengths) is not None:
-                lengths[column.name] = np.asarray(found if order is None else found[order]).tobytes()
     if whole is None:
         raise to.file.corrupt("has columns without a table")
-    request = m.PutColumns(
-        to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task, lengths
-    )
+    request = m.PutColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
     await to.connection.request(request, m.Done, 0.0)
 
 

@@ -6,8 +6,9 @@
         payload
 
 Numbers are little-endian. The first frame is the file's id, 16 random bytes, so each checksum is of this file and of
-all that comes before its frame. A frame of `TABLE` is an Arrow IPC stream, which other programs can read; the others
-are MessagePack. Nothing in it is ever unpickled.
+all that comes before its frame; the checksum before the first is the number of the format. A frame of `TABLE` is an
+Arrow IPC stream, which other programs can read; the others are MessagePack, of `BLOCK` a `snapshot_format.RowsState`.
+Nothing in it is ever unpickled.
 
 Invariants: a frame is read where it was written, behind the frame that it was written behind, in the file that
 it was written to, or is `Corrupt`: frames that change places, are missing, come twice or are of another file (an older
@@ -15,7 +16,7 @@ checkpoint, say) do not pass. The file is under its name once all of it is on th
 place stays until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE;
 NFS has not).
 
-Files of format 1 had checksums of each frame alone, so they can not show that. They are refused, by `ProtocolMismatch`.
+Files of format 2 described rows in another way. They are refused, by `ProtocolMismatch`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ import xxhash
 
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
 
-_MAGIC_1 = b"dataplane/strm\x01\n"
-MAGIC = b"dataplane/strm\x02\n"
+_MAGIC_2 = b"dataplane/strm\x02\n"
+MAGIC = b"dataplane/strm\x03\n"
+_FORMAT = 3
 START, HEAD, BLOCK, COLUMNS, TABLE, END = range(6)
 
 _FRAME = struct.Struct("<QQQ")
@@ -47,9 +49,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _Chain:
     """The checksums of the frames of one file, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = _FORMAT) -> None:
+        """`seed`: the checksum before the first."""
         self.frames = 0
-        self._last = 0
+        self._last = seed
 
     def checksum(self, kind: int, payload: memoryview) -> int:
         """The checksum of the next frame, if it is this one."""
@@ -139,7 +142,6 @@ class CheckpointReader:
             self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
             self._left = os.fstat(self._file.fileno()).st_size
             self.size = self._left
-        self._chain = _Chain()
         try:
             self._begin()
         except BaseException:
@@ -148,19 +150,18 @@ class CheckpointReader:
 
     def _begin(self) -> None:
         magic = self._read(len(MAGIC))
-        if magic == _MAGIC_1:
-            kind, nbytes, checksum = _FRAME.unpack(self._read(_FRAME.size))
-            if xxhash.xxh3_64_intdigest(kind.to_bytes(8, "little") + self._read(nbytes)) == checksum:
-                raise ProtocolMismatch(
-                    f"{self.path} is a checkpoint of format 1, which can not show that its parts are in their places: "
-                    "restore it with the version that wrote it, and write it again with this one",
-                    ours="2", theirs="1",
-                )  # fmt: skip
-        if magic != MAGIC:
+        if magic not in (MAGIC, _MAGIC_2):
             raise self.corrupt("is no checkpoint of a stream, or one of another version", 0)
+        self._chain = _Chain(_FORMAT if magic == MAGIC else 0)
         kind, file_id = self.frame()
         if kind != START or len(file_id) != _ID:
             raise self.corrupt("does not begin with its id", len(MAGIC))
+        if magic == _MAGIC_2:
+            raise ProtocolMismatch(
+                f"{self.path} is a checkpoint of format 2, which is not read any more: "
+                "restore it with the version that wrote it, and write it again with this one",
+                ours="3", theirs="2",
+            )  # fmt: skip
 
     @property
     def offset(self) -> int:

@@ -17,10 +17,10 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
 from dataplane.stream import requests as r
-from dataplane.stream.block import Block, Value
 from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Piece
+from dataplane.stream.snapshot_format import Value
 
 
 class Command(msgspec.Struct, array_like=True, kw_only=True):
@@ -96,7 +96,7 @@ class Unkeep(Command, tag=19, kw_only=True):
 class PutBack(Command, tag=21, kw_only=True):
     """Rows of a checkpoint, at `time_s` of the clock of the partition."""
 
-    block: Block
+    block: bytes
     time_s: float
 
 

@@ -159,26 +159,6 @@ class Groups:
         """The number of this group; None if it has no rows."""
         return self._numbers.get(name)
 
-    def put_back(self, groups: Sequence[Any], rows: Index, dropped: Iterable[tuple[Any, Sequence[int]]]) -> Index:
-        """As `enter`, with None for a row without a group; `dropped` as the method of this name returns it."""
-        numbers = -1 - rows
-        named = [at for at, name in enumerate(groups) if name is not None]
-        if named:
-            numbers[named] = self.enter([groups[at] for at in named], rows[named])
-        for name, counts in dropped:
-            number = self._numbers.get(name)
-            if number is not None:
-                self._dropped[number] = max(counts)
-                self._past[:, number] = max(counts) - np.asarray(counts)
-        return numbers
-
-    def dropped(self, numbers: Index) -> list[tuple[Any, list[int]]]:
-        """Those of these groups that have dropped rows, and how many of them count for each task."""
-        named = np.unique(numbers[numbers >= 0])
-        named = named[self._dropped[named] > 0]
-        counts = (self._dropped[named] - self._past[:, named]).T
-        return list(zip(self.names(named), counts.tolist(), strict=True))
-
     def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
         """For rows of these groups: the position of the group of each in the list that follows, -1 for none; the
         groups, in the order of their first rows; and for groups with dropped rows, how many of those count for each
@@ -202,21 +182,20 @@ class Groups:
         done: Flags,
         dead: Flags,
     ) -> Index:
-        """Restore the groups of these rows from what `state` returned; their numbers. `done` and `dead` are [tasks,
-        rows]."""
-        for name in names:
-            self._number(name)
-        numbers = np.where(which < 0, -1 - rows, which)
-        named = which >= 0
-        np.add.at(self._left, which[named], 1)
+        """Add these rows to their groups, which are as `state` returned them; the numbers of the groups. `done` and
+        `dead` are [tasks, rows]."""
+        listed = np.fromiter(map(self._number, names), np.int64, len(names))
+        numbers, named = -1 - rows, which >= 0
+        numbers[named] = listed[which[named]]
+        np.add.at(self._left, numbers[named], 1)
         members = named & ~dropped
-        np.add.at(self._members, which[members], 1)
+        np.add.at(self._members, numbers[members], 1)
         for counts, flags in ((self._done, done), (self._dead, dead)):
             for task, of in enumerate(flags):
-                np.add.at(counts[task], which[members & of], 1)
+                np.add.at(counts[task], numbers[members & of], 1)
         for at, counted in drops:
-            self._dropped[at] = max(counted)
-            self._past[:, at] = max(counted) - np.asarray(counted)
+            self._dropped[listed[at]] = max(counted)
+            self._past[:, listed[at]] = max(counted) - np.asarray(counted)
         return numbers
 
     def names(self, numbers: Index) -> list[Any]:

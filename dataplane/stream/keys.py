@@ -125,25 +125,18 @@ class Keys:
         copied._rows, copied._keys, copied._calls = dict(self._rows), dict(self._keys), dict(self._calls)
         return copied
 
-    def named(self, rows: Index) -> list[str]:
-        """The keys that users gave these rows; empty for none."""
-        return [self._keys.get(row, "") for row in rows.tolist()]
-
-    def calls(self, rows: Index) -> list[tuple[str, int, int, bytes]]:
-        """The appends that begin with one of these rows: first key, first row, number of rows, digest."""
-        return [(key, *self._calls[key]) for key in self.named(rows) if key in self._calls]
-
     def state(self, rows: Index) -> tuple[Index, list[str], list[tuple[str, int, int, bytes]]]:
-        """The positions of the rows with keys of users, these keys, and the appends that brought them."""
-        if not self._keys:
-            return np.empty(0, np.int64), [], []
-        named = self.named(rows)
-        keyed = np.array([at for at, key in enumerate(named) if key], np.int64)
-        return keyed, [key for key in named if key], self.calls(rows)
+        """The positions of the rows with keys of users, these keys, and the appends that begin with one of these
+        rows: first key, first row, number of rows, digest."""
+        found = [
+            (at, self._keys[row]) for at, row in enumerate(rows.tolist() if self._keys else ()) if row in self._keys
+        ]
+        keys = [key for _, key in found]
+        calls = [(key, *self._calls[key]) for key in keys if key in self._calls]
+        return np.array([at for at, _ in found], np.int64), keys, calls
 
-    def put_back(self, keys: Sequence[str], rows: Index, calls: Iterable[tuple[str, int, int, bytes]]) -> None:
-        """Restore checked keys of rows (empty: none), and the appends that brought them."""
-        given = {row: key for row, key in zip(rows.tolist(), keys, strict=True) if key}
-        self._keys.update(given)
-        self._rows.update((key, row) for row, key in given.items())
+    def restore(self, rows: Index, keys: Sequence[str], calls: Iterable[tuple[str, int, int, bytes]]) -> None:
+        """Restore the checked keys of these rows, and the appends that brought them."""
+        self._keys.update(zip(rows.tolist(), keys, strict=True))
+        self._rows.update(zip(keys, rows.tolist(), strict=True))
         self._calls.update((key, (first, count, digest)) for key, first, count, digest in calls)

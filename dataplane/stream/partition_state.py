@@ -52,6 +52,15 @@ class StreamState:
         self.progress = Progress(self.rows, len(self.settings.tasks))
         self.unfinished = Unfinished(self.rows, self.metadata)
 
+    def copy(self) -> StreamState:
+        """A copy, for reading."""
+        copied = StreamState(self.settings, _nobody, self._mark)
+        rows = copied.rows = self.rows.copy()
+        copied.keys, copied.groups = self.keys.copy(), self.groups.copy()
+        copied.metadata, copied.progress = self.metadata.copy(rows), self.progress.copy(rows)
+        copied.unfinished = self.unfinished.copy(rows, copied.metadata)
+        return copied
+
     # arriving
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:

@@ -24,6 +24,9 @@ MAX_SNAPSHOTS = 4
 MAX_HELD = 256 << 10
 """Approximate bytes of references in one answer."""
 
+MAX_BLOCK = 2 << 20
+"""Bytes of the rows in one answer, so that they fit a command of another stream. A single row may have more."""
+
 _NONE: Index = np.empty(0, np.int64)
 
 
@@ -121,16 +124,20 @@ class Snapshots:
         self._taken[asked.client, number] = snapshot, {each.node: each.last for each in leader.outboxes.state()}
         if leader.columns is not None:
             leader.columns.read(snapshot.refs)
-        return r.SnapshotTaken(number, snapshot.head)
+        return r.SnapshotTaken(number, snapshot.head, snapshot.pages)
 
     def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
-        """Raises LeaseExpired if it was released, or belonged to an earlier leader; Misuse."""
+        """Raises LeaseExpired if it was released, or belonged to an earlier leader; LimitExceeded, Misuse."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
         if snapshot is None:
             raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")
         if asked.first < 0 or not 1 <= asked.count <= PAGE:
             raise Misuse(f"no rows {asked.first} and {asked.count} more of a snapshot")
-        return r.SnapshotRows(snapshot.block(asked.first, asked.count), snapshot.columns(asked.first, asked.count))
+        block = snapshot.block(asked.first, asked.count)
+        if len(block) > MAX_BLOCK and asked.count > 1:
+            what = "bytes of rows in one answer"
+            raise LimitExceeded(f"{len(block)} {what}", what=what, asked=len(block), limit=MAX_BLOCK)
+        return r.SnapshotRows(block, snapshot.columns(asked.first, asked.count))
 
     def release(self, leader: Leader, asked: r.ReleaseSnapshot, now: float) -> r.Done:
         """Never refused."""

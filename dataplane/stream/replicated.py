@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, OwnerDied, Rejected
@@ -27,18 +28,20 @@ from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Begin
 from dataplane.stream.progress import DEAD
-from dataplane.stream.replica_state import (
-    PartitionState,
-    counts_of,
-    open_sealed,
-    restore_counts,
-    restore_rows,
-    rows_state,
-    seal,
-)
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot import begin, finish, put_back, put_columns
+from dataplane.stream.snapshot import (
+    columns_state,
+    finish,
+    head_of,
+    put_back,
+    put_columns,
+    restore_columns,
+    restore_head,
+    restore_rows,
+    rows_state,
+)
+from dataplane.stream.snapshot_format import PartitionState, open_sealed, refused, seal
 
 _DONE = r.Done()
 _UNOPENED = Settings(("unopened",))
@@ -319,7 +322,7 @@ class Replicated:
     def _do_open(self, command: r.Open) -> r.AnyResult:
         if not self.opened:
             self._begin(command.settings, command.mark)
-            self.leased.partition.rows.resume(command.first, 0)
+            self.leased.partition.rows.next = command.first
             self.began()
         return _DONE
 
@@ -337,7 +340,7 @@ class Replicated:
         leased = self.leased
         if leased.partition.rows.next or command.head.settings.tasks != leased.settings.tasks:
             raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
-        begin(leased, command.head)  # but for the mark: rows without a key are called by this partition
+        restore_head(leased, command.head)  # rows without a key are called by this partition's mark
         return _DONE
 
     def _do_put_back(self, command: c.PutBack) -> r.AnyResult:
@@ -346,9 +349,8 @@ class Replicated:
         return _DONE
 
     def _do_put_columns(self, command: r.PutColumns) -> r.AnyResult:
-        _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        put_columns(self.leased, command.rows, command.task, command.ref, command.lengths, command.nodes)
+        put_columns(self.leased, command.rows, command.task, command.ref, command.nodes)
         self._holds(command.ref, command.nodes)
         return _DONE
 
@@ -360,29 +362,22 @@ class Replicated:
     # The state as bytes
 
     def snapshot(self) -> bytes:
-        leased = self.leased
-        partition = leased.partition
+        leased, partition = self.leased, self.leased.partition
+        rows = np.sort(partition.rows.all())
         return seal(
             PartitionState(
                 name=self.name,
-                settings=leased.settings,
-                mark=partition.keys.mark,
-                next_offset=partition.rows.next,
-                next_patch=partition.rows.next_patch,
-                columns=[(name, partition.rows.schema[name]) for name in partition.rows.bits],
+                head=head_of(leased),
+                rows=rows_state(partition, rows, 0.0),
+                columns=columns_state(partition, rows, leased.kept),
                 tag_names=sorted(partition.metadata.tag_names),
-                appended=partition.appended,
-                latest=partition.metadata.latest,
-                closed=leased.closed,
                 clock_s=self.clock_s,
-                counts=counts_of(partition),
                 lost=[(row, *told) for row, told in leased.lost.items()],
                 lost_nodes=self.lost_nodes.state(),
                 opened=self.opened,
                 outboxes=self.outboxes.state(),
                 sessions=self.sessions.snapshot(),
-                rows=rows_state(partition, leased.kept),
-                unfinished=partition.unfinished.state(),
+                ended=list(partition.unfinished.ended),
             )
         )
 
@@ -394,21 +389,18 @@ class Replicated:
         found = open_sealed(state)
         if found.name != self.name:
             raise Corrupt(f"a snapshot of the stream {found.name!r}, and this is {self.name!r}")
-        leased, sessions = LeasedRows(found.settings, self._released, mark=found.mark), Sessions()
+        leased, sessions = LeasedRows(found.head.settings, self._released, mark=found.head.mark), Sessions()
         partition = leased.partition
-        try:
-            partition.rows.resume(found.next_offset, found.next_patch)
-            for kept in restore_rows(partition, found.rows, found.columns):
+        with refused(f"a snapshot of the stream {self.name!r} that no replica made"):
+            restore_head(leased, found.head)
+            restore_rows(partition, found.rows, 0.0)
+            for kept in restore_columns(partition, np.sort(partition.rows.all()), found.columns):
                 leased.keep(kept)
-            restore_counts(partition, found.counts)
-            partition.unfinished.restore(found.unfinished)
             sessions.restore(found.sessions)
-        except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
-            raise Corrupt(f"a snapshot of the stream {self.name!r} that no replica made: {error}") from error
         partition.metadata.know_tags(found.tag_names)
-        partition.metadata.latest, partition.appended, leased.closed = found.latest, found.appended, found.closed
+        partition.unfinished.ended = dict.fromkeys(found.ended)
         leased.lost.update({row: (key, group, version, acked) for row, key, group, version, acked in found.lost})
-        self._begin(found.settings, found.mark)
+        self._begin(found.head.settings, found.head.mark)
         self.opened = found.opened
         self.leased, self.sessions, self.clock_s = leased, sessions, found.clock_s
         self.lost_nodes = LostNodes(found.lost_nodes)

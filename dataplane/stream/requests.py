@@ -14,13 +14,13 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, ProtocolMismatch
-from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.lease import Who
 from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Piece
 from dataplane.stream.sampler import BuiltIn, Fifo
 from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot_format import Head, Value
 
 # isort: off
 from dataplane.stream.results import (
@@ -298,9 +298,9 @@ class Restore(Request, frozen=True, tag=34, kw_only=True):
 
 
 class PutBack(Request, frozen=True, tag=35, kw_only=True):
-    """Rows of a checkpoint, under their old numbers, in ascending blocks."""
+    """Rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
 
-    block: Block
+    block: bytes
 
 
 class PutColumns(Request, frozen=True, tag=36, kw_only=True):
@@ -309,7 +309,6 @@ class PutColumns(Request, frozen=True, tag=36, kw_only=True):
     rows: Index
     ref: BatchRef
     task: int = -1
-    lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
 
 

@@ -9,10 +9,10 @@ import msgspec
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch, describe, revive
-from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Listed
+from dataplane.stream.snapshot_format import Head, Value
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -134,17 +134,18 @@ class Figures(Result, frozen=True, tag=13):
 
 
 class SnapshotTaken(Result, frozen=True, tag=14):
-    """The number of the snapshot at this leader, and the head."""
+    """The number of the snapshot at this leader, the head, and the pages that have rows, of `PAGE` numbers each."""
 
     snapshot: int
     head: Head
+    pages: list[int]
 
 
 class SnapshotRows(Result, frozen=True, tag=15):
-    """Rows of a snapshot, and their columns: rows, the task for which their producer held them (-1: none), and a
-    reference."""
+    """Rows of a snapshot, an encoded `RowsState`, and their columns: rows, the task for which their producer held them
+    (-1: none), and a reference."""
 
-    block: Block
+    block: bytes
     columns: list[tuple[Index, int, BatchRef]]
 
 

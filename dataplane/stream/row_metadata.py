@@ -62,11 +62,12 @@ class _MetadataPage:
         self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
 
     def copy(self) -> _MetadataPage:
-        """A copy without lengths."""
+        """A copy."""
         sheet = _MetadataPage.__new__(_MetadataPage)
-        sheet.room, sheet.lengths = self.room, {}
+        sheet.room = self.room
         sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
         sheet.tags = {name: values.copy() for name, values in self.tags.items()}
+        sheet.lengths = {name: values.copy() for name, values in self.lengths.items()}
         return sheet
 
 
@@ -222,7 +223,7 @@ class RowMetadata:
                 del self._sheets[number]
 
     def copy(self, rows: Rows) -> RowMetadata:
-        """A copy without lengths, for a copy of the rows."""
+        """A copy, for a copy of the rows."""
         copied = RowMetadata(rows)
         copied.latest, copied._names = self.latest, dict(self._names)
         copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}

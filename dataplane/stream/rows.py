@@ -46,7 +46,8 @@ class Rows:
         self._came: dict[tuple[str, ...], tuple[tuple[str, ...], np.uint64]] = {}
         """Columns that rows came with together: their names, sorted, and their bits."""
         self._patches: dict[int, ColumnBatch] = {}
-        self._next_patch = 0
+        self.next_patch = 0
+        """The number of the next patch."""
 
     # columns
 
@@ -198,8 +199,8 @@ class Rows:
         self._patches[number] = patch
 
     def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
-        number = self._next_patch
-        self._next_patch += 1
+        number = self.next_patch
+        self.next_patch += 1
         self._patches[number] = ColumnBatch(ref, len(ref), hold, tuple(spares))
         return number
 
@@ -230,10 +231,13 @@ class Rows:
             start = stop
 
     def _page(self, number: int) -> Page:
-        """The page of this number; created if it does not exist."""
+        """The page of this number; created if it does not exist, without the rows before `next`."""
         page = self.pages.get(number)
         if page is None:
             page = self.pages[number] = Page(number * PAGE)
+            page.count = min(max(0, self.next - page.first), PAGE)
+            page.need(page.count)
+            page.gone[: page.count] = True
         return page
 
     # finding
@@ -374,16 +378,10 @@ class Rows:
         """References to all that some row needs."""
         return [patch.ref for patch in self.all_patches()]
 
-    def put_back(self, rows: Index) -> None:
-        """Restore these ascending rows without columns, also where there were rows with columns before; the rows
-        between them never existed."""
-        self.next = max(self.next, int(rows[-1]) + 1) if len(rows) else self.next
+    def restore(self, rows: Index) -> None:
+        """Restore these rows, whose numbers are below `next`, without columns, also where there were rows before."""
         for number in np.unique(rows // PAGE).tolist():
-            page = self._page(number)
-            count = min(self.next - page.first, PAGE)
-            page.need(count)
-            page.gone[page.count : count] = True
-            page.count = count
+            self._page(number)
         for page, inside, _ in self.by_page(rows):
             page.gone[inside] = False
             page.left += len(inside)
@@ -399,11 +397,6 @@ class Rows:
         """The columns that ever arrived, in the order of their bits."""
         return list(self._bits)
 
-    @property
-    def next_patch(self) -> int:
-        """The number of the next patch."""
-        return self._next_patch
-
     def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
         """For each layer: its columns, and the patch (-1: none) and the row in the patch of each of these rows."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
@@ -418,7 +411,7 @@ class Rows:
         """The patch of this number, which some row needs."""
         return self._patches[number]
 
-    def restore(
+    def restore_columns(
         self,
         rows: Index,
         schema: Mapping[str, Field],
@@ -426,22 +419,11 @@ class Rows:
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
-        """Restore rows with these layers, after `next` is set, in a stream that had these columns; replaced patches
-        are `kept`. Raises ValueError if rows, patches and layers contradict each other."""
-        ascending = len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
-        if not ascending or (len(rows) and not 0 <= rows[0] <= rows[-1] < self.next) or len(schema) > MAX_COLUMNS:
-            raise ValueError("rows that are not in order, or none of the stream's")
+        """Restore these layers of all rows, in a stream that had these columns; replaced patches are `kept`. Raises
+        ValueError, LookupError or LimitExceeded if patches and layers contradict each other."""
         self._give_bits(list(schema))
         self.schema = dict(schema)
         self._patches = dict(patches)
-        self.put_back(rows)
-        if self.next % PAGE:  # a page that has room for rows to come is there, also without any
-            page, count = self._page(self.next // PAGE), self.next % PAGE
-            page.need(count)
-            page.gone[page.count : count] = True
-            page.count = count
-        for patch in patches.values():
-            patch.left = 0
         for names, of, index in layers:
             need = self._give_bits(names)
             for number, at in _by_number(of).items():
@@ -460,10 +442,6 @@ class Rows:
             self._patches[number].left += 1
         if not all(patch.left for patch in patches.values()):
             raise ValueError("a patch that no row needs")
-
-    def resume(self, next_offset: int, next_patch: int) -> None:
-        """Set the numbers of the next row and patch."""
-        self.next, self._next_patch = next_offset, next_patch
 
     # going
 

@@ -1,49 +1,47 @@
-"""A checkpoint of a stream: a copy of its state at one moment, which is read in blocks while the stream goes on; and
-the restoration of a stream from the blocks.
+"""Snapshots of a stream, in the form of `snapshot_format`, and their restoration.
 
-A `Snapshot` copies the arrays of the partition. A block is the metadata of some rows; the columns of the same rows are
-references. The restored stream has the same rows, numbers and keys, and the same progress of each task.
+A `Snapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the stream
+goes on. A block is the metadata of some rows; the columns of the same rows are references, which bring them to another
+stream. A replica's snapshot is the metadata of all rows, and the patches in which their columns are.
 
-Invariants: leased rows are pending, and that delivery does not count as a try; dropped rows are absent. Times are
-ages, since a clock does not outlive its process.
+Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and counted
+again. In a checkpoint, dropped rows are absent, and times are ages, since a clock does not outlive its process. What is
+refused changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
-from typing import NamedTuple
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
-from dataplane.stream.block import Block, Head
-from dataplane.stream.groups import Groups
-from dataplane.stream.keys import Keys
+from dataplane.stream.column_batch import ColumnBatch, Hold
 from dataplane.stream.leased_rows import LeasedRows
+from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
-from dataplane.stream.row_metadata import RowMetadata
-from dataplane.stream.rows import Rows
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
+from dataplane.stream.row_metadata import UNFINISHED
+from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.settings import MAX_TASKS
-from dataplane.stream.unfinished import Unfinished
+from dataplane.stream.snapshot_format import (
+    ColumnsState,
+    Head,
+    LayerState,
+    PatchState,
+    RowsState,
+    decode_rows,
+    encode_rows,
+    refused,
+)
+from dataplane.stream.unfinished import MAX_PIECES
 
-_COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
-_MOST_ROWS = 1 << 46  # and so many numbers at most
-_MOST_EVER = 1 << 62  # so that adding to it gives a number that a message holds
+_COUNTED = (ACKED, EXPIRED, DEAD)
+_MOST = 1 << 62  # of rows ever, so that adding to it gives a number that a message holds
 _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
-
-
-class Copy(NamedTuple):
-    """The parts of the partition from which blocks are made."""
-
-    rows: Rows
-    metadata: RowMetadata
-    progress: Progress
-    keys: Keys
-    groups: Groups
-    unfinished: Unfinished
 
 
 class Snapshot:
@@ -51,178 +49,254 @@ class Snapshot:
 
     def __init__(self, leased: LeasedRows, now: float) -> None:
         self._now = now
-        partition, rows = leased.partition, leased.partition.rows.copy()
-        self._books = Copy(
-            rows,
-            partition.metadata.copy(rows),
-            partition.progress.copy(rows),
-            partition.keys.copy(),
-            partition.groups.copy(),
-            partition.unfinished.copy(rows),
-        )
-        counts = [[of[what] for what in _COUNTS] for of in partition.progress.counts]
-        pages = [number for number, page in rows.pages.items() if page.left]
-        self.head = Head(
-            leased.settings,
-            partition.keys.mark,
-            partition.rows.next,
-            partition.appended,
-            partition.metadata.latest,
-            leased.closed,
-            counts,
-            pages,
-        )
+        self._partition = leased.partition.copy()
+        self.head = head_of(leased)
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages that have rows."""
+        return [number for number, page in self._partition.rows.pages.items() if page.left]
 
     @property
     def refs(self) -> list[BatchRef]:
         """References to all of its columns. They have to be kept while the snapshot is read."""
-        return self._books.rows.patches
+        return self._partition.rows.patches
 
     def _there(self, first: int, count: int) -> Index:
-        rows, partition = np.arange(first, first + count), self._books
+        rows, partition = np.arange(first, first + count), self._partition
         rows = rows[partition.rows.there(rows)]
         return rows[~partition.progress.dropped(partition.rows.places(rows), len(rows))]
 
-    def block(self, first: int, count: int) -> Block:
-        """The metadata of the rows with numbers from `first` on, `count` numbers."""
-        return block_of(self._books, self._there(first, count), self._now)
+    def block(self, first: int, count: int) -> bytes:
+        """The encoded `RowsState` of the rows with numbers from `first` on, `count` numbers."""
+        state = rows_state(self._partition, self._there(first, count), self._now)
+        state.begun = [msgspec.structs.replace(each, token=0, client="") for each in state.begun]
+        return encode_rows(state)
 
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
         """The columns of the same rows: the rows, the task for which their producer held them (-1: none), and a
         reference."""
-        return columns_of(self._books, self._there(first, count))
+        rows, stored, begun = self._there(first, count), self._partition.rows, self._partition.unfinished
+        found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
+        for names, having, holds in stored.by_columns(rows):
+            tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
+            for task in np.unique(tasks).tolist():
+                of = having[tasks == task]
+                found.append((of, int(task), stored.ref(of, names)))
+        return found
 
 
-def block_of(partition: StreamState | Copy, rows: Index, now: float) -> Block:
-    """The metadata of these existing rows, which are not dropped."""
-    places = partition.rows.places(rows)
-    groups = partition.metadata.groups(places)
-    states, tries = partition.progress.states(places, len(rows)), partition.progress.tries(places, len(rows))
-    held = states == LEASED
-    tries[held] -= 1
-    states[held] = PENDING
-    return Block(
-        rows=rows.tobytes(),
-        groups=partition.groups.names(groups),
-        versions=partition.metadata.versions(places).tobytes(),
-        ages_s=(now - partition.metadata.arrived(places)).tobytes(),
-        tags={name: values.tolist() for name, values in partition.metadata.tags(places).items()},
-        keys=partition.keys.named(rows),
-        calls=partition.keys.calls(rows),
-        states=states.tobytes(),
-        tries=tries.tobytes(),
-        dropped=partition.groups.dropped(groups),
-        begun=partition.unfinished.told(rows),
+# The stream as a whole
+
+
+def head_of(leased: LeasedRows) -> Head:
+    """The head of a stream."""
+    partition = leased.partition
+    return Head(
+        settings=leased.settings,
+        mark=partition.keys.mark,
+        next=partition.rows.next,
+        appended=partition.appended,
+        latest=partition.metadata.latest,
+        closed=leased.closed,
+        counts=[[of[what] for what in _COUNTED] for of in partition.progress.counts],
     )
 
 
-def columns_of(partition: StreamState | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
-    """The columns of these rows; see `Snapshot.columns`."""
-    stored, begun = partition.rows, partition.unfinished
-    found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
-    for names, having, holds in stored.by_columns(rows):
-        tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
-        for task in np.unique(tasks).tolist():
-            of = having[tasks == task]
-            found.append((of, int(task), stored.ref(of, names)))
-    return found
-
-
-def begin(leased: LeasedRows, head: Head) -> None:
-    """Make a new stream that of the head. Its rows follow by `put_back`. Raises Corrupt."""
-    fits = len(head.counts) == len(leased.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
-    totals = [head.appended, *(count for of in head.counts for count in of)]
-    if not fits or not 0 <= head.following < _MOST_ROWS or not all(0 <= n < _MOST_EVER for n in totals):
+def restore_head(leased: LeasedRows, head: Head) -> None:
+    """Make a new stream that of the head, but for settings and mark. Raises Corrupt."""
+    partition = leased.partition
+    fits = len(head.counts) == len(leased.settings.tasks) and all(len(of) == len(_COUNTED) for of in head.counts)
+    totals = [head.next, head.appended, *(count for of in head.counts for count in of)]
+    if not fits or not all(0 <= n < _MOST for n in totals) or not -(1 << 63) <= head.latest < 1 << 63:
         raise Corrupt("a head that no stream had")
-    if not -(1 << 63) <= head.latest < 1 << 63:
-        raise Corrupt("a policy version that no stream had")
-    leased.partition.rows.next = head.following
-    leased.partition.appended = head.appended
-    leased.partition.metadata.latest = head.latest
+    partition.rows.next, partition.appended, partition.metadata.latest = head.next, head.appended, head.latest
     leased.closed = head.closed
-    for counts, of in zip(leased.partition.progress.counts, head.counts, strict=True):
-        for what, count in zip(_COUNTS, of, strict=True):
+    for counts, of in zip(partition.progress.counts, head.counts, strict=True):
+        for what, count in zip(_COUNTED, of, strict=True):
             counts[what] = count
 
 
-def put_back(leased: LeasedRows, block: Block, now: float) -> None:
-    """Restore the rows of a block, without columns. Raises Corrupt, LimitExceeded.
-
-    Blocks come in ascending order.
-    """
-    tasks, rows = len(leased.settings.tasks), _array("rows", block.rows, "<i8")
-    count = len(rows)
-    if not count:
-        return
-    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < leased.partition.rows.next
-    in_order = in_order and max(leased.partition.rows.pages, default=0) * PAGE <= rows[0]
-    if not in_order or leased.partition.rows.there(rows).any():
-        raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
-    versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
-    states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
-    tries = _array("tries", block.tries, "u1", tasks * count).reshape(tasks, count)
-    listed: list[Sized] = [block.groups, block.keys, *block.tags.values()]
-    if any(len(values) != count for values in listed):
-        raise Corrupt(f"a block of {count} rows with more or fewer groups, keys or tags")
-    if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or not np.isfinite(ages).all():
-        raise Corrupt("a block with states or ages that no row has")
-    if not all(len(of) == tasks and all(0 <= n < _MOST_ROWS for n in of) for _, of in block.dropped):
-        raise Corrupt("a group of which more rows were dropped than any stream has")
-    leased.partition.metadata.require_room(block.tags)
-    try:
-        leased.partition.keys.check([key for key in block.keys if key])
-    except Misuse as error:
-        raise Corrupt(str(error)) from None
-
-    leased.partition.rows.put_back(rows)
-    leased.partition.keys.put_back(block.keys, rows, block.calls)
-    places = leased.partition.rows.places(rows)
-    groups = leased.partition.groups.put_back(block.groups, rows, block.dropped)
-    leased.partition.metadata.enter(places, groups, versions, now - ages, block.tags)
-    leased.partition.unfinished.put_back(block.begun, rows)
-    leased.partition.progress.restore(places, versions, states, tries)
-    for task, of in enumerate(states):
-        leased.partition.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
-        leased.partition.groups.dead(task, groups[of == DEAD])
+# Rows
 
 
-def put_columns(
-    leased: LeasedRows,
-    rows: Index,
-    task: int,
-    ref: BatchRef,
-    lengths: Mapping[str, Index],
-    spares: Sequence[bytes] = (),
-) -> None:
+def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
+    """The state of these existing rows, in ascending order. Times are relative to `since`."""
+    places = partition.rows.places(rows)
+    which, groups, drops = partition.groups.state(partition.metadata.groups(places))
+    states, tries = partition.progress.states(places, len(rows)), partition.progress.tries(places, len(rows))
+    leased = states == LEASED
+    tries -= leased
+    states[leased] = PENDING
+    tries[(states == ACKED) | (states == EXPIRED)] = 0
+    tags = {name: values.tolist() for name, values in partition.metadata.tags(places).items()}
+    lengths = {name: partition.metadata.lengths(places, name) for name in partition.metadata.measured(places)}
+    keyed, keys, calls = partition.keys.state(rows)
+    return RowsState(
+        offsets=pack(rows),
+        group=pack(which),
+        groups=groups,
+        drops=drops,
+        versions=pack(partition.metadata.versions(places)),
+        arrived=pack(partition.metadata.arrived(places) - since),
+        tags={name: values for name, values in tags.items() if any(value is not None for value in values)},
+        lengths={name: pack(values) for name, values in lengths.items() if values.any()},
+        states=pack(states.reshape(-1)),
+        tries=pack(tries.reshape(-1)),
+        dropped=pack(partition.progress.dropped(places, len(rows)).astype(np.int64)),
+        keyed=pack(keyed),
+        keys=keys,
+        calls=calls,
+        begun=partition.unfinished.state(rows),
+    )
+
+
+def restore_rows(partition: StreamState, state: RowsState, since: float) -> None:
+    """Restore these rows, which come after those that are there, without columns. Raises the errors that `refused`
+    replaces, and then changes nothing."""
+    tasks, rows = len(partition.settings.tasks), _integers(state.offsets)
+    count, first = len(rows), max((page.first for page in partition.rows.pages.values() if page.left), default=0)
+    which = _integers(state.group, count, -1, len(state.groups))
+    versions = _integers(state.versions, count)
+    arrived = unpack(state.arrived, count) + float(since)
+    lengths = {name: _integers(values, count, 0) for name, values in state.lengths.items()}
+    states = _integers(state.states, tasks * count).reshape(tasks, count)
+    tries = _integers(state.tries, tasks * count, 0, 256).reshape(tasks, count)
+    dropped = _integers(state.dropped, count, 0, 2).astype(np.bool_)
+    keyed = _integers(state.keyed, len(state.keys), 0, count)
+    begun = [each.row for each in state.begun]
+    at = np.flatnonzero(np.isin(rows, begun)) if begun else rows[:0]
+    if count and not (_ascending(rows) and first <= rows[0] and rows[-1] < partition.rows.next):
+        raise ValueError("rows that are not in order, or none of the stream's")
+    if partition.rows.there(rows).any():
+        raise ValueError("rows that are there already")
+    if not len(set(state.groups)) == len(state.groups) == len(np.unique(which[which >= 0])):
+        raise ValueError("a group that is listed twice, or without a row")
+    if not all(
+        0 <= group < len(state.groups) and len(of) == tasks and all(0 <= n < _MOST for n in of)
+        for group, of in state.drops
+    ):
+        raise ValueError("a group of which more rows were dropped than any stream has")
+    if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or not np.isfinite(arrived).all():
+        raise ValueError("states or times that no row has")
+    if len(lengths) > MAX_COLUMNS or any(len(values) != count for values in state.tags.values()):
+        raise ValueError("lengths or tags of other rows")
+    if not _ascending(keyed) or not {key for key, *_ in state.calls} <= set(state.keys):
+        raise ValueError("keys of other rows")
+    if rows[at].tolist() != begun or not all(0 <= each.pieces <= MAX_PIECES for each in state.begun):
+        raise ValueError("rows in progress that are not in order, or not there")
+    if (versions[at] != UNFINISHED).any():
+        raise ValueError("a row in progress that is finished")
+    partition.metadata.require_room(state.tags)
+    partition.keys.check(state.keys)
+
+    partition.rows.restore(rows)
+    places, done = partition.rows.places(rows), (states == ACKED) | (states == EXPIRED)
+    numbers = partition.groups.restore(rows, which, state.groups, state.drops, dropped, done, states == DEAD)
+    partition.metadata.enter(places, numbers, versions, arrived, state.tags)
+    partition.metadata.measure(places, lengths)
+    partition.progress.restore(places, versions, states, tries)
+    partition.progress.mark_dropped(places, dropped)
+    partition.keys.restore(rows[keyed], state.keys, state.calls)
+    partition.unfinished.restore(state.begun)
+
+
+def _ascending(values: Index) -> bool:
+    return bool((values[1:] > values[:-1]).all())
+
+
+def _integers(packed: Packed, count: int | None = None, least: int = -(1 << 63), below: int = 1 << 63) -> Index:
+    values = unpack(packed, count)
+    if values.dtype != np.int64:
+        raise ValueError("fractions where integers are expected")
+    if len(values) and not least <= int(values.min()) <= int(values.max()) < below:
+        raise ValueError(f"a number that is not from {least} to {below - 1}")
+    return values
+
+
+# The columns, for replicas
+
+
+def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) -> ColumnsState:
+    """The columns of these rows, which are all, and the numbers of replaced patches that are `kept`."""
+    stored, layers = partition.rows, partition.rows.layers(rows)
+    needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
+    return ColumnsState(
+        schema=[(name, stored.schema[name]) for name in stored.bits],
+        next=stored.next_patch,
+        patches=[_patch_state(int(number), stored.patch(int(number))) for number in needed if number >= 0],
+        layers=[LayerState(names, pack(of), pack(index)) for names, of, index in layers],
+        kept=[pack(np.array(of, np.int64)) for of in sorted(of.tolist() for of in kept)],
+    )
+
+
+def _patch_state(number: int, patch: ColumnBatch) -> PatchState:
+    hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
+    pieces = [(piece.encode(), piece.spares) for piece in patch.pieces]
+    return PatchState(number, patch.encode(), pack(hold), patch.spares, pieces)
+
+
+def _patch(state: PatchState) -> ColumnBatch:
+    ref, holds = BatchRef.decode(state.ref), _integers(state.hold)
+    if len(holds) not in (1, len(ref)):
+        raise ValueError("holds of other rows")
+    hold: Hold = int(holds[0]) if len(holds) == 1 else holds
+    pieces = tuple(ColumnBatch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
+    if pieces and len(ref) != 1:
+        raise ValueError("pieces of more than one row")
+    return ColumnBatch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
+
+
+def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:
+    """Restore the columns of these rows, which are all. Returns the kept patches. Raises the errors that `refused`
+    replaces."""
+    count, kept = len(rows), [_integers(of) for of in state.kept]
+    layers = [(layer.names, _integers(layer.patch, count), _integers(layer.index, count)) for layer in state.layers]
+    begun = np.isin(rows, list(partition.unfinished.begun))
+    if any(names and (patch[begun] >= 0).any() for names, patch, _ in layers):
+        raise ValueError("a row in progress that tasks are given")
+    patches = {each.number: _patch(each) for each in state.patches}
+    partition.rows.restore_columns(rows, dict(state.schema), patches, layers, kept)
+    partition.rows.next_patch = state.next
+    partition.nbytes = sum(patch.nbytes for patch in patches.values())
+    return kept
+
+
+# From a checkpoint
+
+
+def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
+    """Restore the rows of a block, without columns. Raises Corrupt. Blocks come in ascending order."""
+    with refused("a block of rows that no stream wrote"):
+        state = decode_rows(block)
+        count = state.offsets.count
+        if count > PAGE or state.dropped != Packed(count):
+            raise ValueError("more rows than a page has, or dropped ones")
+        restore_rows(leased.partition, state, now)
+
+
+def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()) -> None:
     """Restore columns of rows that were put back. `task`: the task for which their producer held the rows. The nodes
     `spares` have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
+    partition, begun = leased.partition, leased.partition.unfinished.begun
+    named = [row for row in rows.tolist() if row in begun] if begun else []
+    if named and len(rows) > 1:
+        raise Corrupt("columns of a row in progress together with those of others")
     try:
-        leased.partition.require(rows)
-        leased.partition.rows.extend(
-            rows, ref, replace=False, hold=task, spares=spares
-        )  # of no grant: their numbers begin with 1
+        partition.require(rows)
+        # Of no grant: the numbers of grants begin with 1.
+        partition.rows.extend(rows, ref, replace=False, hold=task, spares=spares)
     except SchemaMismatch:
         raise
     except Misuse as error:
         raise Corrupt(str(error)) from None
-    for row in rows.tolist() if len(leased.partition.unfinished) else ():
-        if row in leased.partition.unfinished.begun:
-            if len(rows) > 1:
-                raise Corrupt("columns of a row in progress together with those of others")
-            leased.partition.unfinished.hide(row)
-    leased.partition.nbytes += ref.stored_nbytes
-    leased.partition.metadata.measure(leased.partition.rows.places(rows), lengths)
+    for row in named:
+        partition.unfinished.hide(row)
+    partition.nbytes += ref.stored_nbytes
 
 
 def finish(leased: LeasedRows) -> None:
     """All rows are restored. New rows get numbers that the old stream cannot have given since the snapshot."""
     leased.partition.rows.next += _GAP - leased.partition.rows.next % PAGE
-
-
-def _array(what: str, packed: bytes, code: str, count: int | None = None) -> Index:
-    kind = np.dtype(code)
-    if len(packed) % kind.itemsize or (count is not None and len(packed) != count * kind.itemsize):
-        raise Corrupt(f"{what} of {len(packed)} bytes, not one of {kind.itemsize} for each of {count} rows")
-    return np.frombuffer(packed, kind).astype(kind.newbyteorder("="))

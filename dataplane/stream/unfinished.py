@@ -25,7 +25,7 @@ import numpy as np
 
 from dataplane.batch.concat import joined, require_alike
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, LeaseExpired, Misuse
+from dataplane.errors import LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Begin, Begun, Listed, Piece
@@ -37,13 +37,6 @@ MAX_ENDED = 1 << 14
 
 MAX_PIECES = 1 << 16
 """Pieces of a row."""
-
-
-class UnfinishedState(msgspec.Struct, array_like=True):
-    """The replicated state."""
-
-    begun: list[Begun] = []
-    ended: list[int] = []
 
 
 @dataclass(slots=True)
@@ -279,34 +272,15 @@ class Unfinished:
 
     # in a snapshot
 
-    def copy(self, rows: Rows) -> Unfinished:
-        """A copy, for a copy of the rows."""
+    def copy(self, rows: Rows, metadata: RowMetadata) -> Unfinished:
+        """A copy, for copies of these."""
         begun = {row: msgspec.structs.replace(each, spans=list(each.spans)) for row, each in self.begun.items()}
-        return Unfinished(rows, self.metadata, begun)
+        return Unfinished(rows, metadata, begun)
 
-    def told(self, rows: Index) -> list[Begun]:
-        """Those of these rows that are in progress; without a producer, as they are restored."""
-        begun = [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
-        return [msgspec.structs.replace(each, token=0, client="", spans=list(each.spans)) for each in begun]
+    def state(self, rows: Index) -> list[Begun]:
+        """Those of these rows that are in progress."""
+        return [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
 
-    def put_back(self, begun: list[Begun], rows: Index) -> None:
-        """Restore these rows in progress. Raises Corrupt."""
-        known = set(rows.tolist())
-        if any(each.row not in known or each.pieces < 0 for each in begun):
-            raise Corrupt("a row in progress that is not in its block")
+    def restore(self, begun: Sequence[Begun]) -> None:
+        """Restore rows in progress."""
         self.begun.update({each.row: each for each in begun})
-
-    # as a replica's state
-
-    def state(self) -> UnfinishedState:
-        """The replicated state."""
-        return UnfinishedState([self.begun[row] for row in sorted(self.begun)], list(self.ended))
-
-    def restore(self, state: UnfinishedState) -> None:
-        """Raises ValueError if these are not rows in progress of the existing rows."""
-        for begun in state.begun:
-            there = self.rows.there(np.array([begun.row]))
-            if not there.all() or self._number(begun.row) < 0:
-                raise ValueError("a row in progress that is not there, or finished")
-        self.begun = {begun.row: begun for begun in state.begun}
-        self.ended = dict.fromkeys(state.ended)

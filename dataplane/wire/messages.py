@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dataplane.stream import requests as r
-from dataplane.stream.block import Block, Head
 from dataplane.stream.packing import unhook
 from dataplane.stream.pieces import Piece
 from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot_format import Head
 from dataplane.table import requests as t
 
 MAJOR, MINOR = 3, 0
@@ -518,11 +518,11 @@ class Restore(Message, frozen=True, tag="restore"):
 
 
 class PutBack(Message, frozen=True, tag="put-back"):
-    """Rows of a stream that is being restored. Answered by `Done`."""
+    """Rows of a stream that is being restored, an encoded `RowsState`. Answered by `Done`."""
 
     id: int
     stream: bytes
-    block: Block
+    block: bytes
 
 
 class PutColumns(Message, frozen=True, tag="put-columns"):
@@ -535,7 +535,6 @@ class PutColumns(Message, frozen=True, tag="put-columns"):
     ref: bytes
     rows: bytes
     task: int
-    lengths: dict[str, bytes]
 
 
 class Restored(Message, frozen=True, tag="restored"):

@@ -326,8 +326,8 @@ CRAFTED: dict[str, Any] = {
     "no rows' numbers": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _2=[b"abc"])), t],
     "rows that are not there": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _0=packed(*range(1, 17)))), t],
     "a task that is none": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _1=7)), t],
-    "rows out of order": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _0=packed(*range(16)[::-1]))), c, t],
-    "states that are none": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _7=b"\x09" * 32)), c, t],
+    "rows out of order": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _0=[16, 15, -1])), c, t],
+    "states that are none": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _8=[32, 9])), c, t],
     "a name that is none": lambda h, b, c, t: [(HEAD, edited(h[1], _0="")), b, c, t],
     "tasks that are none": lambda h, b, c, t: [(HEAD, head(h[1], _0=[["a", "a"], 0, 0, -1, 5])), b, c, t],
 }

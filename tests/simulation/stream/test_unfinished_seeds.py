@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.unfinished import Unfinished, UnfinishedState
+from dataplane.stream.unfinished import Unfinished
 from tests.cases import each_case
 from tests.simulation.faults import Plan
 from tests.simulation.planted import Plant
@@ -57,7 +57,7 @@ def a_row_is_given_before_it_is_finished(plant: Plant) -> None:
 
 
 def a_snapshot_lacks_what_is_in_progress(plant: Plant) -> None:
-    plant(Unfinished, "state", lambda self: UnfinishedState([], list(self.ended)))
+    plant(Unfinished, "state", lambda self, rows: [])
 
 
 def a_piece_is_let_go_with_the_first(plant: Plant) -> None:

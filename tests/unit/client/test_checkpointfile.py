@@ -6,13 +6,24 @@ import errno
 import os
 import resource
 import stat
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
 
-from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
+from dataplane.client.checkpointfile import (
+    BLOCK,
+    COLUMNS,
+    END,
+    HEAD,
+    MAGIC,
+    START,
+    TABLE,
+    CheckpointReader,
+    CheckpointWriter,
+)
 from dataplane.errors import Corrupt, LimitExceeded, ProtocolMismatch
 from tests.processes import MIB, Worker
 
@@ -125,19 +136,17 @@ def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:
 
 
 def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
-    """Its frames do not say where they belong. What merely says that it is one is corrupt."""
-    old = b"dataplane/strm\x01\n"
-    path = tmp_path / "stream.dp"
-    for i, (kind, payload) in enumerate(FRAMES):
-        checksum = xxhash.xxh3_64_intdigest(kind.to_bytes(8, "little") + payload)
-        old += (
-            kind.to_bytes(8, "little") + len(payload).to_bytes(8, "little") + checksum.to_bytes(8, "little") + payload
-        )
-        path.write_bytes(old)
-        with pytest.raises(ProtocolMismatch, match=f"{path}.*version") as error:
-            read(path)
-        assert (error.value.ours, error.value.theirs) == ("2", "1"), i
-    write(path)
-    path.write_bytes(old[: len(MAGIC)] + path.read_bytes()[len(MAGIC) :])
-    with pytest.raises(Corrupt):
+    """What merely says that it is one is corrupt, and so is one of the format before that."""
+    path, file_id = tmp_path / "stream.dp", bytes(range(16))
+    checksum = xxhash.xxh3_64_intdigest(struct.pack("<QQQQ", 0, 0, START, 16) + file_id)
+    first = struct.pack("<QQQ", START, 16, checksum) + file_id
+    path.write_bytes(b"dataplane/strm\x02\n" + first)
+    with pytest.raises(ProtocolMismatch, match=f"{path}.*version") as error:
         read(path)
+    assert (error.value.ours, error.value.theirs) == ("3", "2")
+    write(path)
+    whole = path.read_bytes()
+    for beginning in (b"dataplane/strm\x02\n", b"dataplane/strm\x01\n"):
+        path.write_bytes(beginning + whole[len(MAGIC) :])
+        with pytest.raises(Corrupt):
+            read(path)

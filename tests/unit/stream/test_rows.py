@@ -36,7 +36,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     rows.append(stored(1, 2, "x"))
     rows.append(stored(2, 1, "x"))
     assert shards(rows.remove(again)) == []
-    rows.put_back(again)
+    rows.restore(again)
     assert not rows.have(again, "x")
     rows.extend(again, stored(3, 1, "x"), replace=False)
     assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]

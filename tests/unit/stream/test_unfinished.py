@@ -185,10 +185,10 @@ def test_a_copy_keeps_the_spans_of_its_moment() -> None:
     rows.begin()
     rows.grow(0, NODES[0], 5, 3, again=False)
     partition = rows.part.leader.leased.partition
-    copied = partition.unfinished.copy(partition.rows.copy())
+    copied = partition.copy().unfinished
     rows.grow(0, NODES[0], 5, 4, again=False)
-    assert [each.spans for each in copied.told(at(0))] == [[(5, 3)]]
-    assert [each.spans for each in partition.unfinished.told(at(0))] == [[(5, 7)]]
+    assert [each.spans for each in copied.state(at(0))] == [[(5, 3)]]
+    assert [each.spans for each in partition.unfinished.state(at(0))] == [[(5, 7)]]
 
 
 def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:

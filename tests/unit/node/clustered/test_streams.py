@@ -23,6 +23,7 @@ from dataplane.node.clustered import session as sessions
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE
+from dataplane.stream.snapshot_format import decode_rows
 from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
@@ -285,9 +286,9 @@ async def snapshot(client: Client) -> r.SnapshotTaken:
 
 
 async def rows_in(client: Client, taken: r.SnapshotTaken) -> int:
-    pages = [r.ReadSnapshot(snapshot=taken.snapshot, first=page * PAGE, count=PAGE) for page in taken.head.pages]
+    pages = [r.ReadSnapshot(snapshot=taken.snapshot, first=page * PAGE, count=PAGE) for page in taken.pages]
     found = [await client.forward(page) for page in pages]
-    return sum(len(each.block.keys) for each in found)
+    return sum(decode_rows(each.block).offsets.count for each in found)
 
 
 async def test_a_snapshot_of_a_leader_that_has_ended_is_no_more() -> None:

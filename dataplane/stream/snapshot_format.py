@@ -1,0 +1,144 @@
+"""The format of a snapshot of a stream: what a checkpoint consists of, and the whole replicated state as bytes.
+
+A checkpoint is a `Head` and blocks of rows (`RowsState`); references to their columns are beside them. The state of a
+replica (`PartitionState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the identity
+of patches. Functions that make and restore these are in `snapshot`.
+
+Invariant: equal values have equal bytes. The bytes of a replica's state begin with a version and a checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import xxhash
+
+from dataplane.batch.field import Field
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.replication.outbox import OutboxState
+from dataplane.stream.packing import Packed
+from dataplane.stream.pieces import Begun
+from dataplane.stream.settings import Settings
+
+Value = str | int | float | bool | None
+
+_MAGIC = b"dpstream\x06"  # the last is the version
+_SUM = 8
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """The stream as a whole. `next`: the number of its next row. `counts`: for each task the number of acks, expired
+    rows and dead letters so far."""
+
+    settings: Settings
+    mark: str
+    next: int
+    appended: int
+    latest: int
+    closed: bool
+    counts: list[list[int]]
+
+
+class RowsState(msgspec.Struct, array_like=True):
+    """Existing rows in ascending order, and the metadata of each. `group`: the position in `groups`, -1 for none.
+    `drops`: for positions in `groups`, the dropped rows that count for each task. `arrived`: seconds; in a checkpoint
+    relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of rows with `keys` of users.
+    `calls`: see `Keys.state`. `begun`: the rows in progress."""
+
+    offsets: Packed
+    group: Packed
+    groups: list[str | int]
+    drops: list[tuple[int, list[int]]]
+    versions: Packed
+    arrived: Packed
+    tags: dict[str, list[Value]]
+    lengths: dict[str, Packed]
+    states: Packed
+    tries: Packed
+    dropped: Packed
+    keyed: Packed
+    keys: list[str]
+    calls: list[tuple[str, int, int, bytes]]
+    begun: list[Begun]
+
+
+class PatchState(msgspec.Struct, array_like=True):
+    """See `column_batch.ColumnBatch`."""
+
+    number: int
+    ref: bytes
+    hold: Packed
+    nodes: tuple[bytes, ...]
+    pieces: list[tuple[bytes, tuple[bytes, ...]]] = []
+    """Of a row that came piece by piece: the reference of each, and the nodes that have it too."""
+
+
+class LayerState(msgspec.Struct, array_like=True):
+    """For each row, where the columns of these names are."""
+
+    names: tuple[str, ...]
+    patch: Packed
+    index: Packed
+
+
+class ColumnsState(msgspec.Struct, array_like=True):
+    """The columns of the rows. `schema`: in the order of their bits. `next`: the number of the next patch. `kept`: the
+    numbers of replaced patches that may still be read."""
+
+    schema: list[tuple[str, Field]]
+    next: int
+    patches: list[PatchState]
+    layers: list[LayerState]
+    kept: list[Packed]
+
+
+class PartitionState(msgspec.Struct, array_like=True):
+    """The replicated state of a partition: everything that commands depend on, and no leases."""
+
+    name: str
+    head: Head
+    rows: RowsState
+    columns: ColumnsState
+    tag_names: list[str]
+    clock_s: float
+    lost: list[tuple[int, str, str | int | None, int, int]]
+    lost_nodes: list[tuple[bytes, int]]
+    opened: bool
+    outboxes: list[OutboxState]
+    sessions: bytes
+    ended: list[int]
+
+
+encode_rows = _encode = msgspec.msgpack.Encoder(order="sorted").encode
+decode_rows = msgspec.msgpack.Decoder(RowsState).decode
+_decode = msgspec.msgpack.Decoder(PartitionState).decode
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """A context that raises Corrupt, with this text, in place of the errors that invalid values cause."""
+    try:
+        yield
+    except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
+        raise Corrupt(f"{what}: {error}") from error
+
+
+def seal(state: PartitionState) -> bytes:
+    """The bytes of a state."""
+    body = _encode(state)
+    return _MAGIC + xxhash.xxh3_64_digest(body) + body
+
+
+def open_sealed(data: bytes) -> PartitionState:
+    """Raises Corrupt for anything but the bytes of a state of this version."""
+    start = len(_MAGIC) + _SUM
+    if not data.startswith(_MAGIC[:-1]):
+        raise Corrupt("this is no snapshot of a stream's partition")
+    if data[len(_MAGIC) - 1] != _MAGIC[-1]:
+        raise Corrupt(f"a snapshot of version {data[len(_MAGIC) - 1]}; this software reads {_MAGIC[-1]}")
+    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
+        raise Corrupt("a snapshot of a stream's partition whose bytes are not those that were written")
+    with refused("this is no snapshot of a stream's partition"):
+        return _decode(data[start:])
