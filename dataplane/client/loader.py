@@ -463,7 +463,7 @@ class _Ahead:
                     else:
                         await delivery.nack(reason_of(error))
                 raise
-            return Delivery(delivery, self._stream._wait), batch, since
+            return Delivery(delivery, self._stream._wait, self._stream._turns), batch, since
         finally:
             self._fetching = None
 

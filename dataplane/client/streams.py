@@ -209,8 +209,8 @@ class AsyncStream:
         lease: float = _FIRST_LEASE_S,
         timeout: float | None = None,
     ) -> Consuming:
-        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. The result is awaited,
-        or entered as a context manager.
+        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. As a context manager,
+        the delivery is acked at the end of the block.
 
         sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
             one that is not built in runs in this process.

@@ -1,19 +1,22 @@
-"""The synchronous interface of streams: each call waits for the coroutine of the asynchronous one. It adds no logic."""
+"""The synchronous interface of streams: deliveries, unfinished rows, appenders, streams. See `client.sync`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
-from dataplane.client import delivery, streams
+from dataplane.client import blocks, delivery
+from dataplane.client.appender import AsyncAppender
+from dataplane.client.blocking import Wait
+from dataplane.client.blocking_calls import AppenderCalls, DeliveryCalls, RowCalls, StreamCalls, TakenCalls
 from dataplane.client.loop_runner import LoopRunner
-from dataplane.client.sync_appender import Appender
-from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
-from dataplane.stream.sampler import Sampler
+from dataplane.client.streams import AsyncStream
+from dataplane.client.unfinished import AsyncRow
+from dataplane.errors import DataplaneError
 from dataplane.stream.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,31 +24,18 @@ if TYPE_CHECKING:
     from dataplane.client.recorder import Recording
     from dataplane.client.replay import Replay
 
-T = TypeVar("T")
 
+class Delivery(DeliveryCalls):
+    """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
 
-class Wait(Protocol):
-    """Runs a coroutine; its result or its error."""
+    _inner: delivery.Delivery
 
-    def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
-
-
-class Delivery:
-    """See `dataplane.client.delivery.Delivery`; here each call waits."""
-
-    def __init__(self, inner: delivery.Delivery, wait: Wait) -> None:
-        self._inner = inner
-        self._wait = wait
+    def __init__(self, inner: delivery.Delivery, wait: Wait, turns: LoopRunner) -> None:
+        super().__init__(inner, wait, turns)
         self.ref = inner.ref
         self.groups = inner.groups
         self.versions = inner.versions
         self.tags = inner.tags
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     @property
     def keys(self) -> list[str]:
@@ -57,31 +47,6 @@ class Delivery:
         """Whether it was acked or given back."""
         return self._inner.settled
 
-    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """The rows, or these columns of them."""
-        return self._wait(self._inner.get(*columns, timeout=timeout))
-
-    def ack(self) -> None:
-        """The task is done with the rows. Raises LeaseExpired, OutcomeUnknown."""
-        self._wait(self._inner.ack())
-
-    def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again; the node logs the reason if they are dead letters then. Raises
-        LeaseExpired."""
-        self._wait(self._inner.nack(reason))
-
-    def renew(self) -> None:
-        """Restart the lease. Raises LeaseExpired."""
-        self._wait(self._inner.renew())
-
-    def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """The rows split over ranks."""
-        return self._inner.split(shards, equal=equal)
-
-    def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[Any]:
-        """The rows of the delivery that `split` gives each rank."""
-        return self._inner.rows_of(shards, equal=equal)
-
     def __enter__(self) -> Delivery:
         return self
 
@@ -89,27 +54,14 @@ class Delivery:
         self._wait(self._inner.__aexit__(kind, error))
 
 
-class Taken(Sequence[BatchRef]):
-    """See `dataplane.client.delivery.Taken`; here each call waits."""
+class Taken(TakenCalls, Sequence[BatchRef]):
+    """The rows of one step, a reference for each rank. One delivery, settled as a whole."""
 
-    def __init__(self, inner: delivery.Taken, wait: Wait) -> None:
-        self._inner = inner
-        self._wait = wait
-        self.delivery = Delivery(inner.delivery, wait)
+    _inner: delivery.Taken
 
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, rank: Any) -> Any:
-        return self._inner[rank]
-
-    def ack(self) -> None:
-        """As `Delivery.ack`."""
-        self._wait(self._inner.ack())
-
-    def nack(self, reason: str = "") -> None:
-        """As `Delivery.nack`."""
-        self._wait(self._inner.nack(reason))
+    def __init__(self, inner: delivery.Taken, wait: Wait, turns: LoopRunner) -> None:
+        super().__init__(inner, wait, turns)
+        self.delivery = Delivery(inner.delivery, wait, turns)
 
     def __enter__(self) -> Taken:
         return self
@@ -118,20 +70,19 @@ class Taken(Sequence[BatchRef]):
         self._wait(self._inner.__aexit__(kind, error))
 
 
-class Row:
-    """See `dataplane.client.AsyncRow`; here each call waits. Any thread may use it."""
+class Row(RowCalls):
+    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager it
+    is finished when the block is left, and released for others when it is left by an exception."""
 
-    def __init__(self, inner: AsyncRow, wait: Wait) -> None:
-        self._inner = inner
-        self._wait = wait
+    _inner: AsyncRow
+
+    def __init__(self, inner: AsyncRow, wait: Wait, turns: LoopRunner) -> None:
+        super().__init__(inner, wait, turns)
         self.key = inner.key
         self.group = inner.group
         self.tags = inner.tags
         self.spans = inner.spans
         self.tokens = inner.tokens
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     @property
     def version(self) -> int:
@@ -143,34 +94,6 @@ class Row:
         """Whether it was finished or abandoned here."""
         return self._inner.ended
 
-    def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """Append the next piece. Raises as `AsyncRow.append`."""
-        self._wait(self._inner.append(columns, version=version, timeout=timeout))
-
-    def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """End the row: tasks get it."""
-        self._wait(self._inner.finish(stale_share=stale_share, timeout=timeout))
-
-    def abandon(self) -> None:
-        """Drop the row, with all that was appended to it."""
-        self._wait(self._inner.abandon())
-
-    def renew(self) -> None:
-        """Restart the lease."""
-        self._wait(self._inner.renew())
-
-    def release(self) -> None:
-        """Release the row for another process to resume."""
-        self._wait(self._inner.release())
-
-    def ref(self) -> BatchRef:
-        """A reference to the row as it is now."""
-        return self._wait(self._inner.ref())
-
-    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """The row as it is now, or these columns of it, read."""
-        return self._wait(self._inner.get(*columns, timeout=timeout))
-
     def __enter__(self) -> Row:
         return self
 
@@ -178,9 +101,77 @@ class Row:
         self._wait(self._inner.__aexit__(kind))
 
 
+class Sent:
+    """Rows that were sent."""
+
+    __slots__ = ("_inner", "_wait")
+
+    def __init__(self, inner: blocks.Sent, wait: Wait) -> None:
+        self._inner = inner
+        self._wait = wait
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known what became of them."""
+        return self._inner.done
+
+    def result(self) -> list[str]:
+        """Their keys, once they are in the stream. Raises the error with which they are not."""
+        return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
+
+
+class Appender(AppenderCalls):
+    """Gathers rows of this process into blocks, each appended as one. As a context manager it is closed at the end of
+    the block."""
+
+    _inner: AsyncAppender
+
+    def send(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> Sent:
+        """Accept rows, with arguments as for `stream.append`. The `result()` of what is returned is their keys. Does
+        not enter the loop: a row costs what it takes to look at it and to copy it. Waits if too many blocks wait.
+        Raises SchemaMismatch, Misuse, Closed; an error of the stream is raised by `result`, or else by the next
+        `flush`."""
+        while (sent := self._inner.offer(columns, keys, group, version, tags)) is None:
+            self._wait(self._inner.room())
+        return Sent(sent, self._wait)
+
+    def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
+
+    def close(self) -> None:
+        """Accept no more rows, and `flush`. Idempotent."""
+        self._wait(self._inner.aclose())
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(DataplaneError):  # the caller sees the error that ended the block
+                self.close()
+
+
 def opened(address: str, kind: str, name: str) -> Any:
     """An unpickled stream or table, on a plane of its own, which it keeps open."""
-    from dataplane.client.sync import connect
+    from dataplane.client.sync import connect  # above this
 
     plane = connect(address)
     found = getattr(plane, kind)(name)
@@ -188,22 +179,15 @@ def opened(address: str, kind: str, name: str) -> Any:
     return found
 
 
-class Stream:
-    """See `dataplane.client.streams.AsyncStream`; here each call waits. Any thread may use it."""
+class Stream(StreamCalls):
+    """A stream of the node of this plane. Created by `plane.stream`; any number of processes may use it at once."""
 
+    _inner: AsyncStream
     _plane: Any = None
-
-    def __init__(self, inner: streams.AsyncStream, wait: Wait, turns: LoopRunner) -> None:
-        self._inner = inner
-        self._wait = wait
-        self._turns = turns
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickled, it is the stream of this name, on a plane of its own to the same node."""
         return opened, (self._inner._connection.address, "stream", self.name)
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     @property
     def name(self) -> str:
@@ -227,7 +211,6 @@ class Stream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> list[str]:
-        """Append rows to the stream. Returns their keys. See `AsyncStream.append`."""
         if self._turns.free and not narrow and objects == "store":
             asked = self._inner.writes.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
@@ -243,9 +226,8 @@ class Stream:
         timeout: float | None = None,
         narrow: Narrow = False,
     ) -> Appender:
-        """Gathers rows of this process into blocks, each appended as one. See `AsyncStream.appender`."""
         how = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
-        return Appender(self._inner.gathering(self._turns.begin, self._turns.soon, **how), self._wait)
+        return Appender(self._inner.gathering(self._turns.begin, self._turns.soon, **how), self._wait, self._turns)
 
     def extend(
         self,
@@ -257,7 +239,6 @@ class Stream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        """Add columns to rows of the stream. See `AsyncStream.extend`."""
         one = self._turns.free and not narrow and objects == "store"
         asked = self._inner.writes.extending(rows, columns, replace, timeout) if one else None
         if asked is None:
@@ -266,104 +247,7 @@ class Stream:
         else:
             self._turns.ask(asked)
 
-    def consume(
-        self,
-        task: str,
-        *,
-        rows: int,
-        columns: Sequence[str],
-        min_rows: int = 1,
-        sampler: Sampler | None = None,
-        member: str | None = None,
-        replica: int | None = None,
-        replicas: int = 0,
-        lease: float = 60.0,
-        timeout: float | None = None,
-    ) -> Delivery:
-        """Up to `rows` rows for a task. See `AsyncStream.consume`."""
-
-        async def consume() -> delivery.Delivery:
-            return await self._inner.consume(
-                task,
-                rows=rows,
-                columns=columns,
-                min_rows=min_rows,
-                sampler=sampler,
-                member=member,
-                replica=replica,
-                replicas=replicas,
-                lease=lease,
-                timeout=timeout,
-            )
-
-        return Delivery(self._wait(consume()), self._wait)
-
-    def deliveries(
-        self, task: str, *, prefetch: int = 1, timeout: float | None = None, **how: Any
-    ) -> Iterator[Delivery]:
-        """Deliveries until the stream is closed and this task has done all of it. See `AsyncStream.deliveries`."""
-        several = self._inner.deliveries(task, prefetch=prefetch, timeout=timeout, **how)
-
-        async def following() -> delivery.Delivery | None:
-            return await anext(several, None)
-
-        async def close() -> None:
-            await several.aclose()  # type: ignore[attr-defined]
-
-        try:
-            while (found := self._wait(following())) is not None:
-                yield Delivery(found, self._wait)
-        finally:
-            self._wait(close())
-
-    def take(self, task: str, **how: Any) -> Taken:
-        """The rows of one synchronous step, a reference a rank. See `AsyncStream.take`."""
-        return Taken(self._wait(self._inner.take(task, **how)), self._wait)
-
-    def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """Remove these rows, and those of these groups, from all tasks. See `AsyncStream.drop_rows`."""
-        self._wait(self._inner.drop_rows(rows, groups=groups))
-
-    def dead_letters(self, task: str, *, most: int = 1024) -> delivery.DeadLetters:
-        """The rows that were not delivered again. See `AsyncStream.dead_letters`."""
-        return self._wait(self._inner.dead_letters(task, most=most))
-
-    def lost(self, task: str | None = None) -> delivery.LostRows:
-        """Rows whose columns died with their hosts, each reported once. See `AsyncStream.lost`."""
-        return self._wait(self._inner.lost(task))
-
-    def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
-        """Write the current state of the stream to a file. See `AsyncStream.checkpoint`."""
-        self._wait(self._inner.checkpoint(path, timeout=timeout))
-
-    def begin(
-        self,
-        key: str | None = None,
-        *,
-        group: str | int | None = None,
-        version: int = 0,
-        tags: Mapping[str, Any] | None = None,
-        columns: Mapping[str, Any] | None = None,
-        tokens: str = "response_ids",
-        lease: float = LEASE_S,
-        timeout: float | None = None,
-    ) -> Row:
-        """Begin an unfinished row, which is appended piece by piece: see `dataplane.client.unfinished.begin`."""
-        said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
-        begun = self._inner.begin(key, **said, tokens=tokens, lease=lease, timeout=timeout)
-        return Row(self._wait(begun), self._wait)
-
-    def unfinished(self) -> list[Unfinished]:
-        """The unfinished rows."""
-        return self._wait(self._inner.unfinished())
-
-    def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> Row | None:
-        """Continue an unfinished row without a holder. Raises LeaseExpired, Misuse."""
-        row = self._wait(self._inner.resume(key, lease=lease))
-        return None if row is None else Row(row, self._wait)
-
     def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
-        """Begin to record rows as they are done, each once, to a directory. See `AsyncStream.record`."""
         from dataplane.client import recorder  # as for checkpoints
 
         return recorder.record(self._inner, directory, columns, **how)
@@ -377,15 +261,3 @@ class Stream:
     def replay(self) -> Replay | None:
         """The replay that fills the stream, if `plane.replay` created it."""
         return self._inner.replay
-
-    def stats(self) -> Mapping[str, Any]:
-        """The statistics of the stream."""
-        return self._wait(self._inner.stats())
-
-    def close(self) -> None:
-        """End the appends; consumers continue until all is done. Idempotent."""
-        self._wait(self._inner.close())
-
-    def drop(self) -> None:
-        """Free everything, delivered or not. Waiting calls raise Closed."""
-        self._wait(self._inner.drop())

@@ -69,7 +69,7 @@ class TracedDelivery(sync_streams.Delivery):
     """See `Delivery`."""
 
     def __init__(self, made: sync_streams.Delivery, stream: str, task: str, parents: tuple[str, ...]) -> None:
-        super().__init__(made._inner, made._wait)
+        super().__init__(made._inner, made._wait, made._turns)
         self._stream, self._task, self._parents = stream, task, parents
 
     def get(self, *columns: str, **how: Any) -> Batch:

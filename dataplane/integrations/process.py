@@ -123,7 +123,7 @@ def _ended(plane: Plane) -> bool:
     if _by_ray is not None and _by_ray != ray_job():
         return True
     try:
-        plane._plane.check()  # as each of its calls begins
+        plane._inner.check()  # as each of its calls begins
     except DataplaneError:
         return True
     return False

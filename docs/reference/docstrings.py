@@ -1,45 +1,34 @@
-"""For the site: a synchronous call whose docstring only refers to the asynchronous one is shown with that one's."""
+"""For the site: a synchronous class is shown with its compiled methods, in the order of the asynchronous class."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import griffe
 
-#: The asynchronous classes that docstrings refer to, by name, and where they are.
-_MODULES = {
-    "AsyncPlane": "client.plane",
-    "AsyncStream": "client.streams",
-    "AsyncAppender": "client.appender",
-    "AsyncTable": "client.tables",
-    "AsyncHistory": "client.histories",
-    "AsyncWeights": "client.weights",
-    "AsyncRow": "client.unfinished",
-}
-_REFERS = re.compile(r"See `(?:dataplane\.(?P<module>[\w.]+)\.)?(?P<name>\w+)(?:\.(?P<call>\w+))?`")
+_LINES = 10_000  # more than a module has
 
 
 class Docstrings(griffe.Extension):
-    """Replaces the docstrings of `dataplane.client.sync*` as the module says. Raises KeyError where one refers to a
-    name that is not there."""
+    """Copies the methods of the stub `dataplane.client.blocking_calls` into the classes of `dataplane.client.sync*`. A
+    method that is there has the docstring of the stub, if it has none of its own."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         if pkg.name != "dataplane":
             return
+        compiled = pkg["client.blocking_calls"]
         for name, module in pkg["client"].modules.items():
-            if name.startswith("sync"):
-                for kind in module.classes.values():
-                    self._replace(pkg, kind)
-                    for call in kind.functions.values():
-                        self._replace(pkg, call)
+            for kind in module.classes.values() if name.startswith("sync") else ():
+                if not kind.is_alias and f"{kind.name}Calls" in compiled.classes:
+                    self._complete(kind, compiled[f"{kind.name}Calls"])
 
-    def _replace(self, package: griffe.Module, shown: griffe.Object) -> None:
-        if shown.docstring is None or (refers := _REFERS.search(shown.docstring.value)) is None:
-            return
-        module = _MODULES.get(refers["name"], refers["module"])
-        if module is None:  # it names something else to look at
-            return
-        meant = package[f"{module}.{refers['name']}" + (f".{refers['call']}" if refers["call"] else "")]
-        if meant.docstring is not None:
-            shown.docstring = griffe.Docstring(meant.docstring.value, parent=shown)
+    def _complete(self, kind: griffe.Class, compiled: griffe.Class) -> None:
+        for line, (name, call) in enumerate(compiled.members.items(), _LINES):  # members are shown in order of lines
+            call.lineno = line
+            own = kind.members.get(name)
+            if own is None:
+                kind.set_member(name, call)
+                continue
+            own.lineno = line
+            if own.docstring is None and call.docstring is not None:
+                own.docstring = griffe.Docstring(call.docstring.value, parent=own)

@@ -106,7 +106,7 @@ def test_a_shard_with_false_bytes_is_refused_or_harmless(node: StandingNode, kin
     """Alone, and among others that lie like it, which are read in one pass."""
     made, found = planned(kind), Counter[str]()
     with Raw(node.address) as raw, dp.connect(node.address) as plane, Worker(reader, node.address) as neighbour:
-        own = plane._plane._connection.welcome.node
+        own = plane._inner._connection.welcome.node
         right = [raw.ask(m.Put(raw.next(), payload(made), made.layout().encode(), "", 1.0)).shard for _ in range(12)]
         for seed in range(60):
             chance = random.Random(seed)

@@ -16,9 +16,9 @@ import pytest
 import dataplane as dp
 from bench.workloads import __main__ as workloads
 from dataplane import cli, config, errors
+from dataplane.client.blocking import Blocking
 from dataplane.client.loader import Loader
-from dataplane.client.sync_histories import History
-from dataplane.client.sync_weights import Weights
+from dataplane.client.sync_tables import History, Weights
 from tests.cases import each_case
 from tests.docs import running
 from tests.processes import eventually
@@ -212,7 +212,8 @@ def spelled(label: str, call: Callable[..., Any], *, bound: bool = False) -> str
 
 def members(label: str, kind: type) -> Iterator[str]:
     fields = [name for name in getattr(kind, "__annotations__", {}) if not name.startswith("_")]
-    for name in dict.fromkeys([*fields, *vars(kind)]):
+    compiled = [name for base in kind.__bases__ if issubclass(base, Blocking) for name in vars(base)]
+    for name in dict.fromkeys([*fields, *vars(kind), *compiled]):
         if name.startswith("_") or f"{label}.{name}" in INTERNAL:
             continue
         value = inspect.getattr_static(kind, name, None)

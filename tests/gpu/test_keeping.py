@@ -108,7 +108,7 @@ def test_what_nobody_mapped_is_given_back_to_the_device(node: StandingNode) -> N
         before = torch.cuda.memory_allocated()
         for seed in range(3):
             plane.free(plane.put({"x": columns(seed)["x"]}, device="keep"))
-        eventually(lambda: not plane._plane._kept_columns.used, "the node said that nobody needs it")
+        eventually(lambda: not plane._inner._kept_columns.used, "the node said that nobody needs it")
         assert torch.cuda.memory_allocated() <= before
 
 

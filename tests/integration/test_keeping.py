@@ -57,7 +57,7 @@ def test_others_map_what_a_process_keeps(node: StandingNode) -> None:
             consumer.join()
         with pytest.raises(dp.Freed):
             plane.get(ref)
-        eventually(lambda: not keeping._plane._kept_columns.used, "the memory was let go")
+        eventually(lambda: not keeping._inner._kept_columns.used, "the memory was let go")
 
 
 def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode) -> None:
@@ -68,7 +68,7 @@ def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode)
             batches = [plane.get(ref) for ref in refs]
             refs += [keeping.put(columns(seed), device="keep") for seed in range(3, 6)]
             assert all(same(batch, seed) for seed, batch in enumerate(batches))  # what is mapped stays so
-            assert keeping._plane._kept_columns.used <= 10 * MIB
+            assert keeping._inner._kept_columns.used <= 10 * MIB
             del batches
         assert all(same(plane.get(ref), seed) for seed, ref in enumerate(refs))  # and the rest when the plane is closed
 

@@ -215,7 +215,7 @@ def test_false_parts_and_steps_do_no_harm(two: list[Any]) -> None:
 
     def hold(*parts: tuple[bytes, list[Any]]) -> Any:
         named = dict(zip((one, other), parts, strict=True))
-        return there._wait(there._plane._getter.hold(ref, 30.0, named))
+        return there._wait(there._inner._getter.hold(ref, 30.0, named))
 
     for wrong in ([8, 4], [-8, 4], [0, 1 << 40], [4, 8, 6, 10], [1]):
         with pytest.raises(dp.Misuse):

@@ -1,0 +1,136 @@
+"""Blocking methods, compiled from the methods of an asynchronous class.
+
+`blocking(AsyncStream, "consume", ...)` adds to a class, for each name, a method with the parameters, defaults and
+docstring of the asynchronous one: it runs the coroutine and waits for its result. `client.blocking_calls` applies it;
+`client.sync` derives from those classes and defines what differs.
+
+The methods are compiled, as those of a dataclass are. So a call costs what a method written by hand costs, a wrong
+argument is refused in the name of the blocking class, and the frame has the parameters as local variables, which
+`diagnosis.recorder` reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from types import FunctionType
+from typing import Any, Protocol, TypeVar
+
+from dataplane.client.loop_runner import LoopRunner
+
+T = TypeVar("T")
+K = TypeVar("K", bound=type)
+
+CLASSES: dict[type, Callable[[Any, Wait, LoopRunner], Any]] = {}
+"""The blocking class of each asynchronous class. Results of an asynchronous class are wrapped in it."""
+
+_WRAPPED = re.compile(r"\b(Async\w+|Consuming|Delivery|Draft|Taken)\b")  # results that have a blocking class
+_END = object()
+
+
+class Wait(Protocol):
+    """Runs a coroutine; its result or its error."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
+
+
+class Blocking:
+    """The base of all blocking classes: an asynchronous object, and the loop runner that runs its coroutines."""
+
+    def __init__(self, inner: Any, wait: Wait, turns: LoopRunner) -> None:
+        self._inner = inner
+        self._wait = wait
+        self._turns = turns
+
+    def _wrap(self, found: Any) -> Any:
+        """The blocking object for a result that has a blocking class, else the result."""
+        kind = CLASSES.get(type(found))
+        return found if kind is None else kind(found, self._wait, self._turns)
+
+    def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        """The items of an asynchronous generator, which is closed at the end."""
+
+        async def following() -> Any:
+            return await anext(items, _END)
+
+        async def close() -> None:
+            await items.aclose()  # type: ignore[attr-defined]
+
+        try:
+            while (found := self._wait(following())) is not _END:
+                yield self._wrap(found)
+        finally:
+            self._wait(close())
+
+
+def blocking(of: type, *names: str) -> Callable[[K], K]:
+    """A class decorator: adds a blocking method, or a property, for each of these names of the class `of`."""
+
+    def add(kind: K) -> K:
+        shown = kind.__name__.removesuffix("Calls")
+        members = {name: vars(of)[name] for name in names}
+        functions = {name: getattr(member, "fget", member) for name, member in members.items()}
+        compiled = _compiled(f"{__file__} ({shown})", map(_source, functions.values(), members.values()))
+        for name, function in functions.items():
+            made: FunctionType = compiled[name]
+            made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+            made.__doc__ = function.__doc__ and renamed(function.__doc__)
+            made.__annotations__ = {key: renamed(value) for key, value in function.__annotations__.items()}
+            made.__module__, made.__qualname__ = kind.__module__, f"{shown}.{name}"
+            setattr(kind, name, property(made) if isinstance(members[name], property) else made)
+        kind._of = of  # type: ignore[attr-defined]  # for the stub
+        return kind
+
+    return add
+
+
+def renamed(text: str) -> str:
+    """An annotation or a docstring, with the names of the blocking classes."""
+    if "Async" in text:
+        text = re.sub(r"(?:\b[a-z_]+\.)?\bAsync([A-Z]\w+)", r"\1", text)
+    return text.replace("Consuming", "Delivery")
+
+
+def _source(function: FunctionType, member: Any) -> str:
+    """The source of the blocking method, without defaults, which it is given once it is compiled."""
+    name, returns = function.__name__, function.__annotations__.get("return", "")
+    code, flags = function.__code__, function.__code__.co_flags
+    positional, variables = code.co_argcount, list(code.co_varnames)
+    keywords = positional + code.co_kwonlyargcount
+    passed, named, rest = variables[1:positional], variables[positional:keywords], variables[keywords:]
+    parameters = ["self", *passed]
+    if flags & inspect.CO_VARARGS:
+        passed.append(f"*{rest.pop(0)}")
+        parameters.append(passed[-1])
+    elif named:
+        parameters.append("*")
+    parameters += named
+    passed += [f"{each}={each}" for each in named]
+    if flags & inspect.CO_VARKEYWORDS:
+        passed.append(f"**{rest[0]}")
+        parameters.append(passed[-1])
+    value = f"self._inner.{name}" + ("" if isinstance(member, property) else f"({', '.join(passed)})")
+    if returns == "Consuming":
+        value = f"awaited({value})"
+    if returns == "Consuming" or flags & inspect.CO_COROUTINE:
+        value = f"self._wait({value})"
+    if returns.startswith("AsyncIterator["):
+        value = f"(yield from self._each({value}))"
+    elif _WRAPPED.search(returns):
+        value = f"self._wrap({value})"
+    return f"def {name}({', '.join(parameters)}):\n    return {value}\n"
+
+
+def _compiled(file: str, sources: Any) -> dict[str, Any]:
+    """The functions of these sources, by name. Tracebacks show the sources as lines of `file`."""
+    text = "\n".join(sources)
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    found: dict[str, Any] = {"__name__": __name__, "awaited": _awaited}
+    exec(compile(text, file, "exec"), found)
+    return found
+
+
+async def _awaited(result: Awaitable[T]) -> T:
+    return await result

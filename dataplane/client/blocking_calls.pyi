@@ -1,0 +1,808 @@
+"""Written by `python -m tests.stubs`; do not edit."""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.field import Field
+from dataplane.batch.put_options import Narrow, Objects
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.small_columns import SmallColumns
+from dataplane.client.blocking import Blocking
+from dataplane.client.consuming import AtEnd
+from dataplane.client.delivery import DeadLetters, LostRows
+from dataplane.client.draft import Spec
+from dataplane.client.histories import Following, StoredResponse
+from dataplane.client.recorder import Recording
+from dataplane.client.row_names import Named
+from dataplane.client.sync import Draft
+from dataplane.client.sync_streams import Appender, Delivery, Row, Stream, Taken
+from dataplane.client.sync_tables import History, Table, Weights
+from dataplane.client.table_rows import Flags, Index, Rows
+from dataplane.client.unfinished import Unfinished
+from dataplane.client.weight_map import Tensors
+from dataplane.diagnosis.causes import Diagnosis
+from dataplane.history.drafter import Drafter, Response
+from dataplane.history.lengths import Lengths
+from dataplane.history.scheduling import Schedule
+from dataplane.observe.stats import Stats
+from dataplane.stream.sampler import Sampler
+from dataplane.weights.slices import Selected
+
+class PlaneCalls(Blocking):
+    """The calls of `Plane`."""
+
+    @property
+    def address(self) -> str:
+        """The address for other processes of this host."""
+
+    def put(
+        self,
+        columns: Any,
+        *,
+        scope: str | None = None,
+        dedupe: Collection[str] = (),
+        replicas: int = 1,
+        timeout: float = 60.0,
+        device: str | None = None,
+        narrow: Narrow = False,
+        objects: Objects = "store",
+    ) -> BatchRef:
+        """Store columns with equal row counts, and return a reference to them.
+
+        columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
+            `docs/concepts.md` says what each kind of value becomes.
+        narrow: True, or names of columns: integers are stored in the narrowest dtype that holds them, and read in their
+            own; `Column.narrow` gives what is stored.
+        objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
+        scope: a name under which to free it later, together with others.
+        dedupe: names of columns of which equal rows are stored once.
+        replicas: on how many hosts to store it; on two, it survives the loss of one.
+        timeout: seconds to wait for room.
+        device: "keep": tensors stay in memory of this process, on their device, which other processes of this host map,
+            within the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory. When the plane
+            is closed all are; if the process dies they are lost (OwnerDied). Not with `replicas`.
+
+        Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; names who holds the
+        memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
+        Cancelled, it leaves nothing behind.
+        """
+
+    def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = 60.0) -> Draft:
+        """Reserve shared memory for columns that the caller writes in place, and then seals.
+
+        columns: the specification of each, from `dataplane.dense` or `dataplane.ragged`. Raises as `put`, and
+        SchemaMismatch if the row counts differ.
+        """
+
+    def get(
+        self,
+        ref: BatchRef,
+        *,
+        timeout: float = 60.0,
+        device: Any = None,
+        out: Mapping[str, Any] | None = None,
+        group: Any = None,
+    ) -> Batch:
+        """The rows and columns of a reference, without a copy if they are contiguous.
+
+        Reads back what is on disk. timeout: seconds to wait for room for that.
+
+        device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
+        out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
+            for a ragged one. SchemaMismatch for another dtype or shape.
+        group: a group of `torch.distributed` whose ranks all call this now, each for what it wants: see
+            `dataplane.collective.get`.
+
+        Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
+        PeerUnavailable; Misuse if there is no such device.
+        """
+
+    def prefetch(self, ref: BatchRef, *, timeout: float = 60.0) -> None:
+        """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
+        Returns at once; an error is raised by the `get`. timeout: seconds to continue for."""
+
+    def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
+        """Free the rows and columns of a reference, or everything put under a scope.
+
+        Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
+        freed rows, and the rest with the last column of the last row. Freeing what is gone does nothing.
+
+        Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
+        """
+
+    def retain(self, ref: BatchRef) -> BatchRef:
+        """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
+        freed, in any order. Copies nothing.
+
+        A reference frees only what it owns, however often it is freed. A scope frees only what its putter owned. A row
+        with several owners can be read by any reference to it while one owns it.
+
+        Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
+        too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
+        """
+
+    def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
+        """As `retain`, of several references, each with an owner of its own: one message, all or none."""
+
+    def _put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
+        """As `_put_row`, of several rows, all or none."""
+
+    def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
+        raises as `retain`."""
+
+    def stats(self, node: str | None = None) -> Stats:
+        """The current statistics of this host's node, or of the member of its cluster that `members` names so.
+
+        Raises PeerUnavailable if there is no such member, or it does not answer.
+        """
+
+    def stream(
+        self,
+        name: str,
+        tasks: Sequence[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        max_rows: int | None = None,
+        max_lag: int | None = None,
+        max_deliveries: int | None = None,
+        replicas: int | None = None,
+        group_size: int | None = None,
+        durable: bool | None = None,
+        history: Any = None,
+    ) -> Stream:
+        """The stream with this name, created if it does not exist; without tasks, an existing one.
+
+        tasks: the consumer roles; each row is delivered to each.
+        max_bytes, max_rows: the capacity of the stream; an append waits for room.
+        max_lag: by how many policy versions an append may be ahead of the oldest row that some task is not done with.
+        max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
+        replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
+        group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
+            any size.
+        durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
+            (`dataplane node --data-dir DIR`); False if None.
+        history: one from `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are
+            done, by a task `history` of the stream, until the stream is done or this plane is closed.
+
+        Raises Misuse if the stream exists with other settings (and names both), if it does not exist and no tasks
+        are given, or if it is to be durable and the node has no data directory.
+        """
+
+    def streams(self, node: str | None = None) -> dict[str, Any]:
+        """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
+        member `node` leads. Raises as `stats`."""
+
+    def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
+        """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
+
+        Nobody else sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
+        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint),
+        ProtocolMismatch (its format is not supported any more), Misuse (there is no file to be read, or a stream
+        with the name exists), Backpressure, LimitExceeded.
+        """
+
+    def replay(
+        self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
+    ) -> Stream:
+        """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
+        Its `replay` reports the progress.
+
+        name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
+        replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter
+        of the node's memory without `max_bytes` and `max_rows`.
+
+        Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
+        """
+
+    def table(self, name: str, *, durable: bool | None = None) -> Table:
+        """The table with this name. Sends no message: the first upsert creates it, and `drop` removes it.
+
+        durable: with True, a table that is created is durable: an answered upsert, claim or clear survives the end
+        of every process, on nodes with a data directory. Upserts raise Misuse if a table with this name exists that
+        is not durable, or the node has no data directory. None: as the existing table, else not durable.
+        """
+
+    def history(
+        self,
+        name: str,
+        keep: int = 4,
+        max_bytes: int | str = 1073741824,
+        *,
+        samples: int = 8,
+        dtype: str = "int32",
+        durable: bool | None = None,
+    ) -> History:
+        """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
+
+        keep: epochs of each prompt; samples: responses of each epoch. max_bytes: of all tokens, approximately;
+        beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
+        or int64. durable: as for `table`. Raises Misuse.
+        """
+
+    def weights(self, name: str, keep: int = 2, *, replicas: int = 1) -> Weights:
+        """The weights with this name, of which `keep` versions are kept. Sends no message, as `table`.
+
+        replicas: on how many hosts the bytes of each version are stored; on two, they survive the loss of one.
+        Raises Misuse.
+        """
+
+    def tables(self) -> dict[str, Any]:
+        """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
+
+    def members(self) -> dict[str, Any]:
+        """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
+        number. Empty for a node without a cluster."""
+
+    def graphs(self) -> dict[str, Any]:
+        """What the processes of the node and its cluster have reported of their performance so far: sums, of which
+        `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
+
+    def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
+        """Why a step of the job takes as long as it does, from what its processes do in the next `seconds`.
+
+        role: whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if nobody
+        consumes, or nobody has the role; PeerUnavailable.
+        """
+
+class StreamCalls(Blocking):
+    """The calls of `Stream`."""
+
+    def __repr__(self) -> str: ...
+    def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        narrow: Narrow = False,
+        objects: Objects = "store",
+    ) -> list[str]:
+        """Append rows. Returns their keys.
+
+        columns: as for `plane.put`, or a reference to what was put. The stream owns a reference from then on: it is
+            freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
+        group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
+            stream. None: each row is in a group of its own.
+        version: the policy version that made the rows, an integer for each row or one for all.
+        tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
+        timeout: seconds to wait for room in the stream and the node.
+        narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
+        objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
+
+        An append that is repeated with the same keys and content succeeds and changes nothing. Small appends without
+        keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
+        error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
+        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
+        (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
+        """
+
+    def appender(
+        self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
+    ) -> Appender:
+        """Gathers rows of this process into blocks of `max_rows` and appends each block at once. For many rows that are
+        sent one by one; see `dataplane.client.appender`.
+
+        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, for each block.
+        """
+
+    def extend(
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        *,
+        replace: bool = False,
+        timeout: float | None = None,
+        narrow: Narrow = False,
+        objects: Objects = "store",
+    ) -> None:
+        """Add columns to rows, in any order of rows and stages.
+
+        rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
+            with a row for each. An existing column is refused, unless `replace`, or unless an earlier holder of the row
+            for the same task brought it and did not ack.
+
+        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
+        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
+        OutcomeUnknown (no answer came: repeat it with `replace`).
+        """
+
+    def consume(
+        self,
+        task: str,
+        *,
+        rows: int,
+        columns: Sequence[str],
+        min_rows: int = 1,
+        sampler: Sampler | None = None,
+        member: str | None = None,
+        replica: int | None = None,
+        replicas: int = 0,
+        lease: float = 60.0,
+        timeout: float | None = None,
+    ) -> Delivery:
+        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. As a context manager,
+        the delivery is acked at the end of the block.
+
+        sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
+            one that is not built in runs in this process.
+        member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
+            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
+            acked.
+        lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
+        timeout: seconds to wait, 600 if None. After 10 s a log message says what is waited for.
+
+        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
+        counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
+        """
+
+    def deliveries(
+        self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
+    ) -> Iterator[Delivery]:
+        """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
+        `consume`.
+
+        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
+        back unless it was acked.
+
+        prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
+        timeout: seconds to wait for each delivery, from when it is asked for.
+        at_end: what happens at the end if rows of the task are dead letters, were dropped, or have expired: "warn"
+            issues a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+
+        Raises as `consume`, and Closed if the stream is dropped.
+        """
+
+    def take(
+        self,
+        task: str,
+        *,
+        rows: int,
+        shards: int,
+        columns: Sequence[str],
+        sampler: Sampler | None = None,
+        min_rows: int | None = None,
+        member: str | None = None,
+        replica: int | None = None,
+        replicas: int = 0,
+        lease: float = 3600.0,
+        timeout: float | None = None,
+    ) -> Taken:
+        """Lease the rows of one synchronous training step and split them over ranks, one reference for each. Reads no
+        column.
+
+        All of `rows` are leased, unless `min_rows` is less or whole groups do not fill them. With `TokenBalanced`
+        the split balances tokens. The step is acked as a whole. Raises as `consume`.
+        """
+
+    def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
+        """Drop rows, and all rows of these groups: no task is given them any more, and groups count as complete
+        without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
+
+    def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
+        """The first rows that this task gave back, or let the lease expire of, `max_deliveries` times. They stay
+        until they are dropped."""
+
+    def lost(self, task: str | None = None) -> LostRows:
+        """Rows that were lost because a host with some of their columns died. Each is reported once, to whoever asks
+        first, and can be appended again. Holders of such rows get `OwnerDied` when they read them. If all hosts died
+        that kept the order of the rows, their keys are unknown: `unnamed` counts them by the node of their producers,
+        as far as those live.
+
+        task: leave out rows that this task had acked; they are reported to nobody. Raises Misuse for an unknown
+        task.
+        """
+
+    def begin(
+        self,
+        key: str | None = None,
+        *,
+        group: str | int | None = None,
+        version: int = 0,
+        tags: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        tokens: str = "response_ids",
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> Row:
+        """Begin a row that grows piece by piece; see `client.unfinished.begin`."""
+
+    def unfinished(self) -> list[Unfinished]:
+        """The rows in progress; see `client.unfinished.Unfinished`."""
+
+    def resume(self, key: str | None = None, *, lease: float = 600.0) -> Row | None:
+        """Take over a row in progress that has no producer; see `client.unfinished.resume`."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Statistics of the stream: see `docs/operations.md`."""
+
+    def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
+        """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
+
+        The stream goes on meanwhile; later changes are not in the file. Leased rows will be ready again. An existing
+        file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
+        part of spilled columns.
+
+        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
+        """
+
+    def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
+        """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
+
+        columns: what is recorded; a row is done when it has all of them. None: those that rows have once each other
+            task has done one.
+        task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
+            before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
+            tells; "wait" leaves them in the stream.
+
+        Raises Misuse. What goes wrong later is raised by the recording's `wait` and `close`.
+        """
+
+    def close(self) -> None:
+        """Close the stream: nothing can be appended any more; consumers go on until all is done. Idempotent."""
+
+    def drop(self) -> None:
+        """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
+
+class DeliveryCalls(Blocking):
+    """The calls of `Delivery`."""
+
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """The rows, or these columns of them. Raises as `Plane.get`."""
+
+    def ack(self) -> None:
+        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if they went to another consumer:
+        then the ack counts for none of them; OutcomeUnknown if the node or the leader did not answer: repeat the ack.
+        Does nothing if they were acked before; raises LeaseExpired if they were given back."""
+
+    def nack(self, reason: str = "") -> None:
+        """Give the rows back, to be delivered again. The node logs the reason if they are dead letters then. Raises
+        LeaseExpired, also if they were acked. Does nothing if they were given back before."""
+
+    def renew(self) -> None:
+        """Renew the lease for its original duration. Raises LeaseExpired."""
+
+    def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
+        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in runs of
+        nearly equal length. With `equal` the numbers of rows differ by at most one.
+
+        Reads no column.
+        """
+
+    def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
+        """The positions of the rows that `split` gives each rank."""
+
+class TakenCalls(Blocking):
+    """The calls of `Taken`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rank: Any) -> Any: ...
+    def ack(self) -> None:
+        """As `Delivery.ack`."""
+
+    def nack(self, reason: str = "") -> None:
+        """As `Delivery.nack`."""
+
+class RowCalls(Blocking):
+    """The calls of `Row`."""
+
+    def __repr__(self) -> str: ...
+    def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
+        """The next piece: columns of one row, as for `stream.append`, or a reference to such, made by this policy
+        version (None: by that of the piece before). Pieces may have different columns.
+
+        An append that is repeated with the same arguments, because it is not known whether the first was done, is
+        done once. Raises LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not
+        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no
+        answer came).
+        """
+
+    def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
+        """The row is done: it is delivered to tasks, with a column `version_spans`.
+
+        stale_share: the row's policy version, which `max_lag` and samplers use, is the newest one than which at most
+        this share of its tokens is older: 0, that of its oldest token.
+
+        May be repeated. Raises as `append`.
+        """
+
+    def abandon(self) -> None:
+        """Drop the row, with all that was appended to it: it counts as dropped in its group. May be repeated. Raises
+        LeaseExpired."""
+
+    def renew(self) -> None:
+        """Begin the lease again, as each piece does. Raises LeaseExpired."""
+
+    def release(self) -> None:
+        """Release the row: the next process that resumes it continues it. Does nothing if it is another's already."""
+
+    def ref(self) -> BatchRef:
+        """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
+
+    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """As `ref`, or these columns of it, read. Raises as `Plane.get`, LeaseExpired."""
+
+class AppenderCalls(Blocking):
+    """The calls of `Appender`."""
+
+    def __repr__(self) -> str: ...
+    @property
+    def pending(self) -> int:
+        """Rows that were sent and not answered."""
+
+    def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """As `stream.append`, in a block with the rows that others append meanwhile."""
+
+    def flush(self) -> None:
+        """Append what was sent, without further delay, and wait until it is in the stream. Raises the first error
+        that no awaiting caller got; later ones are dropped."""
+
+class TableCalls(Blocking):
+    """The calls of `Table`."""
+
+    def __repr__(self) -> str: ...
+    def upsert(
+        self,
+        rows: Named,
+        columns: Any = None,
+        *,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
+        timeout: float = 60.0,
+        narrow: Narrow = False,
+    ) -> Index:
+        """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
+        that are, columns they had are replaced, and freed.
+
+        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; in a
+            mapping, a column may be a reference to one that is in a table already, which stays until no row of a table
+            needs it; None: only keys and tags.
+        tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
+        dedupe: names of columns of which equal rows are stored once.
+        stored: called with a reference to the columns, once they are the table's.
+        timeout: seconds to wait for room.
+        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
+
+        More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
+        the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable, OutcomeUnknown (no answer came: write the same
+        again).
+        """
+
+    def upsert_and_look(
+        self,
+        rows: Named,
+        columns: Any = None,
+        *,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
+        timeout: float = 60.0,
+        narrow: Narrow = False,
+    ) -> tuple[Rows, list[str]]:
+        """As `upsert`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
+        One message instead of three for writing, asking for the schema, and looking."""
+
+    def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
+        """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse
+        for an unknown key."""
+
+    def keys(self, numbers: Index | Sequence[int]) -> list[str]:
+        """The keys of these rows. Raises Misuse for a row that does not exist."""
+
+    def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
+        """A reference to these rows, in this order: to these columns, or to all that each of them has. It refers to
+        the current values: if they are replaced or cleared before they are read, reading raises `Freed`. Raises
+        Misuse for a row that does not exist or lacks a column."""
+
+    def schema(self) -> dict[str, Field]:
+        """The type of each column, by name."""
+
+    def look(
+        self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
+    ) -> Rows:
+        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns
+        they have. With `since`, the `changes` of an earlier look, no rows if nothing has changed in the table.
+        Raises Misuse for a row that does not exist."""
+
+    def ready(
+        self,
+        columns: Sequence[str],
+        *,
+        task: str | None = None,
+        claim_id: str | None = None,
+        least: int = 1,
+        timeout: float = 0.0,
+    ) -> Index:
+        """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
+        there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
+
+        timeout: seconds to wait for that many; nobody polls. Raises NotReady at the deadline.
+        """
+
+    def claim(
+        self,
+        task: str,
+        numbers: Index | Sequence[int],
+        *,
+        give: Index | Sequence[int] | None = None,
+        claim_id: str | None = None,
+    ) -> Index | None:
+        """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
+        meanwhile or is gone: choose again.
+
+        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns what was
+            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost
+            can be repeated.
+        give: what is given, if it is not what is claimed.
+        """
+
+    def find_claim(self, task: str, claim_id: str) -> Index | None:
+        """What was given under this id to the task; None if no claim had it."""
+
+    def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
+        """Undo that the task, or any task, has claimed these rows, or all. The ids of those claims are forgotten."""
+
+    def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
+        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
+        that does not exist."""
+
+    def clear(self, rows: Named) -> None:
+        """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
+
+    def drop(self) -> None:
+        """Remove all rows and claims. A later write to the name creates another table."""
+
+class HistoryCalls(Blocking):
+    """The calls of `History`."""
+
+    def __repr__(self) -> str: ...
+    def add(self, key: str, tokens: Any, *, epoch: int = 0, reward: float | None = None, timeout: float = 60.0) -> None:
+        """Add a response to the prompt with this key: a sequence or array of token ids, one-dimensional; an empty one
+        is ignored.
+
+        epoch: of training, or the policy's version: higher is newer. reward: a higher one weighs more among drafts.
+        timeout: seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        """
+
+    def record(
+        self,
+        ref: BatchRef,
+        *,
+        key: str | Sequence[str] = "key",
+        tokens: str = "response_ids",
+        epoch: int | Sequence[int] = 0,
+        reward: str | Sequence[float | None] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        """Add the responses in these rows, by reference: if their tokens are a ragged column with the history's dtype,
+        nothing is copied, and they stay as long as the history needs them, whatever becomes of the rows. Others are
+        copied, with the history's dtype.
+
+        key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
+        token ids. epoch: as for `add`, of all or for each row. Raises as `add`, and Freed or OwnerDied if the rows
+        are gone.
+        """
+
+    def follow(
+        self,
+        stream: Stream,
+        *,
+        task: str = "history",
+        tokens: str = "response_ids",
+        key: str | None = None,
+        reward: str | None = None,
+        rows: int = 256,
+    ) -> int:
+        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes. Returns
+        their number.
+
+        If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
+        column with the reward; rows are recorded once they have it.
+        """
+
+    def following(
+        self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
+    ) -> Following:
+        """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
+
+    def known(self, keys: Sequence[str]) -> list[list[StoredResponse]]:
+        """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
+        Reads no token."""
+
+    def responses(self, key: str) -> list[Response]:
+        """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
+        has that dtype."""
+
+    def drafter(self, key: str, *, max_tokens: int = 64) -> Drafter:
+        """A drafter, which proposes the tokens of a new response to this prompt, beginning with its first.
+
+        max_tokens: of one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        """
+
+    def lengths(self, keys: Sequence[str]) -> Lengths:
+        """The predicted lengths of responses to these prompts, with their error: see `history.lengths`."""
+
+    def schedule(
+        self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
+    ) -> Schedule:
+        """Which worker generates which of these prompts' responses, and in what order: see
+        `history.scheduling.plan`."""
+
+    def drop(self) -> None:
+        """Remove all responses."""
+
+class WeightsCalls(Blocking):
+    """The calls of `Weights`."""
+
+    def __repr__(self) -> str: ...
+    def publish(self, version: int, tensors: Any, *, rank: int = 0, ranks: int = 1, timeout: float = 60.0) -> None:
+        """Publish a version, or one rank's part of it. Readers see it once all `ranks` have published theirs.
+
+        version: an integer; higher is newer. It must be higher than the newest complete one.
+        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which at
+            most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
+            and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
+            `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
+        rank, ranks: of this publisher, and of all of this version.
+        timeout: seconds to wait for room.
+
+        When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is visible of one that
+        fails or is cancelled; what it has written is removed at once or, if it is complete, with the next version.
+        """
+
+    def get(
+        self,
+        version: int | str | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        slices: Mapping[str, Selected] | None = None,
+        timeout: float = 60.0,
+    ) -> Tensors:
+        """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
+        bytes, which are fetched once for each host, and only those that are wanted.
+
+        version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
+        names: the wanted tensors; all, if None.
+        slices: by name, the wanted part of a tensor: for each dimension a slice (of step 1), (start, stop) or None.
+            Tensors that are not named here are wanted as a whole.
+        timeout: seconds to wait for the version, and for room.
+
+        The mapping does not change whatever is published later, until it and all of its tensors are gone. Raises
+        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part
+        of one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
+        """
+
+    def versions(self) -> list[int]:
+        """The complete versions, the oldest first."""
+
+    def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
+        """The newest complete version, once it is newer than this one. Raises NotReady."""
+
+    def watch(self, after: int | None = None) -> Iterator[int]:
+        """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
+        newest. after: the version that is known already."""
+
+    def drop(self) -> None:
+        """Remove all versions. A process that has mapped one keeps it."""
