@@ -117,3 +117,13 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
     again.append(ids(24, 100), group=GROUPS)
     again.close()
     assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
+
+
+def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any], planes: list[Any]) -> None:
+    """The other hosts take it for a member still, and choose it for some of these puts."""
+    hosts[1].kill()
+    refs = [planes[0].put({"x": np.arange(4)}, replicas=2) for _ in range(12)]
+    hosts[0].kill()
+    eventually(lambda: len(planes[2].members()["members"]) == 1, "both have died")
+    for ref in refs:
+        assert planes[2].get(ref)["x"].to_list() == [0, 1, 2, 3]

@@ -20,7 +20,7 @@ from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement
-from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch
+from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.node.shards.retention import links_of, selection_of
 from dataplane.store.links import Selected
@@ -60,7 +60,7 @@ class Replicas:
 
     async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
         """Store these shards on so many nodes, including this one. Returns the others. Raises LimitExceeded if there
-        are fewer, Backpressure, PeerUnavailable, Freed."""
+        are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them answer."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
         if len(keeping) >= replicas - 1:  # durable data must reach their disks, which the putter does not know yet
@@ -73,16 +73,24 @@ class Replicas:
                 asked=replicas,
                 limit=len(others) + 1,
             )
-        chosen: list[bytes] = []
-        for _ in range(replicas - 1):
-            left = [node for node in others if node not in chosen]
-            chosen.append(Placement(left).winner(self._node.hex(), min(shards)))
+        tried: list[bytes] = []  # all are told of what is freed: one that did not answer may have stored replicas
         for shard in shards:
-            self._elsewhere[shard] = chosen
-        timeout_s = deadline.remaining_s
-        for node in chosen:
+            self._elsewhere[shard] = tried
+        chosen: list[bytes] = []
+        while len(chosen) < replicas - 1:
+            left = [node for node in others if node not in tried]
+            node = Placement(left).winner(self._node.hex(), min(shards))
+            tried.append(node)
+            timeout_s = deadline.remaining_s
             asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)
-            await self._peers.request(member_of(self._membership, node).address, asked, Done, timeout_s + _CONTROL_S)
+            try:
+                address = member_of(self._membership, node).address
+                await self._peers.request(address, asked, Done, timeout_s + _CONTROL_S)
+            except (OwnerDied, PeerUnavailable):
+                if len(left) <= replicas - 1 - len(chosen):  # too few are left
+                    raise
+            else:
+                chosen.append(node)
         return chosen
 
     def _retained(self, link: int, selected: Selected) -> None:
