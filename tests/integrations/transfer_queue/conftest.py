@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import long
 
 _numbers = itertools.count()
 
@@ -63,9 +64,9 @@ def theirs(request: pytest.FixtureRequest) -> Iterator[Any]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["dataplane", "transfer_queue"])
+@pytest.fixture(params=["dataplane", *long("transfer_queue")])
 def tq(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The module `transfer_queue`, theirs or ours."""
+    """The module `transfer_queue`: ours, and in the long tests theirs, which shows that the tests are true of it."""
     if request.param == "transfer_queue":
         yield request.getfixturevalue("theirs")
     else:

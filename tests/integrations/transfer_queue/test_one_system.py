@@ -73,6 +73,7 @@ def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callabl
     assert (found, left) == ([True, "Dataplane", ["train"]], {})
 
 
+@pytest.mark.long
 def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Process]) -> None:
     """They have TransferQueue itself: they start no second system, and hear what to do."""
     code = """
@@ -106,6 +107,7 @@ def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Proce
     assert seen == {"train": {"a": {}}}
 
 
+@pytest.mark.long
 def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
     driver: Callable[[str], Process],
 ) -> None:

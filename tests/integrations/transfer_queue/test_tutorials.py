@@ -88,12 +88,14 @@ def test_core_components_and_the_key_value_interface(run: Callable[..., list[str
     assert "Remaining keys in partition: ['1_1', '1_2', '2_0']" in by_key
 
 
+@pytest.mark.long
 def test_metadata(run: Callable[..., list[str]]) -> None:
     (said,) = run("03_metadata_concepts")
     assert "Global indexes in new BatchMeta: [0, 2, 4, 6]" in said
     assert "Chunk 1: 4 samples, indexes=[4, 5, 6, 7]" in said
 
 
+@pytest.mark.long
 def test_samplers_of_ones_own(run: Callable[..., list[str]]) -> None:
     (said,) = run("05_custom_sampler")
     replaced, once, by_priority = given(said)[:3], given(said)[3:6], given(said)[6:]
@@ -102,11 +104,13 @@ def test_samplers_of_ones_own(run: Callable[..., list[str]]) -> None:
     assert {*chain(*by_priority)} <= {2, 3, 7}, "all others are of a weight of 1 in 10,000"
 
 
+@pytest.mark.long
 def test_the_controller_in_one_ray_job_after_another(run: Callable[..., list[str]]) -> None:
     (said,) = run("04_understanding_controller")
     assert given(said) == [[0, 1, 2], [3, 4, 5], [0, 1]]
 
 
+@pytest.mark.long
 def test_the_streaming_loader(run: Callable[..., list[str]]) -> None:
     """Two producers, and two ranks with two members each, whose loaders have two workers."""
     (said,) = run("06_streaming_dataloader")
