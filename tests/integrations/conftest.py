@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from dataplane.integrations import process
+from tests.integrations import ray_workers
 from tests.integrations.nursery import ROOT, Nursery
 
 pytest.register_assert_rewrite("tests.integrations.images")
@@ -33,8 +35,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """What processes find: this package, and no node. A Ray that a test began ends with the last of them."""
-    with pytest.MonkeyPatch.context() as patch:
+    """What processes find: this package, Ray workers with torch, and no node. A Ray that a test began ends with the
+    last of them."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        if THERE:
+            ray_workers.use()
+            workers = stack.enter_context(ray_workers.preloaded())
+            patch.setenv(ray_workers.VARIABLE, workers)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.delenv("DATAPLANE_ADDRESS", raising=False)
         for name in ("enable_worker_prestart", "prestart_worker_first_driver", "USAGE_STATS_ENABLED"):

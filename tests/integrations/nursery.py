@@ -100,6 +100,10 @@ def _main(ours: socket.socket) -> None:
 
     with contextlib.suppress(ImportError):
         import ray  # noqa: F401
+
+        from tests.integrations import ray_workers
+
+        ray_workers.use()
     import torch
     from tensordict import NonTensorStack, TensorDict
 

@@ -7,8 +7,10 @@ verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`),
 from __future__ import annotations
 
 import contextlib
+import runpy
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 from . import hang
 
 hang.watch_if_asked()
+runpy.run_path(str(Path(__file__).parents[2] / "ray_workers.py"))["use"]()  # `tests` may be another package here
 
 
 class _Module(types.ModuleType):
