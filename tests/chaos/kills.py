@@ -159,7 +159,7 @@ def told_by(lines: list[str], history: History, errors: Counter[str]) -> None:
     asked: Event | None = None
     for line in lines:
         began, ended, what, task, rows = json.loads(line)
-        event = Event(what.rstrip("?"), tuple(rows), task, 0, began, ended, True)
+        event = Event(what.rstrip("?"), tuple(rows), task, began, ended)
         if what in ("append?", "ack?"):
             asked = event
         elif what == "wrong":
@@ -268,7 +268,7 @@ class Run:
             worker.__exit__(None, None, None)
 
     def _history(self, errors: Counter[str]) -> History:
-        history = History(tasks=TASKS)
+        history = History(TASKS)
         for path in self._directory.glob("*.log"):
             told_by(path.read_text().split("\n")[:-1], history, errors)  # who is killed may leave half a line
         return history

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -109,13 +108,3 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
 
 
 # Too much
-
-
-@pytest.mark.long
-def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> None:
-    """The answer would describe it a million times."""
-    with Raw(node.address) as raw:
-        shard = raw.put(layout=one_column(64, name="x" * 10_000))
-        raw.send(m.Pin(raw.next(), [shard] * 1_000_000, 1.0))
-        with suppress(EOFError):
-            assert isinstance(raw.hear(), m.Failure)

@@ -88,24 +88,6 @@ def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> No
     eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
 
 
-@pytest.mark.long
-def test_a_reader_that_was_stopped_in_the_middle_costs_the_owner_nothing(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    ref = one.put({"x": pattern(1, 8 * MIB)})
-    reading = threading.Thread(target=lambda: read_quietly(other, ref))
-    reading.start()
-    two[1].freeze()
-    try:
-        eventually(lambda: len(members(one)) == 1, "the reader is no member")
-        eventually(lambda: two[0].facts()["offers"] == 0, "what was offered to it was taken back")
-        one.free(ref)
-        eventually(lambda: one.stats().memory_used == 0, "memory goes back")
-    finally:
-        two[1].thaw()
-        reading.join()
-    together(one, other)
-
-
 def read_quietly(plane: Any, ref: dp.BatchRef) -> None:
     with suppress(dp.DataplaneError):
         plane.get(ref, timeout=5)

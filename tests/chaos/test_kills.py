@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each_case
-from tests.chaos.kills import run
+from tests.chaos.history import Event, History
+from tests.chaos.kills import TASKS, run
 
 
 @pytest.mark.long
@@ -18,3 +19,21 @@ def test_40_kills_under_load_lose_no_row_double_none_and_leave_nothing(seed: int
     assert found.kills == 40
     assert found.appended > 100, "they were under load"
     assert found.spilled, "and so was the disk"
+
+
+def test_the_rules_find_what_is_broken() -> None:
+    """Each of them, in a history that breaks it and no other."""
+
+    def broken(*events: tuple[str, list[int], str, float]) -> list[str]:
+        history = History(TASKS, [Event("append", (1, 2), "", 0.0, 1.0)])
+        for what, rows, task, began in events:
+            history.events.append(Event(what, tuple(rows), task, began, began + 1.0))
+        return [each.splitlines()[0] for each in history.broken()]
+
+    fine = [("ack", [1, 2], task, 0.0) for task in TASKS]
+    assert broken(*fine) == []
+    assert broken(*fine[1:]) == ["2 rows were never acked by 'reward': [1, 2]"]
+    assert broken(*fine, ("ack", [2], "actor", 0.0)) == ["1 rows were acked twice by 'actor': [2]"]
+    assert broken(*fine, ("deliver", [1], "actor", 0.0)) == []
+    again = ["1 rows were delivered again to 'actor' after it had acked them: [1]"]
+    assert broken(*fine, ("deliver", [1], "actor", 60.0)) == again

@@ -100,21 +100,3 @@ def test_who_reads_is_told_when_the_owner_is_gone(tmp_path: Path) -> None:
         made[0].slow_down("1gbit")
         eventually(lambda: again(b, ref, 4, 32 * MIB), "it is there again")
         eventually(lambda: not a.stats().pinned_bytes, "nothing is held for who did not come")
-
-
-@pytest.mark.long
-def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
-    """Who was sent there reads at the owner, as soon as it is known."""
-    with hosts(3, tmp_path) as made, ExitStack() as undo:
-        a, b, c = (undo.enter_context(dp.connect(host.address)) for host in made)
-        eventually(lambda: known(a) == known(b) == known(c) == 3, "they know each other")
-        ref = put(a, 4, 16 * MIB)
-        assert fetched(b, ref, 4, 16 * MIB)
-        made[1].slow_down("40mbit")
-        before = made[2].received()
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(fetched, c, ref, 4, 16 * MIB)
-            eventually(lambda: made[2].received() - before > MIB, "it reads")
-            assert not reading.done(), "what is slow is the copy"
-            made[1].cut()
-            assert reading.result()

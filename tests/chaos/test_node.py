@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -171,49 +169,3 @@ def test_everything_killed_at_once_is_reclaimed_by_a_new_start(tmp_path: Path) -
             again.kill(signal.SIGTERM)
         assert list(tmp_path.rglob("*")) == [spill]
         assert psutil.virtual_memory().shared < shared + 8 * MIB
-
-
-STARTER = """
-import os, sys
-import dataplane as dp
-plane = dp.connect(config=dp.NodeConfig(memory="16MiB", spill_dir=sys.argv[1], prewarm=0))
-refs = [plane.put({"x": [bytes(1 << 20)]}) for _ in range(24)]
-print(plane.stats().pid, plane.address.removeprefix("unix://"), flush=True)
-sys.stdin.read()
-"""
-
-
-def start(spill: Path, runtime: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"TMPDIR": str(runtime), "XDG_RUNTIME_DIR": ""}
-    environment.pop("DATAPLANE_ADDRESS", None)
-    return subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(spill)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-@pytest.mark.long
-def test_embedded_nodes_killed_with_their_starter_are_reclaimed(tmp_path: Path) -> None:
-    spill, runtime = tmp_path / "s", tmp_path / "r"
-    runtime.mkdir()
-    with start(spill, runtime) as first:
-        assert first.stdout is not None
-        pid, path = first.stdout.readline().split()
-        os.kill(int(pid), signal.SIGKILL)
-        first.kill()
-    assert Path(path).is_socket()
-    assert list(spill.rglob("*.spill"))
-    with start(spill, runtime) as second:
-        assert second.stdout is not None
-        pid, again = second.stdout.readline().split()
-        assert not Path(path).exists()
-        assert Path(again).is_socket()
-        assert len(list(spill.iterdir())) == 1
-        second.communicate()  # its input ends, and so does it
-        assert second.returncode == 0
-    eventually(lambda: not psutil.pid_exists(int(pid)), "its node ended")
-    assert not Path(again).exists()
-    assert list(spill.iterdir()) == []

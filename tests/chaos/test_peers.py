@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -172,49 +171,6 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
         assert [stranger.hear(0.3) for stranger in strangers] == [None] * 3
         assert nodes[0][0].facts()["offers"] == 0
         assert isinstance(voice(address, right).ask(pm.Describe(1, [shard])), pm.Described), "who has it, is"
-    still_well(nodes)
-
-
-# Tickets
-
-
-def taken(address: str, ticket: bytes, *ranges: tuple[int, int]) -> bytes:
-    """What a stranger with this ticket is sent."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as stranger:
-        asked = b"".join(struct.pack("<QQ", start, count) for start, count in ranges)
-        stranger.sendall(ticket + struct.pack("<I", len(ranges)) + asked)
-        heard = b""
-        with suppress(OSError):
-            stranger.settimeout(1)
-            while len(heard) < sum(count for _, count in ranges) and (more := stranger.recv(1 << 20)):
-                heard += more
-    return heard
-
-
-@pytest.mark.long
-def test_a_ticket_is_good_once_there_and_until_it_is_withdrawn(nodes: Nodes, key: Path | None) -> None:
-    """Who has read it on its way, or keeps it, gets nothing that was not his, and nothing later."""
-    hosts, planes = nodes
-    ref = planes[0].put({"x": pattern(1, SIZE)})
-    (_, shard) = ref.shards()[0]
-    here = port_of_bytes(nodes)
-    there = port_of_bytes((hosts[::-1], planes[::-1]))
-    with voices() as voice:
-        reader, name = voice(hosts[0].listens, loaded(key)), bytes.fromhex(planes[1].stats().node)
-        offers = [reader.ask(pm.Offer(number, name, shard, "tcp", 30.0)) for number in (1, 2)]
-        assert all(isinstance(each, pm.Offered) for each in offers)
-        first, second = (each.ticket for each in offers)
-        assert taken(there, first, (0, SIZE)) == b"", "another node knows it not"
-        assert len(taken(here, first, (0, SIZE))) == SIZE
-        assert taken(here, first, (0, SIZE)) == b"", "each byte is given once"
-        assert taken(here, first, (0, 1)) == b""
-        reader.ask(pm.Withdraw(3, b"thief", second))
-        assert len(taken(here, second, (0, 4096))) == 4096, "only who asked for it gives it back"
-        for ticket in (first, second):
-            reader.ask(pm.Withdraw(4, name, ticket))
-        eventually(lambda: hosts[0].facts()["offers"] == 0, "they have ended")
-        assert taken(here, second, (4096, 4096)) == b"", "what was not read of it is not given later"
     still_well(nodes)
 
 

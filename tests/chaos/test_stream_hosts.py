@@ -183,20 +183,6 @@ def test_rows_go_on_where_others_lead_when_a_leader_dies(cluster: Cluster) -> No
 
 
 @pytest.mark.long
-def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Cluster) -> None:
-    """Who is told that his work does not count leaves no row undone."""
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
-    streams[0].append(ids(12))
-    streams[2].append(ids(12, 100))
-    held = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__()
-    cluster.kill(0)
-    with pytest.raises(dp.LeaseExpired):
-        held.ack()
-    streams[1].close()
-    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 112))
-
-
-@pytest.mark.long
 def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
