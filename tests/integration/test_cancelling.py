@@ -49,13 +49,6 @@ async def nothing_is_left(plane: AsyncPlane) -> None:
     await until(empty, "nothing is left")
 
 
-async def cancelled(work: Awaitable[object]) -> None:
-    task = asyncio.ensure_future(work)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 @pytest.mark.parametrize("size", [4096, 8 * MIB], ids=["inline", "shared"])
 async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
     held = await plane.put({"x": pattern(0, 64 * MIB)})

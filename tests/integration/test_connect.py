@@ -17,7 +17,7 @@ from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from tests.cases import each_case
 from tests.integration.faces import FACES
-from tests.processes import StandingNode, Worker, eventually
+from tests.processes import StandingNode, Worker
 
 both_faces = each_case("face", FACES)
 
@@ -160,32 +160,6 @@ def test_a_node_that_does_not_start_says_why(tmp_path: Path, settings: dict[str,
     with pytest.raises(dp.Rejected, match=f"did not start.*{reason}"):
         dp.connect(config=config)
     assert os.environ.get("DATAPLANE_ADDRESS") == before
-
-
-def test_more_clients_at_once_than_the_backlog_takes(tmp_path: Path) -> None:
-    """The node is held up while two hundred connect; all of them get in, and nobody blocks for good."""
-    planes: list[dp.Plane] = []
-    errors: list[Exception] = []
-
-    def connect() -> None:
-        try:
-            planes.append(dp.connect(node.address))
-        except Exception as error:
-            errors.append(error)
-
-    with StandingNode(tmp_path) as node, dp.connect(node.address) as watcher:
-        node.freeze()
-        threads = [threading.Thread(target=connect) for _ in range(200)]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: Path("/proc/net/unix").read_text().count(str(tmp_path)) >= 129, "the backlog is full")
-        node.thaw()
-        for thread in threads:
-            thread.join(60)
-        assert not errors
-        assert watcher.stats().clients == 201
-        for plane in planes:
-            plane.close()
 
 
 def test_a_node_that_never_accepts_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -67,26 +65,6 @@ def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
 # Time in the user's code
 
 
-def test_a_collate_that_takes_longer_than_the_timeout_loses_no_row(plane: dp.Plane) -> None:
-    stream = stream_of(plane, 4)
-    stream.close()
-
-    def slow(batch: dp.Batch) -> list[int]:
-        time.sleep(0.3)  # the collate of a user
-        return list(batch["x"].to_list())
-
-    loader = dp.loader(stream, "actor", rows=2, columns=["x"], timeout=0.05, lease=0.6, collate=slow)
-    assert list(loader) == [[0, 1], [2, 3]]
-    assert (task(stream)["acked"], task(stream)["dead"]) == (4, 0)
-
-
-def test_what_was_fetched_ahead_and_not_handed_out_is_no_failed_delivery(plane: dp.Plane) -> None:
-    stream = stream_of(plane, 4, max_deliveries=1)
-    for _ in dp.loader(stream, "actor", rows=2, columns=["x"], prefetch=1):
-        break
-    assert task(stream)["dead"] == 2, "those that were handed out, and no others"
-
-
 def test_a_loader_of_which_another_iteration_has_begun_raises(plane: dp.Plane) -> None:
     loader = dp.loader(stream_of(plane, 4), "actor", rows=1, columns=["x"], prefetch=0)
     first = iter(loader)
@@ -145,57 +123,7 @@ def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Pl
         assert sum(len(each) for each in stream.deliveries("actor", **how)) == 4
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("HISTORIES", "10"))))
-def test_the_end_of_a_stream_tells_of_every_row_that_was_not_done(plane: dp.Plane, seed: int) -> None:
-    rng = random.Random(seed)
-    rows, most, size = rng.randint(1, 24), rng.randint(1, 3), rng.choice([0, 3])
-    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=most)
-    keys = [f"k{row}" for row in range(rows)]
-    group = [f"g{row // size}" for row in range(rows)] if size else None
-    stream.append({"x": list(range(rows))}, keys=keys, group=group)
-    how: dict[str, Any] = {"columns": ["x"], "sampler": dp.CompleteGroups(size) if size else None}
-    failed, done, dead, dropped = [0] * rows, set[int](), set[int](), set[int]()
-    for _ in range(rng.randint(0, 12)):
-        if rng.random() < 0.3:
-            left = [row for row in range(rows) if row not in done | dropped]
-            chosen = rng.sample(left, min(len(left), rng.randint(1, 3)))
-            stream.drop_rows([keys[row] for row in chosen])
-            dropped.update(chosen)
-            continue
-        try:
-            delivery = stream.consume("actor", rows=size or rng.randint(1, 5), timeout=0, **how)
-        except (dp.NotReady, dp.Closed):
-            continue
-        given = delivery.get()["x"].to_list()
-        assert not dropped.union(done, dead).intersection(given)
-        if rng.random() < 0.5:
-            delivery.ack()
-            done.update(given)
-            continue
-        delivery.nack()
-        for row in given:
-            failed[row] += 1
-            if failed[row] == most:
-                dead.add(row)
-    stream.close()
-    end: dict[str, int] = {}
-    try:
-        for delivery in stream.deliveries("actor", rows=size or 4, at_end="raise", **how):
-            done.update(delivery.get()["x"].to_list())
-    except dp.Closed as error:
-        end = error.fields
-    assert (end.get("dead", 0), end.get("expired", 0)) == (len(dead), rows - len(done) - len(dead))
-    assert not done & (dead | dropped)
-
-
 # What was put
-
-
-def test_to_free_what_another_node_has_that_this_one_does_not_know_raises(plane: dp.Plane) -> None:
-    with testing.plane() as other:
-        ref = other.put({"x": [1]})
-        with pytest.raises(dp.OwnerDied, match="free it there"):
-            plane.free(ref)
 
 
 @pytest.mark.parametrize("how", ["reference", "scope", "stream", "rows"])

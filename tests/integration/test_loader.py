@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import time
@@ -127,16 +126,6 @@ def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -
     assert (batches.steps, batches.rows, figures(stream)["acked"]) == (10, 20, 20)
 
 
-@pytest.mark.parametrize("prefetch", [3])
-def test_no_more_are_held_than_are_fetched_ahead(stream: Stream, prefetch: int) -> None:
-    fill(stream, 20)
-    for i, _ in enumerate(load(stream, prefetch=prefetch)):
-        most = min(20 - 2 * i, 2 + 2 * prefetch)
-        eventually(lambda most=most: figures(stream)["leased"] == most)
-        if i == 3:
-            break
-
-
 def test_left_by_break_all_is_given_back(stream: Stream) -> None:
     fill(stream, 8)
     batches = load(stream, prefetch=2)
@@ -145,19 +134,6 @@ def test_left_by_break_all_is_given_back(stream: Stream) -> None:
         break
     assert (figures(stream)["pending"], figures(stream)["leased"], batches.steps) == (8, 0, 0)
     assert [ids(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_a_step_that_fails_is_not_acked(stream: Stream) -> None:
-    fill(stream, 2)
-
-    def train() -> None:
-        for _ in load(stream):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    gc.collect()
-    eventually(lambda: figures(stream)["pending"] == 2)
 
 
 def test_a_collate_that_fails_gives_back_and_is_told(stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Images through a node: put and got, in a stream and its checkpoint, in a table, on another host."""
+"""Images through a node: put, stored once, and got."""
 
 from __future__ import annotations
 
@@ -68,25 +68,3 @@ def test_images_are_stored_once_and_come_back(plane: Any) -> None:
     assert same(plane.get(again), columns)
     plane.free(ref)
     plane.free(again)
-
-
-@pytest.mark.usefixtures("empty")
-def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> None:
-    columns = rollouts()
-    stream = plane.stream("rollouts", ["train"])
-    stream.append(columns)
-    one = {name: values[:1] for name, values in columns.items()}
-    stream.append(one)
-    assert plane.stats().memory_used < logical() / RESPONSES * 1.3 + 64 * 1024
-    with stream.consume("train", rows=5, columns=list(columns), timeout=0) as delivery:
-        batch = delivery.get()
-        assert same(batch, columns, list(range(5)))
-        del batch
-    stream.checkpoint(tmp_path / "stream")
-    stream.drop()
-    again = plane.restore(tmp_path / "stream")
-    with again.consume("train", rows=28, columns=list(columns), timeout=0) as delivery:
-        batch = delivery.get()
-        assert same(batch, columns, [*range(5, 32), 0])
-        del batch
-    again.drop()

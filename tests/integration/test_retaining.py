@@ -64,19 +64,6 @@ def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[
             plane.retain(owner)
 
 
-def test_nothing_can_be_retained_that_is_not_there(plane: Any) -> None:
-    ref = plane.put(columns())
-    with pytest.raises(dp.Misuse, match="BatchRef"):
-        plane.retain("ref")
-    with pytest.raises(dp.OwnerDied):
-        plane.retain(dp.BatchRef.of(b"nobodys!", 1, [("x", ref.schema["n"], 8, 1, 0)]))
-    plane.free(ref[:1])
-    with pytest.raises(dp.Freed):
-        plane.retain(ref)
-    plane.free(ref)
-    gone(plane)  # what was retained of other shards before one failed, too
-
-
 # Streams and tables
 
 

@@ -60,22 +60,6 @@ def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     eventually(lambda: nothing_kept(planes[0]), "the columns that came twice are freed too")
 
 
-def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    with streams[1].consume("actor", rows=24, columns=["id"], timeout=60):
-        pass
-    streams[1].drop()
-    for stream in streams:
-        with pytest.raises(dp.Closed):
-            stream.append(ids(1), group=GROUPS[:1])
-    assert all(map(nothing_kept, planes))
-    again = [plane.stream("rollouts", tasks=["critic"]) for plane in planes]
-    again[0].append(ids(24), group=GROUPS)
-    with again[2].consume("critic", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        assert len(delivery) == 24
-
-
 def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS)

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.wire.messages import MAX_INLINE
 from tests.cases import each_case
 from tests.processes import StandingNode, eventually
 from tests.streams import take
 
-MORE_THAN_A_MESSAGE = np.zeros((1, 2 * MAX_INLINE), np.uint8)
 """A row of which the columns are put before it is appended."""
-
-SURROGATE = "\ud800"
 
 
 @pytest.fixture
@@ -77,23 +73,6 @@ def task(stream: Any, name: str = "a") -> Any:
 # Appending, and appending again
 
 
-async def test_who_appends_while_the_stream_is_dropped_is_told_and_keeps_his_connection(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
-        stream, theirs = await plane.stream("s", ["a"]), await other.stream("s")
-        write = theirs._writer.write
-
-        async def written(*args: Any) -> Any:
-            ref = await write(*args)
-            await stream.drop()
-            return ref
-
-        theirs._writer.write = written  # type: ignore[method-assign]
-        with pytest.raises(dp.Closed):
-            await theirs.append({"x": MORE_THAN_A_MESSAGE})
-        assert (await other.stats()).shards == 0, "what was written for it is freed, over the same connection"
-        assert await other.streams() == {}
-
-
 def test_an_append_made_again_on_a_full_stream_is_answered_at_once(plane: dp.Plane, other: dp.Plane) -> None:
     stream = plane.stream("s", ["a"], max_rows=2)
     columns = {"x": np.arange(2), "text": ["p", "q"]}
@@ -138,26 +117,6 @@ def test_an_append_with_the_same_keys_and_other_content_is_refused(plane: dp.Pla
         stream.append(**base | OTHERWISE[what])
     assert stream.append(**base) == ["k"]
     assert stream.stats()["rows"] == 1
-
-
-@each_case("first", ["the scope is freed", "the stream lets go"])
-@each_case("how", ["drop", "ack", "drop_rows"])
-def test_a_part_of_what_was_put_under_a_scope_leaves_nothing(plane: dp.Plane, first: str, how: str) -> None:
-    ref = plane.put({"x": np.arange(10)}, scope="mine")
-    stream = plane.stream(f"{how}, {first}", ["a"])
-    keys = stream.append(ref[:2])
-
-    def let_go() -> None:
-        if how == "drop":
-            stream.drop()
-        elif how == "drop_rows":
-            stream.drop_rows(keys)
-        else:
-            assert take(stream) == [0, 1]
-
-    for step in (let_go, lambda: plane.free(scope="mine"))[:: 1 if first == "the stream lets go" else -1]:
-        step()
-    assert plane.stats().shards == plane.stats().memory_used == 0
 
 
 # Replicas
@@ -276,65 +235,3 @@ def test_there_may_be_more_streams_than_a_message_tells_of(plane: dp.Plane) -> N
 
 
 # What can not be said
-
-
-class Needs:
-    def __init__(self, needs: Any) -> None:
-        self.needs = needs
-
-    def choose(self, candidates: Any, want: int) -> Any:
-        return [0]
-
-
-WRONG: dict[
-    str, Callable[[dp.Plane, Any], Any]
-] = {  # one of each argument; of values, tests/unit/client/test_arguments.py
-    "a name that is no text": lambda plane, _: plane.stream(SURROGATE, tasks=["a"]),
-    "a number as name": lambda plane, _: plane.stream(5, tasks=["a"]),
-    "a text as tasks": lambda plane, _: plane.stream("t", tasks="x"),
-    "limits without tasks": lambda plane, _: plane.stream("s", max_deliveries=9),
-    "a key that is no text": lambda _, stream: stream.append({"x": [1]}, keys=[SURROGATE]),
-    "more groups than rows": lambda _, stream: stream.append({"x": [1]}, group=[1, 2]),
-    "a version that is a text": lambda _, stream: stream.append({"x": [1]}, version="new"),
-    "tags without names": lambda _, stream: stream.append({"x": [1]}, tags=["t"]),
-    "a text as an append's timeout": lambda _, stream: stream.append({"x": [1]}, timeout="1"),
-    "dead letters of a number": lambda _, stream: stream.dead_letters(1),
-    "dead letters of nobody": lambda _, stream: stream.dead_letters("nobody"),
-    "a text as most": lambda _, stream: stream.dead_letters("a", most="1"),
-    "rows for a number": lambda _, stream: take(stream, 1),
-    "none of the rows": lambda _, stream: take(stream, rows=0),
-    "more at least than at most": lambda _, stream: take(stream, rows=1, min_rows=2),
-    "a text as columns": lambda _, stream: take(stream, columns="x"),
-    "columns that are none": lambda _, stream: take(stream, columns=[]),
-    "a column twice": lambda _, stream: take(stream, columns=["x", "x"]),
-    "a lease of nothing": lambda _, stream: take(stream, lease=0),
-    "a very long timeout": lambda _, stream: take(stream, timeout=10**400),
-    "a member that is none": lambda _, stream: take(stream, member=SURROGATE),
-    "a replica of nobody": lambda _, stream: take(stream, replica=0),
-    "a replica that is none": lambda _, stream: take(stream, member="m", replica="0"),
-    "a replica beyond them": lambda _, stream: take(stream, member="m", replica=2, replicas=2),
-    "fewer replicas than none": lambda _, stream: take(stream, member="m", replica=0, replicas=-1),
-    "a step for no ranks": lambda _, stream: stream.take("a", rows=1, shards=0, columns=["x"], timeout=0),
-    "a step for a text of ranks": lambda _, stream: stream.take("a", rows=1, shards="2", columns=["x"], timeout=0),
-    "a sampler that is a number": lambda _, stream: take(stream, sampler=5),
-    "a sampler that is a class": lambda _, stream: take(stream, sampler=dp.Fifo),
-    "needs that are numbers": lambda _, stream: take(stream, sampler=Needs((1,))),
-    "a text as needs": lambda _, stream: take(stream, sampler=Needs("ids")),
-    "a group that is none": lambda _, stream: stream.drop_rows(groups=[1.5]),
-    "a key to drop that is no text": lambda _, stream: stream.drop_rows([SURROGATE]),
-    "rows to extend that are a number": lambda _, stream: stream.extend(5, {"y": [1]}),
-    "rows to drop that are a number": lambda _, stream: stream.drop_rows(5),
-    "groups to drop that are a number": lambda _, stream: stream.drop_rows(groups=5),
-}
-
-
-def test_what_can_not_be_said_is_refused_and_the_connection_goes_on(plane: dp.Plane) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1, 2, 3], "ids": [[1], [2], [3]]}, keys=["p", "q", "r"])
-    for what, say in WRONG.items():
-        with pytest.raises(dp.Misuse):
-            say(plane, stream)
-        assert stream.stats()["rows"] == 3, what
-    assert list(plane.streams()) == ["s"]
-    assert (task(stream)["leased"], task(stream)["waiting"]) == (0, 0)
-    assert take(stream) == [1, 2, 3]

@@ -83,27 +83,6 @@ def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> No
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
-    table = plane.table("new")
-    assert len(table.look()) == 0
-    assert table.schema() == {}
-    assert table.claimed("t").tolist() == []
-    assert table.claim("t", [0]) is None
-    assert table.find_claim("t", "c") is None
-    assert table.ready(["x"], least=0).tolist() == []
-    with pytest.raises(dp.NotReady) as early:
-        table.ready(["x"], task="t")
-    assert (early.value.stream, early.value.task) == ("new", "t")
-    table.clear(["a"])
-    table.release()
-    table.drop()
-    for refused in (lambda: table.read(["a"]), lambda: table.numbers(["a"]), lambda: table.upsert([3], {"x": [1]})):
-        with pytest.raises(dp.Misuse, match="there is no table 'new'"):
-            refused()
-    assert plane.tables() == {}
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
     table = plane.table("t")
     table.upsert(["a", "b"], rows(2))

@@ -206,28 +206,6 @@ def test_a_host_that_has_an_older_version_fetches_what_changed(two: list[Any]) -
     assert all(same(old[name], tensors[name]) for name in tensors)
 
 
-def test_false_parts_and_steps_do_no_harm(two: list[Any]) -> None:
-    here, there = two
-    tensors = {"w": torch.randn(MIB), "v": torch.randn(8 * MIB)}
-    here.weights("actor").publish(1, tensors)
-    ref = here.table("chunks/actor").read(["c/1/0/0", "c/1/0/1"])
-    one, other = [(piece.node, piece.shard) for piece in ref.pieces("bytes")]
-
-    def hold(*parts: tuple[bytes, list[Any]]) -> Any:
-        named = dict(zip((one, other), parts, strict=True))
-        return there._wait(there._inner._getter.hold(ref, 30.0, named))
-
-    for wrong in ([8, 4], [-8, 4], [0, 1 << 40], [4, 8, 6, 10], [1]):
-        with pytest.raises(dp.Misuse):
-            hold((b"", []), (np.array(wrong, np.int64).tobytes(), []))
-    with pytest.raises(dp.Misuse):
-        hold((b"", []), (b"abc", []))
-    hold((b"", []), (np.array([0, 8], np.int64).tobytes(), []))  # the first is whole now
-    hold((b"", []), (b"", [(*one, *one), (b"nobody's", 5, *one), (*one, b"nobody's", 1 << 62)]))
-    found = there.weights("actor").get()
-    assert all(same(found[name], tensors[name]) for name in tensors)
-
-
 @needs_etcd
 def test_versions_outlive_their_publishers_host(tmp_path: Path) -> None:
     with (

@@ -39,18 +39,6 @@ def test_the_ack_of_replicas_counts_when_all_have_acked() -> None:
     assert leases.waiting(0, Who("r", "m", 0, 2)) is None
 
 
-def test_what_one_replica_does_not_want_the_others_keep() -> None:
-    leases = Leases()
-    first, second = Who("p", "m", 0, 2), Who("q", "m", 1, 2)
-    grant = given(leases, first)
-    leases.hand(grant, second, 0.0)
-    assert not leases.let_go(grant, 1)
-    assert leases.find(grant.number, "p", 0) is grant
-    with pytest.raises(LeaseExpired):
-        leases.find(grant.number, "q", 1)
-    assert leases.waiting(0, second) is grant, "it may ask again"
-
-
 def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> None:
     leases = Leases()
     whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]

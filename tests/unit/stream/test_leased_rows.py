@@ -154,6 +154,32 @@ class Stream:
 
 
 class TestAdmission:
+    @each_case("limit", [{"max_rows": 3}, {"max_bytes": 24}])
+    def test_who_waits_for_room_is_let_in_when_there_is_some_and_in_order(self, limit: dict[str, int]) -> None:
+        stream = Stream(**limit)
+        stream.append(1)
+        stream.append(1)
+        large, small = stream.ask(2), stream.ask(1)
+        assert (large.got, small.got, stream.figures()["waiting"]) == ([], [], 2), "one would fit, and came later"
+        stream.ack(stream.consume(1))
+        assert (len(large.got), small.got) == (1, [])
+        stream.leased.give_back(large.got[0])
+        assert len(small.got) == 1
+        assert stream.come(small, 1) == (2, True)
+        assert stream.figures()["bytes"] == 16
+        assert stream.released == [1]
+
+    def test_who_is_too_far_ahead_waits_for_the_slowest_task_alone(self) -> None:
+        stream = Stream("reward", "actor", max_lag=1)
+        stream.append(1, version=5)
+        ahead, near = stream.ask(1, version=7), stream.ask(1, version=6)
+        assert (ahead.got, len(near.got)) == ([], 1), "later ones that are not ahead pass"
+        stream.leased.give_back(near.got[0])
+        stream.ack(stream.consume(task="reward"))
+        assert (ahead.got, stream.figures()["behind"], stream.figures()["latest_version"]) == ([], ["actor"], 5)
+        stream.ack(stream.consume(task="actor"))
+        assert len(ahead.got) == 1
+
     def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
         stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
         stream.append(1)
@@ -243,20 +269,6 @@ class TestDelivery:
         assert first.rows == waiting.rows == [3, 1]
         later = stream.take([0], who=Who("e", "m", 2, 3))
         assert later.grant is first.grant, "whatever it would have chosen"
-
-    @each_case("how", ["consume", "take"])
-    def test_replicas_that_ask_for_other_columns_are_refused(self, how: str) -> None:
-        stream = Stream()
-        stream.append(2, columns=["x", "y"])
-        first = stream.consume(1, columns=["x"], who=Who("c", "m", 0, 2))
-        who = Who("d", "m", 1, 2)
-        if how == "take":
-            with pytest.raises(Misuse, match="others asked for the columns x, and this one for y"):
-                stream.take([0], columns=["y"], who=who)
-        else:
-            (error,) = stream.consume(1, columns=["y"], who=who).errors
-            assert isinstance(error, Misuse)
-        assert stream.consume(1, columns=["x"], who=who).grant is first.grant
 
 
 class Bad:
@@ -348,22 +360,6 @@ class TestGroups:
             {"group": None, "rows": 1, "dropped": 0, "of": 3, "age_s": 1.0},
         ]
         assert stream.figures(5.0)["task"]["reward"]["incomplete"] == []
-
-    def test_all_rows_of_a_group_are_found_by_its_name(self) -> None:
-        stream = Stream()
-        stream.append(3, groups=["g", 7, "g"])
-        stream.append(1, groups=[7])
-        stream.append(1)
-        assert stream.leased.partition.in_groups(["g"]).tolist() == [0, 2]
-        assert stream.leased.partition.in_groups(["g", 7]).tolist() == [0, 1, 2, 3]
-        for nobody in ("h", "7", None):
-            with pytest.raises(Misuse, match="no row of the group"):
-                stream.leased.partition.in_groups([nobody])
-        stream.ack(stream.consume(1))
-        assert stream.leased.partition.in_groups(["g"]).tolist() == [2]
-        stream.leased.drop_rows(stream.leased.partition.in_groups([7]), 0.0)
-        with pytest.raises(Misuse):
-            stream.leased.partition.in_groups([7])
 
 
 class TestExtending:

@@ -24,7 +24,6 @@ from dataplane.stream.machine import StreamMachine
 from dataplane.stream.page import PAGE
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot_format import decode_rows
 from tests.cases import each_case
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
@@ -174,35 +173,6 @@ def test_leaders_tell_what_there_is_without_a_command(part: Partition) -> None:
     letters = part.ask(r.DeadLetters(task="train", most=2))
     assert (letters.rows.tolist(), letters.ref.columns, letters.keys) == ([0, 1], ("x", "y"), ["k", "l"])
     assert part.ask(r.DeadLetters(task="score", most=2)).ref is None
-
-
-def test_a_snapshot_is_read_while_rows_go_and_their_columns_stay(part: Partition) -> None:
-    part.append(2, keys=["k", "l"], groups=["g", "h"], versions=at(1, 2))
-    part.ack(part.consume(rows=1).grant)
-    taken = part.ask(r.TakeSnapshot(client="c"))
-    for task in SETTINGS.tasks:
-        part.ack(part.consume(task).grant)
-    assert not part.leader.waiting(), "it may be read still"
-    rows = part.ask(r.ReadSnapshot(client="c", snapshot=taken.snapshot, first=0, count=10))
-    assert decode_rows(rows.block).keys == ["k", "l"]
-    with pytest.raises(LeaseExpired):
-        part.ask(r.ReadSnapshot(client="d", snapshot=taken.snapshot, first=0, count=10))
-    part.ask(r.ReleaseSnapshot(client="c", snapshot=taken.snapshot))
-    (node,) = part.leader.waiting()
-    assert len(part.leader.outbox(node, 9)[0]) == 1
-
-    again = Partition()
-    again.ask(r.Restore(client="c", sequence=1, head=taken.head))
-    again.ask(r.PutBack(client="c", sequence=2, block=rows.block))
-    for of, task_number, ref in rows.columns:
-        again.ask(r.PutColumns(client="c", sequence=again.sequence() + 9, rows=of, task=task_number, ref=ref))
-    again.ask(r.FinishRestore(client="c", sequence=99))
-    assert again.consume("train").keys == ["l"]
-    assert again.consume("score").keys == ["k", "l"]
-    again.fail_over()
-    assert again.append(1).first > taken.head.next
-    with pytest.raises(Misuse):
-        again.ask(r.Restore(client="c", sequence=100, head=taken.head))
 
 
 def test_a_replica_recovers_while_a_stream_is_restored(part: Partition) -> None:

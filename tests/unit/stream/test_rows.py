@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataplane.batch.concat import concat
-from dataplane.batch.ref import BatchRef
 from dataplane.stream.column_batch import ColumnBatch, There
 from dataplane.stream.page import PAGE
 from dataplane.stream.rows import Rows
-from tests.unit.stream.example_streams import INT, stored
-
-A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
+from tests.unit.stream.example_streams import stored
 
 
 def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
@@ -21,13 +17,6 @@ def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
 
 def shards(patches: list[ColumnBatch]) -> list[int]:
     return [patch.ref.shards()[0][1] for patch in patches]
-
-
-def test_rows_are_read_in_any_order_over_pages_and_patches() -> None:
-    rows = Rows()
-    rows.append(stored(1, PAGE - 1, "x"))
-    rows.append(stored(2, 3, "x"))
-    assert found(rows, [PAGE + 1, 0, PAGE - 1, PAGE - 2], "x") == [(2, 2), (1, 0), (2, 0), (1, PAGE - 2)]
 
 
 def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
@@ -56,22 +45,5 @@ def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() ->
     assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]
 
 
-def several(*nodes: bytes, columns: str = "x") -> BatchRef:
-    """A reference to a row on each of these nodes."""
-    return concat([BatchRef.of(node, 1, [(name, INT, 8, 7, 0) for name in columns]) for node in nodes])
-
-
 def there(*nodes: bytes) -> There:
     return lambda node, shard: node in nodes
-
-
-def test_rows_are_lost_with_the_last_node_that_has_their_columns() -> None:
-    """Rows of several nodes may come in one append; who has a copy has all of it."""
-    rows = Rows()
-    rows.append(several(A, B))
-    rows.append(several(B), [C])
-    assert rows.dead(there(A, B)).tolist() == []
-    assert rows.dead(there(A, C)).tolist() == [1]
-    assert rows.dead(there(A)).tolist() == [1, 2]
-    rows.forget_spare(C)
-    assert rows.dead(there(A, C)).tolist() == [1, 2]

@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
@@ -21,8 +18,6 @@ from tests.cases import each_case
 
 INT = Field("dense", "int64", ())
 ME, OTHER = b"node-one", b"node-two"
-
-Cell = tuple[bytes, int, int, int]  # node, shard, ordinal, row
 
 
 def stored(shard: int, rows: int, *columns: str, node: bytes = ME) -> BatchRef:
@@ -67,16 +62,6 @@ class Asked:
         entries, last = self.machine.outbox(node.hex(), 1 << 20)
         self.machine.apply(self.machine.telling(node.hex(), last))
         return [decode(entry) for entry in entries]
-
-
-def cells(ref: BatchRef) -> set[Cell]:
-    return {
-        (node, shard, column, row)
-        for (node, shard), selected in ref.footprint().items()
-        for columns, rows in selected
-        for column in columns
-        for row in rows.array().tolist()
-    }
 
 
 def test_what_is_remembered_of_a_large_write_is_small() -> None:
@@ -160,92 +145,3 @@ def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:
             TableMachine("t").restore(wrong)
     with pytest.raises(Corrupt, match="and this is 'u'"):
         TableMachine("u").restore(state)
-
-
-KEYS = [f"k{i}" for i in range(6)]
-COLUMNS = ["x", "y"]
-
-
-class Replicas(RuleBasedStateMachine):
-    """A leader and a follower that is restored now and then: they always agree to the byte, every cell is told once to
-    the node that stores it, and each write's shards are let go once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.leader, self.follower = Asked(), TableMachine("t")
-        self.shard = 0
-        self.writes: dict[int, set[Cell]] = {}
-        self.freed: set[Cell] = set()
-
-    def do(self, kind: type[r.Request], **fields: Any) -> Any:
-        self.leader.sequence += 1
-        request = r.encode_request(kind(client="c", sequence=self.leader.sequence, **fields))
-        for command in self.leader.machine.decide(request, 1, 0.0).commands:
-            result = self.leader.machine.apply(command)
-            assert self.follower.apply(bytes(bytearray(command))) == result
-        return r.decode_result(result)
-
-    @rule(
-        keys=st.lists(st.sampled_from(KEYS), unique=True, min_size=1, max_size=5),
-        columns=st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1),
-        node=st.sampled_from([ME, OTHER]),
-    )
-    def write(self, keys: list[str], columns: list[str], node: bytes) -> None:
-        self.shard += 1
-        ref = stored(self.shard, len(keys), *columns, node=node)
-        self.do(r.Upsert, keys=keys, ref=ref.encode(), tags=[{"n": self.shard}] * len(keys))
-        self.writes[self.shard] = cells(ref)
-
-    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
-    def clear(self, keys: list[str]) -> None:
-        self.do(r.Clear, keys=keys)
-
-    @rule(row=st.integers(0, 30), claim=st.sampled_from(["", "one", "two"]))
-    def take(self, row: int, claim: str) -> None:
-        self.do(r.Claim, task="t", rows=numbers(row), give=numbers(row), claim_id=claim)
-
-    @rule()
-    def drop(self) -> None:
-        self.do(r.Drop)
-
-    @rule(node=st.sampled_from([ME, OTHER]))
-    def tell(self, node: bytes) -> None:
-        entries, last = self.leader.machine.outbox(node.hex(), 2)
-        for entry in entries:
-            ref, done = decode(entry)
-            if done:
-                self.freed |= self.writes.pop(ref.shards()[0][1])
-            else:
-                assert self.freed.isdisjoint(cells(ref))
-                self.freed |= cells(ref)
-        command = self.leader.machine.telling(node.hex(), last)
-        self.leader.machine.apply(command)
-        self.follower.apply(command)
-
-    @rule()
-    def restart(self) -> None:
-        restored = TableMachine("t")
-        restored.restore(self.follower.snapshot())
-        self.follower = restored
-
-    @invariant()
-    def agrees(self) -> None:
-        assert self.follower.snapshot() == self.leader.machine.snapshot()
-        assert set(self.follower.holders()) == set(self.leader.machine.holders())
-        assert self.follower.table.nbytes == self.leader.machine.table.nbytes
-        there = self.leader.machine.table
-        if there.schema:
-            for name in there.schema:
-                ready = there.ready([name])
-                assert not len(ready) or self.freed.isdisjoint(cells(there.read(ready, [name])))
-
-    def teardown(self) -> None:
-        self.do(r.Drop)
-        for node in (ME, OTHER):
-            while node.hex() in self.leader.machine.waiting():
-                self.tell(node)
-        assert not self.writes  # each was let go of, once
-
-
-TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(stateful_step_count=30)
