@@ -70,18 +70,3 @@ def test_what_a_process_starts_that_was_there_before_is_its_own(pytester: pytest
     body = "stood.stdin.write(b'x\\n'); stood.stdin.flush()"
     waits = f"{body}\n    while not (kept := children.read_text()):\n        pass"
     run(pytester, stood=made(waits, STOOD)).assert_outcomes(passed=2)
-
-
-FORKED = """
-import multiprocessing, time
-context = multiprocessing.get_context('forkserver')
-first = context.Process(target=time.sleep, args=(0,))
-first.start()
-first.join()
-"""
-
-
-def test_what_is_forked_from_a_server_that_was_there_before_is_the_tests(pytester: pytest.Pytester) -> None:
-    body = "kept = context.Process(target=time.sleep, args=(3,), daemon=True); kept.start()"
-    result = run(pytester, forked=made(body, FORKED))
-    result.stdout.fnmatch_lines(["left behind after the test:", "  children: *"])

@@ -73,13 +73,3 @@ def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
     code, _, unstable = run(tmp_path, once=ONCE, twice="def test_fails(): assert 0")
     assert code == pytest.ExitCode.TESTS_FAILED
     assert len(unstable) == 2
-
-
-def test_many_failures_and_errors_of_collection_are_final(tmp_path: Path) -> None:
-    many = "import pytest\n@pytest.mark.parametrize('x', range(26))\ndef test_fails(x): assert 0"
-    code, printed, _ = run(tmp_path, many=many)
-    assert code == pytest.ExitCode.TESTS_FAILED
-    assert "once more" not in printed
-    code, printed, _ = run(tmp_path, many="import nothing_of_this_name")
-    assert code != 0
-    assert "once more" not in printed

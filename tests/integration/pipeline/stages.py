@@ -23,11 +23,6 @@ def add(batch: Any) -> dict[str, Any]:
     return {"z": batch["y"].numpy() + batch["x"].numpy()}
 
 
-def wait_by_rows(batch: Any) -> dict[str, Any]:
-    time.sleep(0.01 * len(batch))
-    return {"y": batch["x"].numpy() * 2}
-
-
 def refuse(batch: Any) -> dict[str, Any]:
     if (batch["x"].numpy() == 5).any():
         raise ValueError("five is right out")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.rows import Rows
-from dataplane.errors import Corrupt
 from tests.unit.batch.exact import piece, rows_as, same
 
 _RNG = np.random.default_rng(7)
@@ -126,17 +125,3 @@ def test_one_run_is_read_in_place_and_the_rest_is_gathered() -> None:
     assert np.shares_memory(np.asarray(whole.arrow().storage.values), stored)
     assert not np.shares_memory(whole[::2].numpy(), stored)
     assert not np.shares_memory(Column("x", one.layout.field, [one, one]).numpy(), stored)
-
-
-def test_memory_that_gives_fewer_bytes_is_corrupt() -> None:
-    class Short:
-        def read(self, offset: int, nbytes: int) -> Any:
-            return np.zeros(nbytes // 2, np.uint8)
-
-        private = read
-
-    for values in ([1, 2], ["a", "b"]):
-        one = piece("x", values)._replace(memory=Short())
-        column = Column("x", one.layout.field, [one])
-        with pytest.raises(Corrupt):
-            column.to_list()

@@ -6,45 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import plan
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import column, same
-
-_DTYPES = st.sampled_from(
-    ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8", "M8[ns]", "m8[D]", ">M8[s]"]
-)
-
-
-@st.composite
-def _arrays(draw: st.DrawFn, ndim: int | None = None, dtype: Any = None) -> np.ndarray[Any, Any]:
-    dims = draw(st.integers(1, 3)) if ndim is None else ndim
-    shape = draw(st.tuples(*[st.integers(0, 4)] * dims))
-    dtype = np.dtype(draw(_DTYPES) if dtype is None else dtype)
-    if dtype.kind == "b":
-        return draw(hnp.arrays(np.bool_, shape))
-    count = int(np.prod(shape)) * dtype.itemsize
-    raw = draw(st.binary(min_size=count, max_size=count))  # bits, so that NaN payloads come up
-    array = np.frombuffer(raw, dtype).reshape(shape)
-    if draw(st.booleans()):
-        array = np.asfortranarray(array)
-    return array[::-1] if draw(st.booleans()) else array
-
-
-@given(st.data())
-def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
-    dtype, ndim = data.draw(_DTYPES), data.draw(st.integers(1, 3))
-    rows = data.draw(st.lists(_arrays(ndim, dtype), min_size=1, max_size=5))
-    found = column(rows)
-    assert found.kind == "ragged"
-    assert same(found.numpy(), [np.ascontiguousarray(row) for row in rows])
-    assert not any(row.flags.writeable for row in found.numpy())
 
 
 @each_case(

@@ -18,7 +18,6 @@ from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMism
 from tests.cases import each_case
 
 NODE = bytes(range(8))
-OTHER = bytes(range(8, 16))
 
 IDS = Field("ragged", "int64", (None,))
 MASK = Field("dense", "float32", (4,))
@@ -58,29 +57,11 @@ def labels(ref: BatchRef, name: str) -> list[Label]:
     return plain
 
 
-def numbers(ref: BatchRef, name: str = "x") -> list[int]:
-    return [row for _, _, _, row in labels(ref, name)]
-
-
 def copy(ref: BatchRef) -> BatchRef:
     return pickle.loads(pickle.dumps(ref))  # type: ignore[no-any-return]
 
 
 class TestValue:
-    def test_equal_by_what_it_means(self) -> None:
-        a = concat([one(40, shard=1), one(40, shard=2)])
-        shuffled = a[np.random.default_rng(0).permutation(80)]
-        assert concat(shuffled.chunk(5)) == shuffled
-        assert hash(concat(shuffled.chunk(5))) == hash(shuffled)
-        assert one()[[0, 1, 2]] == one()[:3]
-        assert one() != one(shard=2)
-        assert one() != one(node=OTHER)
-        assert one()[:3] != one()[1:4]
-        assert one()[::-1] != one()
-        assert one() != one(name="y")
-        assert one() != "x"
-        assert one()[:0] == one(shard=3)[:0]
-
     def test_of_refuses_what_is_not_stored(self) -> None:
         for node, rows, columns in [
             (b"short", 1, [("x", MASK, 16, 1, 0)]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +82,6 @@ def test_a_row_that_is_missed_or_given_twice_is_found(rows: list[int]) -> None:
 
 
 # The processes
-
-
-def small(max_lag: int) -> Plan:
-    """Some seconds of a job with pixels, tools' and rewards' seconds, in a few tenths."""
-    made = generate("image_understanding", prompts=4, samples=4, steps=3, seed=1)
-    steps = [replace(step, reward_seconds=np.full(16, 0.5), tool_seconds=np.full(16, 0.2)) for step in made.steps]
-    pace = Pace(token_s=0.01, speed=5)
-    ranks = {"reference": Ranks(1, 2), "trainer": Ranks(2, 1)}
-    trace = Trace(made.name, made.modality, made.source, tuple(steps))
-    return Plan(trace, pace, workers=1, slots=8, max_lag=max_lag, payload_scale=0.05, **ranks)
-
-
-def config(directory: Path) -> dp.NodeConfig:
-    return dp.NodeConfig(memory="64MiB", spill="256MiB", spill_dir=directory, prewarm=0)
 
 
 def test_the_command_prints_and_keeps_what_was_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

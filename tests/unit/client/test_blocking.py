@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
@@ -104,11 +103,6 @@ def test_the_signature_and_the_docstring_are_those_of_the_asynchronous_method() 
     assert inspect.signature(vars(ThingCalls)["each"]).return_annotation == "Iterator[int]"
 
 
-def test_a_wrong_argument_is_refused_in_the_name_of_the_blocking_class(thing: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Thing\.consume\(\) missing 1 required keyword-only argument: 'rows'"):
-        thing.consume("actor")
-
-
 def test_a_result_with_a_blocking_class_is_wrapped(thing: Any) -> None:
     for found in (thing.found(), thing.consume("actor", rows=1)):
         assert isinstance(found, Wrapped)
@@ -124,12 +118,6 @@ def test_the_items_of_a_generator_come_one_by_one_and_it_is_closed(thing: Any) -
     assert next(several) == 0
     several.close()
     assert thing._inner.closed
-
-
-def test_a_traceback_shows_the_compiled_line(thing: Any) -> None:
-    with pytest.raises(ValueError, match="no") as raised:
-        thing.fails()
-    assert "return self._wait(self._inner.fails())" in "".join(traceback.format_tb(raised.tb))
 
 
 def test_a_method_that_is_not_there_is_an_error() -> None:

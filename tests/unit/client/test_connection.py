@@ -178,20 +178,6 @@ async def test_what_a_cancelled_request_was_granted_is_given_back(
     assert back.shards == ([4] if undone == "Free" else [4, 5])
 
 
-@pytest.mark.parametrize(("reply", "undone"), GRANTED)
-async def test_a_reply_and_a_cancellation_at_once(
-    scripted: Scripted, connection: Connection, reply: Any, undone: str
-) -> None:
-    """The reply has arrived when the task is cancelled, but the task has not seen it yet."""
-    task = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
-    await scripted.until(lambda: bool(scripted.asked))
-    connection._received(reply(scripted.asked[0].id))
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await scripted.until(lambda: undone in scripted.kinds())
-
-
 async def test_an_answer_to_nothing_ends_the_connection(scripted: Scripted, connection: Connection) -> None:
     scripted.answer = lambda request: [m.Done(999)]
     with pytest.raises(dp.ProtocolMismatch, match="999"):

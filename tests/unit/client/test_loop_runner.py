@@ -16,7 +16,7 @@ import pytest
 
 from dataplane.client import loop_runner as module
 from dataplane.client.loop_runner import LoopRunner
-from dataplane.errors import Closed, Misuse
+from dataplane.errors import Misuse
 from tests.cases import each_case
 from tests.processes import eventually
 
@@ -93,24 +93,6 @@ def test_within_itself_it_is_refused(turns: LoopRunner) -> None:
     with pytest.raises(Misuse, match="within"):
         turns.wait(outer())
     assert turns.wait(value(2)) == 2
-
-
-def test_calls_against_the_close() -> None:
-    """Each either runs to its end or is refused; none hangs."""
-    for _ in range(60):
-        turns = LoopRunner()
-        together = threading.Barrier(4)
-
-        def call(turns: LoopRunner = turns, together: threading.Barrier = together) -> Any:
-            together.wait()
-            return value(5)
-
-        calls = [Call(turns, call) for _ in range(3)]
-        together.wait()
-        turns.close()
-        for done in calls:
-            done.join()
-            assert done.result == 5 or isinstance(done.error, Closed)
 
 
 class Interrupting:

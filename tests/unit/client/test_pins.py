@@ -140,25 +140,6 @@ def test_a_pin_that_a_device_uses_is_dropped_when_it_is_done_and_the_plane_talks
     assert flushes.pins.live == 0
 
 
-def test_a_pin_that_a_device_uses_is_not_dropped_for_another_that_is_asked_meanwhile() -> None:
-    """As the collector of cycles does within any line."""
-    flushes, due = Flushes(), {1: False, 2: False}
-
-    def asked() -> bool:
-        if due[1]:
-            drop_later(flushes.pins.hold(3), lambda: True)
-        return due[1]
-
-    drop_later(flushes.pins.hold(1), asked)
-    drop_later(flushes.pins.hold(2), lambda: due[2])
-    due[1] = True
-    assert flushes.pins.dropped
-    assert flushes.pins.take() == [1]
-    due[2] = True
-    assert flushes.pins.dropped
-    assert flushes.pins.take() == [2, 3]
-
-
 def test_a_fork_waits_for_all_nodes_together_no_longer_than_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed
 from dataplane.node.streams.local import LocalStream
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
@@ -22,29 +18,6 @@ class Needed:
 
     def released(self, patches: Any, stream: str) -> None:
         pass
-
-
-def test_a_stream_that_is_dropped_is_no_garbage() -> None:
-    """It goes at once, with all that is known of it: nobody has to look for it."""
-    needed: Any = Needed()
-    stream = LocalStream("s", Settings(("a",)), "m", needed, lambda: 0.0)
-    ref = BatchRef.of(b"the-node", 3, [("x", Field("dense", "int64", ()), 24, 1, 0)])
-    stream.run(r.Append(client="c", ref=ref, versions=np.zeros(3, np.int64)))
-    leased = stream.leased
-    refs = [
-        weakref.ref(each)
-        for each in (stream, leased, leased.partition, leased.partition.rows, leased.admission, leased.leases)
-    ]
-    del leased
-    gc.disable()
-    try:
-        stream.end()
-        with pytest.raises(Closed):
-            stream.run(r.Measure())
-        del stream
-        assert [each() for each in refs] == [None] * len(refs)
-    finally:
-        gc.enable()
 
 
 async def test_what_fails_for_one_that_waits_is_no_end_of_who_ends_the_wait() -> None:

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,27 +86,6 @@ def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
             with pytest.raises(dp.PeerUnavailable):
                 plane.stats()
             plane.close()
-
-
-async def test_it_hears_who_connects_as_soon_as_the_system_lets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    node, loop, stop = Node(config(tmp_path), tmp_path / "node.sock"), asyncio.get_running_loop(), asyncio.Event()
-    real, left = loop.add_reader, [2]
-
-    def add_reader(fd: int, callback: Callable[..., None], *args: Any) -> None:
-        if callback == node._accept and left[0]:
-            left[0] -= 1
-            raise OSError(errno.ENOSPC, "no more can be watched")
-        real(fd, callback, *args)
-
-    monkeypatch.setattr(loop, "add_reader", add_reader)
-    serving = asyncio.create_task(node.serve(stop))
-    async with asyncio.timeout(60), dp.aio.connect(node.address) as plane:
-        assert (await plane.stats()).clients == 1
-    stop.set()
-    await serving
-    assert caplog.text.count("nobody can be accepted now") == 2
 
 
 @each_case("fails", ["listen", "store"])

@@ -109,40 +109,6 @@ async def test_restores_go_before_new_bytes() -> None:
     await waiters.end()
 
 
-async def test_a_cancelled_wait_leaves_nothing_and_lets_the_next_go_on() -> None:
-    clock = FakeClock()
-    budget = Budget(100, clock=clock)
-    assert budget.try_reserve(50)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 80)
-    clock.now = 5.0
-    await waiters.ask("second", 40)
-    assert waiters.granted == []
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    await turns()
-    assert waiters.granted == ["second"]
-    assert budget.used == 90
-    assert budget.statistics().waiting == 0
-
-
-async def test_a_wait_that_is_cancelled_just_after_it_was_granted_gives_the_bytes_back() -> None:
-    budget = Budget(100)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    first = await waiters.ask("first", 60)
-    await waiters.ask("second", 60)
-    budget.release(60)
-    assert budget.used == 100, "granted, but its task has not gone on"
-    first.cancel()
-    await turns()
-    assert waiters.granted == ["second"]
-    assert budget.used == 100
-    budget.release(100)
-    assert budget.used == 0
-
-
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(1, 110), st.booleans()),

@@ -143,22 +143,6 @@ async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_tak
         assert store.disk.statistics().read == 0
 
 
-async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: Path) -> None:
-    async with running(tmp_path) as store:
-        numbers = [await put(store, seed) for seed in range(70)]
-        await at_rest(store)
-        gone = next(n for n in numbers if store._shards[n].extent is None)
-        reading = asyncio.create_task(pin(store, gone))
-        await until(lambda: gone not in store._shards or store._shards[gone].moving)
-        store.free([gone])
-        (pinned,) = await reading
-        assert read(store, pinned) == content(numbers.index(gone))
-        store.unpin("reader", [gone])
-        await until(lambda: gone not in on_disk(store))
-        store.free(numbers)
-        await until(lambda: store.budget.used == store.disk.used == 0)
-
-
 async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: Path) -> None:
     """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
     quota = 8 * (SIZE + 4096)

@@ -509,30 +509,3 @@ async def test_a_shard_that_can_not_be_read_for_want_of_descriptors_is_not_lost(
         assert store.statistics().pinned == 0
         (pinned,) = await store.pin("r", [first], soon())
         assert read(store, pinned.extent, size) == data[0]
-
-
-async def test_of_many_shards_who_holds_them_is_looked_for_once_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else each Backpressure looks at all of them."""
-    monkeypatch.setattr("dataplane.store.holders._MANY", 2)
-    clock = FakeClock()
-    async with running(tmp_path, clock) as store:
-
-        def put() -> None:
-            data = bytes(PAGE)
-            assert store.put_now("a", data, layout(PAGE), scope="", holder="a") is not None
-
-        def held() -> int:
-            return sum(holder["bytes"] for holder in store.holders.all())
-
-        for shards in (1, 2):
-            put()
-            assert held() == shards * PAGE, "of few each time"
-        clock.now += 1.0
-        put()
-        assert held() == 3 * PAGE
-        put()
-        assert held() == 3 * PAGE
-        clock.now += 1.0
-        assert held() == 4 * PAGE

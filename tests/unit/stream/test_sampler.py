@@ -81,37 +81,6 @@ def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
     assert type(again) is type(sampler)
 
 
-@given(
-    st.lists(st.integers(0, 6), max_size=30),
-    st.integers(8, 40),
-    st.sampled_from(SAMPLERS),
-    st.booleans(),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_every_choice_stands_the_check(
-    group: list[int], want: int, sampler: BuiltIn, closed: bool, whole: bool, random: Any
-) -> None:
-    rows = {number: group.count(number) + random.randrange(3) for number in group}
-    candidates = ready(
-        group,
-        rows={number: min(count, 8) if group.count(number) <= 8 else count for number, count in rows.items()},
-        dropped={number: random.randrange(3) for number in group},
-        version=[random.randrange(8) for _ in group],
-        age_s=sorted((random.random() * 5 for _ in group), reverse=True),
-        tags={"domain": np.array([random.choice(["math", "code", 7, None]) for _ in group], object)},
-        latest=8,
-        closed=closed,
-        whole=whole,
-    )
-    try:
-        first = chosen(sampler, candidates, want)
-    except Misuse as error:
-        assert "delivered whole" in str(error)
-        return
-    assert first == chosen(sampler, candidates, want)
-
-
 class TestCompleteGroups:
     @each_case("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
     def test_a_group_larger_than_what_was_asked_for_is_refused(self, group: list[int]) -> None:

@@ -21,7 +21,6 @@ from tests.cases import each_case
 SAMPLERS = [Fifo(), CompleteGroups(8), Freshest(2), Weighted("domain", {"math": 0.5}), TokenBalanced("ids", 4)]
 
 requests = m.decoder(m.Request)
-replies = m.decoder(m.Reply)
 
 
 def instances(union: Any) -> st.SearchStrategy[m.Message]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -76,19 +74,6 @@ def strays(peers: Peers) -> list[zmq.Socket[bytes]]:
 
 def withdraw(peers: Peers, ticket: bytes = b"ticket") -> pm.Withdraw:
     return pm.Withdraw(peers.next_id(), b"node", ticket)
-
-
-def watches_no(monkeypatch: pytest.MonkeyPatch, callback: str) -> None:
-    """The loop can not watch what is to call a function of this name."""
-    loop = asyncio.get_running_loop()
-    add_reader = loop.add_reader
-
-    def watch(fd: int, call: Callable[..., None], *args: Any) -> None:
-        if call.__name__ == callback:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        add_reader(fd, call, *args)
-
-    monkeypatch.setattr(loop, "add_reader", watch)
 
 
 async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
@@ -337,20 +322,6 @@ async def test_ending_while_others_wait(start: Start) -> None:
         await other.aclose()
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [PeerUnavailable] * 2
-
-
-async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And is opened once it can be."""
-    one, other = start(), start()
-    with monkeypatch.context() as patch:
-        watches_no(patch, "_take")
-        for _ in range(3):
-            with pytest.raises(PeerUnavailable, match=os.strerror(errno.ENOSPC)):
-                await asks(one, other)
-    assert strays(one) == []
-    await asks(one, other)
 
 
 # Frames of partitions

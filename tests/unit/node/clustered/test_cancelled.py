@@ -16,7 +16,6 @@ from dataplane.node.partitions import deliveries
 from dataplane.stream import requests as r
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
-from dataplane.wire.partition_messages import Frame
 from tests.cases import each_case
 from tests.unit.node.clustered.streambench import Client, StreamBench, clients, streaming
 from tests.unit.node.partitions.bench import WAIT_S, until
@@ -120,40 +119,3 @@ async def test_a_request_that_is_cancelled_in_any_of_its_awaits_holds_nothing(re
                 break
             number += work.reached
         assert number
-
-
-@each_case("request_", REQUESTS)
-async def test_an_answer_that_comes_as_its_asker_is_cancelled_gives_nothing(request_: Request) -> None:
-    """By so many turns of the loop after the cancellation, for each answer."""
-    async with streaming(2, max_rows=100) as (leader, (node,)):
-        (client,) = clients([node])
-        await client.append(range(8), groups=["g"] * 4 + ["h"] * 4)
-        receive, loop = node.receive, asyncio.get_running_loop()
-        for turns in range(4):
-            for number in range(1 << 10):
-                task = asyncio.ensure_future(request_(client))
-                frames = 0
-
-                def later(frame: Frame, left: int) -> None:
-                    if left:
-                        loop.call_soon(later, frame, left - 1)
-                    else:
-                        receive(frame)
-
-                def heard(frame: Frame, at: int = number, turns: int = turns, task: asyncio.Future[Any] = task) -> None:
-                    nonlocal frames
-                    if frames == at:
-                        task.cancel()
-                    frames += 1
-                    later(frame, turns)
-
-                node.receive = heard  # type: ignore[method-assign]
-                given = None
-                with suppress(asyncio.CancelledError, NotReady):
-                    given = await task
-                node.receive = receive  # type: ignore[method-assign]
-                if given is not None:
-                    await let_go(client, given)
-                await until(lambda: not held(leader))
-                if given is not None:
-                    break

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from dataplane.clock import Deadline
-from dataplane.errors import PeerUnavailable
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.store.durable.errors import DirectoryUnusable
-from tests.processes import WAIT_S
 
 PARTITION = "rollouts/s0/0-6e.durable"
 
@@ -71,19 +68,3 @@ async def test_a_partition_whose_name_could_not_be_kept_is_kept_with_the_next_co
         await columns.keep(PARTITION, [(bytes.fromhex(keeping.me), 1)], Deadline.after(1.0))
     await columns.keep(PARTITION, [(bytes.fromhex(keeping.me), 2)], Deadline.after(1.0))
     assert PARTITION in keeping.of.kept
-
-
-async def test_columns_wait_for_what_a_partition_needed_before_as_long_as_their_append_may() -> None:
-    keeping: Any = _Keeping()
-    keeping.of.broken = False
-    columns = DurableColumns(keeping, _Store(), _Homes(), None)  # type: ignore[arg-type]
-    columns.partitions = _Partitions()  # type: ignore[assignment]
-    said = columns._pending[PARTITION] = asyncio.Event()
-    shards = [(bytes.fromhex(keeping.me), 1)]
-    with pytest.raises(PeerUnavailable):
-        await columns.keep(PARTITION, shards, Deadline.after(0.01))
-    keeps = asyncio.ensure_future(columns.keep(PARTITION, shards, Deadline.after(WAIT_S)))
-    await asyncio.sleep(0)
-    assert not keeps.done()
-    said.set()
-    await keeps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.partitions.channel import Channel
 from dataplane.wire import partition_messages as m
 from tests.simulation.machine import TASKS
@@ -67,11 +66,3 @@ async def test_an_answer_to_an_earlier_process_is_no_answer_to_this_one() -> Non
         await asyncio.gather(before, now, return_exceptions=True)
         await again.aclose()
         assert not done
-
-
-async def test_claims_of_an_earlier_process_have_other_numbers_than_those_of_this_one() -> None:
-    """What the earlier one did not say of a claim, nothing that is said of another is to be taken for."""
-    async with benches(1) as [node]:
-        lives: list[Any] = [ColumnHolders(b"n0" + bytes(6), Any, node.members, node.peers) for _ in range(2)]  # type: ignore[arg-type]
-        first, second = (next(each._numbers) for each in lives)
-        assert first != second
