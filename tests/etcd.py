@@ -200,12 +200,6 @@ class EtcdServer:
         self.ask("auth/user/grant", {"user": "root", "role": "root"})
         self.ask("auth/enable", {})
 
-    def gauge(self, name: str) -> float:
-        """The sum of a figure of its own (https://etcd.io/docs/v3.5/metrics/)."""
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=2) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
     def compact(self) -> None:
         """Forget how it came to what it knows."""
         revision = self.ask("kv/range", {"key": _base64("/")})["header"]["revision"]

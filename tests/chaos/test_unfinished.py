@@ -128,35 +128,3 @@ def test_no_token_is_lost_or_comes_twice(tmp_path: Path) -> None:
         assert len(seen) == ROWS
         eventually(lambda: plane.stats().shards == 0, "nothing is left in the node")
         sys.stderr.write(f"{ROWS} rows of {PIECES} pieces, {KILLS} of {WORKERS} workers killed: {took_s:.1f} s\n")
-
-
-@pytest.mark.long
-def test_rows_in_progress_of_a_durable_stream_are_there_after_all_is_killed(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with StandingNode(tmp_path / "1", data_dir=data) as node, dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts", tasks=["actor"], durable=True)
-        row = stream.begin("r", group="g", tags={"domain": "math"}, columns={"prompt": ["p"]})
-        row.append({"response_ids": [[1, 2]]}, version=1)
-        row.append({"response_ids": [[3]]}, version=2)
-        stream.begin("other").finish()
-        node.kill()
-    with StandingNode(tmp_path / "2", data_dir=data) as node, dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts")
-        (listed,) = stream.unfinished()
-        assert (listed.key, listed.group, listed.tags) == ("r", "g", {"domain": "math"})
-        assert (listed.spans, listed.pieces) == ([(1, 2), (2, 1)], 2)
-        taken: list[Any] = []
-
-        def free() -> bool:
-            taken.append(stream.resume())
-            return taken[-1] is not None
-
-        eventually(free, "those of before hold nothing")
-        taken[-1].append({"response_ids": [[4]]}, version=2)
-        taken[-1].finish()
-        names = ["prompt", "response_ids", "version_spans"]
-        with stream.consume("actor", rows=1, columns=names, timeout=30) as delivery:
-            batch = delivery.get()
-            assert batch["response_ids"].to_list() == [[1, 2, 3, 4]]
-            assert batch["version_spans"].to_list() == [[[0, 2, 1], [2, 4, 2]]]
-            del batch

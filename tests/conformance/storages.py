@@ -89,13 +89,6 @@ class StorageSuite(ABC):
         storage.sync()
         assert storage.load()[1] == Stored(Snapshot(1, 1, state), [Entry(1, command)])
 
-    def test_nothing_to_write_and_nothing_to_sync(self, tmp_path: Path) -> None:
-        storage = self.opened(tmp_path)
-        storage.sync()
-        storage.write([])
-        storage.sync()
-        assert storage.load() == (ME, Stored())
-
 
 class DurableSuite(StorageSuite):
     """See the module. `WRITER` is a module that writes as `written` says until it is killed."""
@@ -116,18 +109,6 @@ class DurableSuite(StorageSuite):
             return storage.load()[1]
         finally:
             self.close(directory)
-
-    def test_what_was_synced_is_there_again(self, tmp_path: Path) -> None:
-        draw = random.Random(5)
-        for _ in range(4):
-            storage = self.opened(tmp_path)
-            start = storage.load()[1]
-            last = start.snapshot.index + len(start.entries)
-            more = entries(draw, 40)
-            storage.write([Extend(last + 1, more)])
-            storage.sync()
-            self.close(tmp_path)
-            assert self.reopened(tmp_path) == Stored(start.snapshot, [*start.entries, *more])
 
     def test_logs_beside_each_other(self, tmp_path: Path) -> None:
         draw = random.Random(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -161,28 +161,6 @@ async def test_one_of_several_endpoints_is_enough(etcd: EtcdServer, tmp_path: Pa
                 assert await anext(watch) == b"2"
         finally:
             await client.aclose()
-
-
-async def test_a_hundred_watches_are_one_connection(etcd: EtcdServer, client: EtcdCoordinator) -> None:
-    watches = [client.watch(f"k{number}") for number in range(100)]
-    assert [await anext(watch) for watch in watches] == [None] * 100
-    nexts = [asyncio.ensure_future(anext(watch)) for watch in watches]
-
-    async def made(number: int) -> None:
-        """A busy machine's etcd may take longer than a request has; the same again is done once."""
-        while True:
-            with suppress(OutcomeUnknown, Unavailable):
-                await client.swap(f"k{number}", None, b"%d" % number)
-                return
-
-    await asyncio.gather(*map(made, range(100)))
-    assert await asyncio.gather(*nexts) == [b"%d" % number for number in range(100)]
-    assert etcd.gauge("etcd_debugging_mvcc_watch_stream_total") == 1
-    for watch in watches:
-        await watch.aclose()
-    async with asyncio.timeout(60):
-        while etcd.gauge("etcd_debugging_mvcc_watch_stream_total"):
-            await asyncio.sleep(0.02)
 
 
 async def test_a_password_is_used_and_its_token_renewed(etcd: EtcdServer) -> None:

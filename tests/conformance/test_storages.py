@@ -110,18 +110,3 @@ def test_a_full_disk_takes_nothing_and_all_are_told(tmp_path: Path) -> None:
     assert [entry.command[:6] for entry in a.load()[1].entries] == [b"before", b"small", bytes(6)]
     assert b.load()[1].entries == [Entry(1, b"again")]
     store.close()
-
-
-def test_who_goes_on_after_a_batch_was_lost_is_told(tmp_path: Path) -> None:
-    store = database(tmp_path)
-    a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
-    store.read(lambda sql: sql.execute("PRAGMA max_page_count = 20").fetchone())
-    a.write([Extend(1, (Entry(1, b"1"),))])
-    with pytest.raises(Backpressure):
-        b.write([Extend(1, (Entry(1, bytes(1 << 20)),))])
-    with pytest.raises(Backpressure):
-        a.write([Extend(2, (Entry(1, b"2"),))])
-    a.write([Extend(1, (Entry(1, b"1"), Entry(1, b"2")))])
-    a.sync()
-    assert a.load()[1].entries == [Entry(1, b"1"), Entry(1, b"2")]
-    store.close()

@@ -111,17 +111,9 @@ def sample(seed: int) -> Iterator[Cell]:
 
 
 STARTING = [
-    ("mkdir", EACCES, "dataplane-"),
-    ("mkdir", ENOSPC, "dataplane-"),
-    ("mkdir", EROFS, "dataplane-"),
-    ("open", EMFILE, f"dataplane-{os.getuid()}-"),
-    ("flock", ENOMEM, ""),
-    ("memfd_create", EMFILE, ""),
-    ("ftruncate", ENOMEM, MEMORY),
-    ("mmap", ENOMEM, MEMORY),
-    ("pthread_create", EAGAIN, ""),
-    ("socket", EMFILE, ""),
-    ("bind", EACCES, ""),
-    ("epoll_ctl", ENOSPC, ""),
-]
+    ("mkdir", EACCES, "dataplane-"), ("mkdir", ENOSPC, "dataplane-"), ("mkdir", EROFS, "dataplane-"),
+    ("open", EMFILE, f"dataplane-{os.getuid()}-"), ("flock", ENOMEM, ""), ("memfd_create", EMFILE, ""),
+    ("ftruncate", ENOMEM, MEMORY), ("mmap", ENOMEM, MEMORY), ("pthread_create", EAGAIN, ""),
+    ("socket", EMFILE, ""), ("bind", EACCES, ""), ("epoll_ctl", ENOSPC, ""),
+]  # fmt: skip
 """What can fail a node's start: the first of each is failed."""

@@ -6,7 +6,6 @@ import os
 import socket
 import stat
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire import messages as m
-from dataplane.wire.framing import frame
 from tests.cases import each_case
 from tests.integration.faces import FACES
 from tests.processes import StandingNode, Worker
@@ -84,51 +82,6 @@ def test_another_users_process_is_refused(tmp_path: Path) -> None:
         path.chmod(0o600)
         with dp.connect(node.address) as plane:
             assert plane.stats().clients == 1
-
-
-class Impostor:
-    """Listens like a node, and answers the first message with what it was told to."""
-
-    def __init__(self, path: Path, answer: bytes) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._answer = answer
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        connected, _ = self._listener.accept()
-        with connected:
-            connected.recv(4096)
-            connected.sendall(self._answer)
-            connected.recv(4096)
-
-    def __enter__(self) -> Impostor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(60)
-        self._listener.close()
-
-
-ANSWERS = {
-    "garbage": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "a frame that is none": b"\x03\x00\x00\x00\xc1\xc1\xc1",
-    "an answer to nothing": frame(m.Done(99)),
-    "another answer": frame(m.Done(1)),
-    "descriptors that did not come": frame(m.Welcome(1, 1, 0, b"n", 1, 1.0, [m.Grant(0, 4096, True)], 0)),
-    "text that is none": b"\x0c\x00\x00\x00\x95\xa7failure\x00\xa1\xff",
-}
-
-
-@each_case("what", ANSWERS)
-def test_an_impostor_is_no_node(tmp_path: Path, what: str) -> None:
-    with (
-        Impostor(tmp_path / "s", ANSWERS[what]),
-        pytest.raises((dp.ProtocolMismatch, dp.PeerUnavailable)),
-    ):
-        dp.connect(f"unix://{tmp_path}/s")
 
 
 def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,29 +391,6 @@ def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, adve
         assert np.array_equal(one.get(other.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
 
 
-@each_case("what", ["another key", "no key"])
-def test_without_the_key_nobody_becomes_a_member(tmp_path: Path, key: Path, what: str) -> None:
-    """Nor learns of any: not by greeting, and not by being greeted."""
-    auth.generate(tmp_path / "other key")
-    theirs = tmp_path / "other key" if what == "another key" else None
-    with (
-        Host(tmp_path / "stranger", key=theirs) as third,
-        Host(tmp_path / "one", third, key=key) as host,
-        Host(tmp_path / "stranger 2", host, third, key=theirs) as fourth,
-        Host(tmp_path / "two", host, key=key) as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-        dp.connect(third.address) as stranger,
-        dp.connect(fourth.address) as strange_too,
-    ):
-        together(one, other)
-        together(stranger, strange_too)  # who has had as much time, among those of his own
-        ref = one.put({"x": [1]})
-        with pytest.raises(dp.OwnerDied):
-            stranger.get(ref)
-        assert members(one) == {one.stats().node, other.stats().node}
-
-
 # The command
 
 

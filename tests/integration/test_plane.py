@@ -98,18 +98,6 @@ def test_free_rows(plane: Any) -> None:
     assert plane.stats().memory_used == 0
 
 
-def test_free_columns(plane: Any) -> None:
-    ref = plane.put(columns())
-    before = plane.stats()
-    plane.free(ref.select("big", "answer"))
-    assert plane.stats().shards == before.shards - 1  # the large one has its own
-    check(plane.get(ref.drop("big", "answer")), list(range(6)))
-    with pytest.raises(dp.Freed):
-        plane.get(ref.select("answer"))
-    plane.free(ref)
-    assert plane.stats().memory_used == 0
-
-
 def test_scopes_are_freed_together(plane: Any) -> None:
     first = plane.put(columns(), scope="step-1")
     second = plane.put({"x": [1, 2]}, scope="step-1")

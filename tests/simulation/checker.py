@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dataplane.replication.configuration import Configuration
 from tests.simulation.machine import (
@@ -20,16 +20,13 @@ from tests.simulation.machine import (
 )
 from tests.simulation.world import World
 
-if TYPE_CHECKING:
-    from tests.simulation.node import Node
-
 
 class Violation(Exception):
     """An invariant does not hold."""
 
 
-class Checker:
-    """What was told to clients, and the one log that all replicas have to have."""
+class LogChecker:
+    """The one log that all replicas have to have, and who answers by it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -37,6 +34,51 @@ class Checker:
         self.configurations: list[Configuration] = []
         self._answered_by: dict[int, str] = {}  # epoch -> node
         self._newest = 0  # the newest epoch that answered a question
+
+    def is_new(self, count: int, command: bytes, result: bytes) -> bool:
+        """4: committed logs are prefixes of each other, and mean the same everywhere."""
+        if count < len(self.log):
+            if self.log[count] != (command, result):
+                raise Violation(
+                    f"4: command {count} is {self.log[count]} on one replica, {(command, result)} on another"
+                )
+            return False
+        if count > len(self.log):
+            raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
+        self.log.append((command, result))
+        return True
+
+    def leading(self, nodes: Sequence[Any]) -> None:
+        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
+        leaders = [node for node in nodes if node.up and node.replica.leads]
+        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
+            epochs = {node.name: node.replica.configuration.epoch for node in serving}
+            raise Violation(f"4: {epochs} would answer at once")
+
+    def one_answers(self, node: str, epoch: int) -> None:
+        """4: each epoch has one that answers."""
+        if self._answered_by.setdefault(epoch, node) != node:
+            raise Violation(f"4: {node} and {self._answered_by[epoch]} answer in epoch {epoch}")
+
+    def newest_answers(self, node: str, epoch: int) -> None:
+        """4: a question is answered by who led last."""
+        if epoch < self._newest:
+            raise Violation(f"4: {node} answers in epoch {epoch} after another leader did in {self._newest}")
+        self._newest = epoch
+
+    def agree(self, states: Iterable[tuple[str, int, bytes]]) -> None:
+        """4: replicas have the same state after as many commands. `states`: of each its name, commands and state."""
+        found: dict[int, bytes] = {}
+        for name, applied, state in states:
+            if found.setdefault(applied, state) != state:
+                raise Violation(f"4: the state of {name} after {applied} commands is not the others'")
+
+
+class Checker(LogChecker):
+    """What was told to clients of the toy."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         self._granted: dict[tuple[str, int], tuple[tuple[int, int], float]] = {}  # -> (lease, true time it ends)
         self.acked: set[tuple[str, int]] = set()
         self._offsets: dict[tuple[str, int], tuple[int, ...]] = {}  # (client, sequence) -> as answered
@@ -45,33 +87,17 @@ class Checker:
     # Called by machines and nodes
 
     def applied(self, count: int, command: bytes, result: bytes) -> None:
-        """4: committed logs are prefixes of each other, and mean the same everywhere."""
-        if count < len(self.log):
-            if self.log[count] != (command, result):
-                raise Violation(
-                    f"4: command {count} is {self.log[count]} on one replica, {(command, result)} on another"
-                )
+        if not self.is_new(count, command, result):
             return
-        if count > len(self.log):
-            raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
-        self.log.append((command, result))
         asked = decode_request(command)
         if isinstance(asked, Settle) and not asked.done:
             for offset, lease in asked.rows:
                 if self._granted.get((asked.task, offset), (None, 0.0))[0] == lease:
                     del self._granted[asked.task, offset]
 
-    def leading(self, nodes: Sequence[Node]) -> None:
-        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
-        leaders = [node for node in nodes if node.up and node.replica.leads]
-        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
-            epochs = {node.name: node.replica.configuration.epoch for node in serving}
-            raise Violation(f"4: {epochs} would answer at once")
-
     def answering(self, request: Request, outcome: bytes, node: str, epoch: int, rate: float) -> None:
         """A leader is about to answer a client."""
-        if self._answered_by.setdefault(epoch, node) != node:
-            raise Violation(f"4: {node} and {self._answered_by[epoch]} answer in epoch {epoch}")
+        self.one_answers(node, epoch)
         result = decode_result(outcome)
         if isinstance(request, Lease):
             assert isinstance(result, Leased)
@@ -85,9 +111,7 @@ class Checker:
                 self._acked(request)
 
     def _leasing(self, request: Lease, result: Leased, node: str, epoch: int, rate: float) -> None:
-        if epoch < self._newest:
-            raise Violation(f"4: {node} answers in epoch {epoch} after another leader did in {self._newest}")
-        self._newest = epoch
+        self.newest_answers(node, epoch)
         now = self._world.now
         for offset, lease, label in result.rows:
             key = (request.task, offset)

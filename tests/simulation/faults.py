@@ -43,24 +43,13 @@ class Plan(msgspec.Struct, frozen=True):
 
 #: (kind, weight, shortest, longest): of the last two the logarithm is even.
 KINDS = [
-    ("cut", 4, 0.05, 2.0),
-    ("cut_one_way", 5, 0.05, 2.0),
-    ("isolate", 5, 0.1, 2.5),
-    ("cut_from_coordinator", 3, 0.1, 2.0),
-    ("lossy", 3, 0.2, 1.5),
-    ("duplicating", 2, 0.2, 2.0),
-    ("reordering", 3, 0.2, 1.5),
-    ("crash", 6, 0.02, 1.0),
-    ("crash_between_effects", 5, 0.02, 1.0),
-    ("crash_all", 2, 0.02, 0.5),
-    ("pause", 4, 0.05, 1.2),
-    ("coordinator_away", 3, 0.1, 2.0),
-    ("coordinator_slow", 3, 0.1, 1.5),
-    ("coordinator_mute", 4, 0.1, 1.5),
-    ("coordinator_late", 4, 0.1, 1.5),
-    ("slow_disk", 2, 0.1, 1.0),
-    ("recruit", 6, 0.0, 0.0),
-]
+    ("cut", 4, 0.05, 2.0), ("cut_one_way", 5, 0.05, 2.0), ("isolate", 5, 0.1, 2.5),
+    ("cut_from_coordinator", 3, 0.1, 2.0), ("lossy", 3, 0.2, 1.5), ("duplicating", 2, 0.2, 2.0),
+    ("reordering", 3, 0.2, 1.5), ("crash", 6, 0.02, 1.0), ("crash_between_effects", 5, 0.02, 1.0),
+    ("crash_all", 2, 0.02, 0.5), ("pause", 4, 0.05, 1.2), ("coordinator_away", 3, 0.1, 2.0),
+    ("coordinator_slow", 3, 0.1, 1.5), ("coordinator_mute", 4, 0.1, 1.5), ("coordinator_late", 4, 0.1, 1.5),
+    ("slow_disk", 2, 0.1, 1.0), ("recruit", 6, 0.0, 0.0),
+]  # fmt: skip
 _NAMES = [kind[0] for kind in KINDS]
 _WEIGHTS = [kind[1] for kind in KINDS]
 _TIMES = {kind[0]: (kind[2], kind[3]) for kind in KINDS}

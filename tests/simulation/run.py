@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,20 +39,72 @@ class Outcome(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Simulated(Protocol):
-    """A run that can go."""
+class Going:
+    """How a run goes, whatever is simulated: `partitions` have nodes, and `clients` use them."""
 
     plan: Plan
     world: World
     checker: Any
 
-    def go(self) -> None: ...
+    @property
+    def partitions(self) -> Sequence[Any]:
+        """Those of the run, each with its nodes and their census; a run with one is that itself."""
+        return [self]
 
-    def lost(self) -> bool: ...
+    @property
+    def clients(self) -> list[Any]:
+        raise NotImplementedError
+
+    def settled(self) -> bool:
+        """Whether all is done and everybody is there."""
+        raise NotImplementedError
+
+    def waiting(self) -> str:
+        """What is not."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """What must hold at the end. Raises Violation."""
+        raise NotImplementedError
+
+    def go(self) -> None:
+        """Raises Violation where an invariant is broken."""
+        world, plan = self.world, self.plan
+        for partition in self.partitions:
+            for node in partition.nodes:
+                world.after(0.001 * node.number, node.start)
+        for client in self.clients:
+            world.after(0.02, client.run)
+        Injector(world, self.partitions, durable=plan.durable).schedule(plan.faults)
+        world.run(plan.duration_s)
+        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
+        for client in self.clients:
+            client.ending = True
+        world.at(calm_s, self._calm)
+        world.run(calm_s + CALM_S)
+        if not world.stopped:
+            raise Violation(f"6: {CALM_S} s after the last fault {self.waiting()}")
+        if not self.lost():
+            self.finish()
+
+    def lost(self) -> bool:
+        return any(partition.census.lost() for partition in self.partitions)
+
+    def _calm(self) -> None:
+        """Look, now and then, whether all is done."""
+        if self.lost() or self.settled():
+            self.world.stopped = True
+        else:
+            self.world.after(0.05, self._calm)
 
 
-class Run:
-    """The parts of a run, for `run` and for who looks into one."""
+def lack(plan: Plan, coordinator: SimulatedCoordinator) -> bool:
+    """Whether a partition has fewer followers than it is to have."""
+    return len(coordinator.configuration.followers) < min(plan.followers, plan.nodes - 1)
+
+
+class Run(Going):
+    """A run of the toy."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -88,56 +141,26 @@ class Run:
     def _ask(self, node: int, call: Call) -> None:
         self.world.send(CLIENTS, node, self.nodes[node].request, call)
 
-    def go(self) -> None:
-        """Raises Violation where an invariant is broken."""
-        world, plan = self.world, self.plan
-        for node in self.nodes:
-            world.after(0.001 * node.number, node.start)
-        for client in (*self.producers, *self.consumers):
-            world.after(0.02, client.run)
-        Injector(world, [self], durable=plan.durable).schedule(plan.faults)
-        world.run(plan.duration_s)
-        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
-        for client in (*self.producers, *self.consumers):
-            client.ending = True
-        world.at(calm_s, self._calm)
-        world.run(calm_s + CALM_S)
-        if not world.stopped:
-            raise Violation(f"6: {CALM_S} s after the last fault {self._waiting()}")
-        if not self.lost():
-            self._finish()
+    @property
+    def clients(self) -> list[Any]:
+        return [*self.producers, *self.consumers]
 
-    def lost(self) -> bool:
-        return self.census.lost()
+    def settled(self) -> bool:
+        idle = not any(producer.calls for producer in self.producers)
+        return not lack(self.plan, self.coordinator) and idle and self.checker.drained()
 
-    def _calm(self) -> None:
-        """Look, now and then, whether all is done."""
-        if self.lost() or self._settled():
-            self.world.stopped = True
-        else:
-            self.world.after(0.05, self._calm)
-
-    def _settled(self) -> bool:
-        configuration = self.coordinator.configuration
-        lack = min(self.plan.followers, self.plan.nodes - 1) - len(configuration.followers)
-        return lack <= 0 and not any(p.calls for p in self.producers) and self.checker.drained()
-
-    def _waiting(self) -> str:
+    def waiting(self) -> str:
         calls = [client.name for client in self.producers if client.calls]
         return f"{calls} wait, rows {self.checker.missing()} were not acked, {self.coordinator.configuration} leads"
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Every in-sync replica has the same state after the same commands, and what was answered is in it."""
-        states: dict[int, bytes] = {}
         members = sorted(self.census.members(), key=lambda node: node.machine.state.applied)
-        for node in members:
-            applied, state = node.machine.state.applied, node.machine.snapshot()
-            if states.setdefault(applied, state) != state:
-                raise Violation(f"4: the state of {node.name} after {applied} commands is not the others'")
+        self.checker.agree((node.name, node.machine.state.applied, node.machine.snapshot()) for node in members)
         self.checker.final(members[-1].machine.state.rows)
 
 
-def outcome(it: Simulated) -> Outcome:
+def outcome(it: Going) -> Outcome:
     """Have a run go. An error in what is simulated is a broken run too."""
     broken: str | None = None
     try:

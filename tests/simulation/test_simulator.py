@@ -14,20 +14,13 @@ import pytest
 
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend, Truncate
-from tests.cases import each_case
 from tests.simulation.disk import Disk
-from tests.simulation.faults import KINDS, Fault, plan
-from tests.simulation.injector import Injector
+from tests.simulation.faults import plan
 from tests.simulation.planted import FAULTS
 from tests.simulation.run import run, run_seed
 from tests.simulation.shrink import kept, only, shrink
 
 ROOT = Path(__file__).parents[2]
-
-
-@each_case("seed", [3, 17, 2001])
-def test_a_run_is_its_seed(seed: int) -> None:
-    assert run_seed(seed) == run_seed(seed)
 
 
 def test_without_faults_nothing_changes_but_by_recruiting() -> None:
@@ -60,16 +53,6 @@ def test_the_command_runs_in_two_processes() -> None:
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "seeds 7000 to 7011: 0 break an invariant" in done.stdout
-
-
-@each_case("kind", [kind[0] for kind in KINDS])
-def test_each_kind_of_fault_ends(kind: str) -> None:
-    """One of it alone, in a run on disk and in one in memory; all goes on after it."""
-    assert callable(getattr(Injector, kind))
-    for seed in (1, 2, 3, 4):
-        whole = plan(seed)
-        fault = Fault(1.0, 0.4, kind, -1, -2, 0.5)
-        assert run(msgspec.structs.replace(whole, faults=(fault,))).broken is None
 
 
 def test_a_disk_keeps_what_was_synced_and_a_first_part_of_the_rest() -> None:

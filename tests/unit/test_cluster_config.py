@@ -24,20 +24,11 @@ def test_loopback_needs_no_key(listen: str, host: str) -> None:
 
 
 BEYOND = [
-    "tcp://10.0.0.1:7000",
-    "tcp://0.0.0.0:7000",
-    "tcp://*:7000",
-    "tcp://[::]:7000",
-    "tcp://[fe80::1]:7000",
-    "tcp://[::ffff:10.0.0.1]:7000",
-    "tcp://host.example:7000",
-    "tcp://localhost.example:7000",
-    "tcp://128.0.0.1:7000",
-    "tcp://127.0.0.1.example:7000",
-    "tcp://0177.0.0.1:7000",
-    "tcp://127.1:7000",
+    "tcp://10.0.0.1:7000", "tcp://0.0.0.0:7000", "tcp://*:7000", "tcp://[::]:7000", "tcp://[fe80::1]:7000",
+    "tcp://[::ffff:10.0.0.1]:7000", "tcp://host.example:7000", "tcp://localhost.example:7000",
+    "tcp://128.0.0.1:7000", "tcp://127.0.0.1.example:7000", "tcp://0177.0.0.1:7000", "tcp://127.1:7000",
     "tcp://eth0:7000",
-]
+]  # fmt: skip
 
 
 @each_case("listen", BEYOND)
@@ -49,23 +40,11 @@ def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
 @each_case(
     "listen",
     [
-        "",
-        "127.0.0.1:7000",
-        "udp://127.0.0.1:7000",
-        "TCP://127.0.0.1:7000",
-        "tcp://",
-        "tcp://127.0.0.1",
-        "tcp://127.0.0.1:",
-        "tcp://:7000",
-        "tcp://127.0.0.1:x",
-        "tcp://127.0.0.1:-1",
-        "tcp://127.0.0.1:65536",
-        "tcp://127.0.0.1:７０００",
-        "tcp://127.0.0.1:7000/",
-        "tcp://[]:7000",
-        "ipc:///tmp/x",
+        "", "127.0.0.1:7000", "udp://127.0.0.1:7000", "TCP://127.0.0.1:7000", "tcp://", "tcp://127.0.0.1",
+        "tcp://127.0.0.1:", "tcp://:7000", "tcp://127.0.0.1:x", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:７０００", "tcp://127.0.0.1:7000/", "tcp://[]:7000", "ipc:///tmp/x",
     ],
-)
+)  # fmt: skip
 def test_where_nobody_can_listen(listen: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT"):
         ClusterConfig(listen, key="cluster.key")
@@ -97,21 +76,12 @@ def test_seeds_and_access_that_are_refused(settings: dict[str, Any], said: str) 
 @each_case(
     "join",
     [
-        "10.0.0.1:7000",
-        "tcp://10.0.0.1:7000",
-        "etcd//10.0.0.1:7000",
-        "://10.0.0.1:7000",
-        "static://10.0.0.1:7000",
-        "etcd:10.0.0.1:2379",
-        "etcd://10.0.0.1",
-        "etcd://10.0.0.1:0",
-        "etcd://user@10.0.0.1:2379",
-        "etcd://http://10.0.0.1:2379",
-        "etcd://",
-        "etcd:///name",
+        "10.0.0.1:7000", "tcp://10.0.0.1:7000", "etcd//10.0.0.1:7000", "://10.0.0.1:7000",
+        "static://10.0.0.1:7000", "etcd:10.0.0.1:2379", "etcd://10.0.0.1", "etcd://10.0.0.1:0",
+        "etcd://user@10.0.0.1:2379", "etcd://http://10.0.0.1:2379", "etcd://", "etcd:///name",
         "ETCD://10.0.0.1:2379",
     ],
-)
+)  # fmt: skip
 def test_nobody_is_joined_by_that(join: str) -> None:
     """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
     with pytest.raises(ValueError, match="HOST:PORT"):

@@ -50,25 +50,6 @@ def test_what_fails_once_passes_and_is_named(tmp_path: Path) -> None:
     assert printed.endswith("\n".join(unstable) + "\n")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_process_that_ends_badly_after_all_have_passed_runs_once_more(tmp_path: Path, times: int) -> None:
-    ends = f"""
-import atexit, os, pathlib
-def end():
-    ended = pathlib.Path(__file__).with_name("ended")
-    ended.write_text(ended.read_text() + "x" if ended.exists() else "x")
-    if len(ended.read_text()) <= {times}:
-        os._exit(1)
-def test_passes():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        atexit.register(end)
-"""
-    code, printed, unstable = run(tmp_path, "-n0", ends=ends)
-    assert code == times - 1, printed
-    said = [" process ended by 1 after all tests had passed"]
-    assert [line.partition(": its")[2] for line in unstable] == (said if times == 1 else [])
-
-
 def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
     code, _, unstable = run(tmp_path, once=ONCE, twice="def test_fails(): assert 0")
     assert code == pytest.ExitCode.TESTS_FAILED

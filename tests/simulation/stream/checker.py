@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from dataplane.batch.ref import BatchRef
-from dataplane.replication.configuration import Configuration
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.progress import PENDING
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import MAX_TASKS
-from tests.simulation.checker import Violation
+from tests.simulation.checker import LogChecker, Violation
 from tests.simulation.stream.columns import Columns, Shard
 from tests.simulation.stream.machine import LABEL, TASKS, decoded, decoded_result
 from tests.simulation.stream.model import Model
 from tests.simulation.world import World
 
-if TYPE_CHECKING:
-    from tests.simulation.stream.node import Node
 
-
-class Checker:
+class Checker(LogChecker):
     """What was told to clients, the one log that all replicas have to have, and what it makes (`model`)."""
 
     def __init__(self, world: World, partition: int, max_rows: int, stored: Columns) -> None:
-        self._world = world
+        super().__init__(world)
         self._partition = partition
         self._max_rows = max_rows  # 0: any number
         self._stored = stored
         self.model = Model()
-        self.log: list[tuple[bytes, bytes]] = []  # (command, result) as first applied by any replica
-        self.configurations: list[Configuration] = []
-        self._answered_by: dict[int, str] = {}  # epoch -> node
-        self._newest = 0  # the newest epoch that answered a question
         self._granted: dict[tuple[int, int], tuple[int, float]] = {}  # (task, row) -> (grant, true time it ends)
         self._grants: dict[int, tuple[int, list[int]]] = {}  # -> task and rows
         self._reading: dict[int, set[Shard]] = {}  # by grant
@@ -47,16 +37,8 @@ class Checker:
     # Called by machines and nodes
 
     def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
-        """4: committed logs are prefixes of each other, and mean the same everywhere."""
-        if count < len(self.log):
-            if self.log[count] != (command, result):
-                raise Violation(
-                    f"4: command {count} is {self.log[count]} on one replica, {(command, result)} on another"
-                )
+        if not self.is_new(count, command, result):
             return
-        if count > len(self.log):
-            raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
-        self.log.append((command, result))
         made = decoded(command)
         known = [self._known(key, each, count) for key, each in _results(made, result)]
         if not any(known):
@@ -127,17 +109,9 @@ class Checker:
                 raise Violation(f"2: row {offset} is told lost, and other tasks had acked it than is said")
             self._named.add(offset)
 
-    def leading(self, nodes: Sequence[Node]) -> None:
-        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
-        leaders = [node for node in nodes if node.up and node.replica.leads]
-        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
-            epochs = {node.name: node.replica.configuration.epoch for node in serving}
-            raise Violation(f"4: {epochs} would answer at once")
-
     def answering(self, request: r.AnyRequest, outcome: bytes, node: str, epoch: int, rate: float) -> None:
         """A leader is about to answer a client."""
-        if self._answered_by.setdefault(epoch, node) != node:
-            raise Violation(f"4: {node} and {self._answered_by[epoch]} answer in epoch {epoch}")
+        self.one_answers(node, epoch)
         result = decoded_result(outcome)
         if isinstance(request, r.Consume) and isinstance(result, r.Delivered):
             self.delivering(request, result, node, epoch, rate)
@@ -150,9 +124,7 @@ class Checker:
 
     def delivering(self, request: r.Consume, given: r.Delivered, node: str, epoch: int, rate: float) -> None:
         """A leader is about to tell a client of rows that it holds."""
-        if epoch < self._newest:
-            raise Violation(f"4: {node} answers in epoch {epoch} after another leader did in {self._newest}")
-        self._newest = epoch
+        self.newest_answers(node, epoch)
         now, model, task = self._world.now, self.model, TASKS.index(request.task)
         offsets: list[int] = given.rows.tolist()
         for at, offset in enumerate(offsets):

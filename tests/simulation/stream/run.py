@@ -11,11 +11,9 @@ import msgspec
 from dataplane.replication.configuration import Configuration
 from tests.simulation import faults
 from tests.simulation.census import Census
-from tests.simulation.checker import Violation
 from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.faults import Plan
-from tests.simulation.injector import Injector
-from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
+from tests.simulation.run import DRIFT, SETTINGS, Going, Outcome, lack, outcome
 from tests.simulation.stream.checker import Checker
 from tests.simulation.stream.clients import Call, Client, Consumer, Gatherer, Janitor, Mourner, Producer
 from tests.simulation.stream.columns import Columns
@@ -97,11 +95,15 @@ class Partition:
     def ask(self, node: int, call: Call) -> None:
         self._world.send(CLIENTS, node, self.nodes[node].request, call)
 
-    def settled(self, followers: int) -> bool:
+    def settled(self, plan: Plan) -> bool:
         """Whether all is done and everybody is there."""
-        lack = min(followers, len(self.nodes) - 1) - len(self.coordinator.configuration.followers)
         quiet = not any(each.calls for each in (*self.producers, *self.gatherers)) and not self.mourner.calls
-        return lack <= 0 and quiet and self.checker.drained() and not self.columns.needed(self.number)
+        return (
+            not lack(plan, self.coordinator)
+            and quiet
+            and self.checker.drained()
+            and not self.columns.needed(self.number)
+        )
 
     def waiting(self) -> str:
         calls = [client.name for client in (*self.producers, *self.gatherers, self.mourner) if client.calls]
@@ -110,15 +112,12 @@ class Partition:
 
     def finish(self) -> None:
         """Every in-sync replica has the same state after the same commands, and what was answered is in it."""
-        states: dict[int, bytes] = {}
-        for node in self.census.members():
-            applied, state = node.machine.count, node.machine.snapshot()
-            if states.setdefault(applied, state) != state:
-                raise Violation(f"4: the state of {node.name} after {applied} commands is not the others'")
+        members = self.census.members()
+        self.checker.agree((node.name, node.machine.count, node.machine.snapshot()) for node in members)
         self.checker.final()
 
 
-class Run:
+class Run(Going):
     """The parts of a run, for `run` and for who looks into one."""
 
     def __init__(self, plan: Plan) -> None:
@@ -129,14 +128,22 @@ class Run:
         self.partitions_wanted = _several(drawn)
         holders: list[Node] = []
         self.stored = Columns(holders, durable=plan.durable)
-        self.partitions = [Partition(n, self, drawn, rates) for n in range(self.partitions_wanted)]
+        self._partitions = [Partition(n, self, drawn, rates) for n in range(self.partitions_wanted)]
         holders.extend(self.partitions[0].nodes)
         for node in holders:
             node.stored = self.stored
         self.stored.died = self._died
 
     @property
-    def checker(self) -> Checker:
+    def partitions(self) -> list[Partition]:
+        return self._partitions
+
+    @property
+    def clients(self) -> list[Any]:
+        return [client for partition in self.partitions for client in partition.clients]
+
+    @property
+    def checker(self) -> Checker:  # type: ignore[override]
         """That of the first partition."""
         return self.partitions[0].checker
 
@@ -144,41 +151,15 @@ class Run:
         for partition in self.partitions:
             self.world.after(self.world.rng.uniform(0.1, 0.6), partition.mourner.tell, life)
 
-    def go(self) -> None:
-        """Raises Violation where an invariant is broken."""
-        world, plan = self.world, self.plan
-        clients = [client for partition in self.partitions for client in partition.clients]
+    def settled(self) -> bool:
+        return all(partition.settled(self.plan) for partition in self.partitions)
+
+    def waiting(self) -> str:
+        return f"{[partition.waiting() for partition in self.partitions]}"
+
+    def finish(self) -> None:
         for partition in self.partitions:
-            for node in partition.nodes:
-                world.after(0.001 * node.number, node.start)
-        for client in clients:
-            world.after(0.02, client.run)
-        Injector(world, self.partitions, durable=plan.durable).schedule(plan.faults)
-        world.run(plan.duration_s)
-        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
-        for client in clients:
-            client.ending = True
-        world.at(calm_s, self._calm)
-        world.run(calm_s + CALM_S)
-        if not world.stopped:
-            left = [partition.waiting() for partition in self.partitions]
-            raise Violation(f"6: {CALM_S} s after the last fault {left}")
-        if not self.lost():
-            for partition in self.partitions:
-                partition.finish()
-
-    def lost(self) -> bool:
-        return any(partition.census.lost() for partition in self.partitions)
-
-    def _settled(self) -> bool:
-        return all(partition.settled(self.plan.followers) for partition in self.partitions)
-
-    def _calm(self) -> None:
-        """Look, now and then, whether all is done."""
-        if self.lost() or self._settled():
-            self.world.stopped = True
-        else:
-            self.world.after(0.05, self._calm)
+            partition.finish()
 
 
 def _several(drawn: Random) -> int:

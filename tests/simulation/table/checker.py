@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dataplane.replication.configuration import Configuration
 from dataplane.stream.requests import Done, Refused
 from dataplane.table import requests as r
-from tests.simulation.checker import Violation
+from tests.simulation.checker import LogChecker, Violation
 from tests.simulation.table.columns import Columns
 from tests.simulation.table.machine import decoded, decoded_result
 from tests.simulation.table.model import COLUMNS, Model
 from tests.simulation.world import World
 
-if TYPE_CHECKING:
-    from tests.simulation.table.node import Node
 
-
-class Checker:
+class Checker(LogChecker):
     """What was told to clients, the one log that all replicas have to have, and what it makes (`model`)."""
 
     def __init__(self, world: World, stored: Columns) -> None:
-        self._world = world
+        super().__init__(world)
         self._stored = stored
         stored.cells = lambda: self.model.cells()
         self.model = Model()
-        self.log: list[tuple[bytes, bytes]] = []  # (command, result) as first applied by any replica
-        self.configurations: list[Configuration] = []
         self.labels: dict[tuple[str, int], None] = {}
         """Writes that were answered."""
-        self._answered_by: dict[int, str] = {}  # epoch -> node
-        self._newest = 0
         self._done: dict[tuple[str, int], bytes] = {}  # sequences -> result
 
     # Called by machines and nodes
 
     def applied(self, count: int, command: bytes, result: bytes) -> None:
-        """4: committed logs are prefixes of each other, and mean the same everywhere."""
-        if count < len(self.log):
-            if self.log[count] != (command, result):
-                raise Violation(
-                    f"4: command {count} is {self.log[count]} on one replica, {(command, result)} on another"
-                )
+        if not self.is_new(count, command, result):
             return
-        if count > len(self.log):
-            raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
-        self.log.append((command, result))
         made = decoded(command)
         if made.sequence:
             before = self._done.setdefault((made.client, made.sequence), result)
@@ -66,21 +49,11 @@ class Checker:
         if expected != found:
             raise Violation(f"5: {command} is answered by {found}, and by the log it is {expected}")
 
-    def leading(self, nodes: Sequence[Node]) -> None:
-        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
-        leaders = [node for node in nodes if node.up and node.replica.leads]
-        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
-            epochs = {node.name: node.replica.configuration.epoch for node in serving}
-            raise Violation(f"4: {epochs} would answer at once")
-
     def answering(self, request: Any, outcome: bytes, node: str, epoch: int, rate: float) -> None:
         """A leader is about to answer a client: by what the log has made, with nothing left out."""
-        if self._answered_by.setdefault(epoch, node) != node:
-            raise Violation(f"4: {node} and {self._answered_by[epoch]} answer in epoch {epoch}")
+        self.one_answers(node, epoch)
         if isinstance(request, r.Question):  # a command that was committed may be answered late
-            if epoch < self._newest:
-                raise Violation(f"4: {node} answers in epoch {epoch} after another leader did in {self._newest}")
-            self._newest = epoch
+            self.newest_answers(node, epoch)
         result = decoded_result(outcome) if outcome else None
         rows = self.model.rows
         if isinstance(request, r.Look):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 
 from dataplane.replication.configuration import Configuration
 from tests.simulation import faults
 from tests.simulation.census import Census
-from tests.simulation.checker import Violation
 from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.faults import Plan
-from tests.simulation.injector import Injector
-from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
+from tests.simulation.run import DRIFT, SETTINGS, Going, Outcome, lack, outcome
 from tests.simulation.stream.machine import settings as stream_settings
 from tests.simulation.stream.run import LENGTH
 from tests.simulation.table.checker import Checker
@@ -23,7 +22,7 @@ from tests.simulation.table.node import Node
 from tests.simulation.world import CLIENTS, World
 
 
-class Run:
+class Run(Going):
     """The parts of a run, for `run` and for who looks into one."""
 
     def __init__(self, plan: Plan) -> None:
@@ -62,7 +61,7 @@ class Run:
         self.census.nodes.extend(self.nodes)
         peers.update((node.name, node) for node in self.nodes)
         count = plan.nodes
-        self.clients = [
+        self.users = [
             *(Writer(world, f"w{i}", count, self._ask, self.stored) for i in range(2)),
             *(Taker(world, f"t{i}", count, self._ask) for i in range(2)),
             Reader(world, "r", count, self._ask),
@@ -75,46 +74,21 @@ class Run:
     def _died(self, life: bytes) -> None:
         self.world.after(self.world.rng.uniform(0.1, 0.6), self.mourner.tell, life)
 
-    def go(self) -> None:
-        """Raises Violation where an invariant is broken."""
-        world, plan = self.world, self.plan
-        for node in self.nodes:
-            world.after(0.001 * node.number, node.start)
-        for client in self.clients:
-            world.after(0.02, client.run)
-        Injector(world, [self], durable=plan.durable).schedule(plan.faults)
-        world.run(plan.duration_s)
-        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
-        for client in self.clients:
-            client.ending = True
-        world.at(calm_s, self._calm)
-        world.run(calm_s + CALM_S)
-        if not world.stopped:
-            calls = [client.name for client in (*self.clients, self.mourner) if client.calls]
-            left = f"{calls} wait, {self.checker.missing()} differ, {self.coordinator.configuration} leads"
-            raise Violation(f"6: {CALM_S} s after the last fault {left}")
-        if not self.lost():
-            self._finish()
+    @property
+    def clients(self) -> list[Any]:
+        return self.users
 
-    def lost(self) -> bool:
-        return self.census.lost()
-
-    def _calm(self) -> None:
-        """Look, now and then, whether all is done."""
-        lack = min(self.plan.followers, self.plan.nodes - 1) - len(self.coordinator.configuration.followers)
+    def settled(self) -> bool:
         waits = any(client.calls for client in (*self.clients, self.mourner))
-        if self.lost() or (lack <= 0 and not waits and self.checker.settled()):
-            self.world.stopped = True
-        else:
-            self.world.after(0.05, self._calm)
+        return not lack(self.plan, self.coordinator) and not waits and self.checker.settled()
 
-    def _finish(self) -> None:
-        """Every in-sync replica has the same state after the same commands."""
-        states: dict[int, bytes] = {}
-        for node in self.census.members():
-            applied, state = node.machine.count, node.machine.snapshot()
-            if states.setdefault(applied, state) != state:
-                raise Violation(f"4: the state of {node.name} after {applied} commands is not the others'")
+    def waiting(self) -> str:
+        calls = [client.name for client in (*self.clients, self.mourner) if client.calls]
+        return f"{calls} wait, {self.checker.missing()} differ, {self.coordinator.configuration} leads"
+
+    def finish(self) -> None:
+        members = self.census.members()
+        self.checker.agree((node.name, node.machine.count, node.machine.snapshot()) for node in members)
 
 
 def plan(seed: int) -> Plan:

@@ -118,31 +118,13 @@ def _changed() -> Reward:
 @each_case(
     "value",
     [
-        *Colour,
-        Colour.CRIMSON,
-        Level.LOW,
-        Word.YES,
-        Access.READ,
-        Access.READ | Access.WRITE,
-        Access(0),
-        Bits.A | Bits.B,
-        Bits(8),
-        Key.Inner.ONE,
-        Point(1),
-        Point(1, Point(2)),
-        Reward(1.5),
-        _changed(),
-        Slotted(1, (2,)),
-        {Key(1): Key(2)},
-        Child(1.0, {"a": 1}, "x"),
-        _word(),
-        Sum(1 << 80),
-        Box(a=1),
-        _chain(),
-        [Reward(1.0, {"c": {Level.LOW: {Point(0)}}})],
+        *Colour, Colour.CRIMSON, Level.LOW, Word.YES, Access.READ, Access.READ | Access.WRITE, Access(0),
+        Bits.A | Bits.B, Bits(8), Key.Inner.ONE, Point(1), Point(1, Point(2)), Reward(1.5), _changed(),
+        Slotted(1, (2,)), {Key(1): Key(2)}, Child(1.0, {"a": 1}, "x"), _word(), Sum(1 << 80), Box(a=1),
+        _chain(), [Reward(1.0, {"c": {Level.LOW: {Point(0)}}})],
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_a_value_of_a_users_class_comes_back(value: Any) -> None:
     [row] = encode_rows("x", [value])
     back = decode_row("x", row)

@@ -53,19 +53,11 @@ def test_a_value_comes_back_exactly(value: Any) -> None:
 @each_case(
     "value",
     [
-        memoryview(b"x"),
-        print,
-        (item for item in ()),
-        threading.Lock(),
-        object(),
-        ...,
-        torch.zeros(2).to_sparse(),
-        np.zeros(2, np.longdouble),
-        np.zeros(2, "i4,O"),
-        np.ma.masked_array([1, 2], [0, 1]),
-        np.zeros(2, np.dtypes.StringDType()),
+        memoryview(b"x"), print, (item for item in ()), threading.Lock(), object(), ...,
+        torch.zeros(2).to_sparse(), np.zeros(2, np.longdouble), np.zeros(2, "i4,O"),
+        np.ma.masked_array([1, 2], [0, 1]), np.zeros(2, np.dtypes.StringDType()),
     ],
-)
+)  # fmt: skip
 def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         encode_rows("x", [None, [value]])

@@ -86,24 +86,14 @@ def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.D
 @each_case(
     "other",
     [
-        {**_ONE, "ids": [[1, 2.0]]},
-        {**_ONE, "ids": [[True]]},
-        {**_ONE, "ids": [(1,)]},
-        {**_ONE, "ids": []},
-        {**_ONE, "ids": [[1], [2]]},
-        {**_ONE, "ids": [[1 << 64]]},
-        {**_ONE, "logp": [[1]]},
-        {**_ONE, "logp": [[]]},
-        {**_ONE, "array": np.zeros((1, 2, 2), np.int32)},
-        {**_ONE, "array": np.zeros((1, 2, 3), np.int64)},
-        {**_ONE, "array": np.zeros((0, 2, 2), np.int64)},
-        {**_ONE, "array": [[0]]},
-        {"ids": [[1]], "logp": [[0.5]]},
-        {**_ONE, "more": np.zeros(1)},
-        dict(reversed(_ONE.items())),
-        None,
+        {**_ONE, "ids": [[1, 2.0]]}, {**_ONE, "ids": [[True]]}, {**_ONE, "ids": [(1,)]}, {**_ONE, "ids": []},
+        {**_ONE, "ids": [[1], [2]]}, {**_ONE, "ids": [[1 << 64]]}, {**_ONE, "logp": [[1]]},
+        {**_ONE, "logp": [[]]}, {**_ONE, "array": np.zeros((1, 2, 2), np.int32)},
+        {**_ONE, "array": np.zeros((1, 2, 3), np.int64)}, {**_ONE, "array": np.zeros((0, 2, 2), np.int64)},
+        {**_ONE, "array": [[0]]}, {"ids": [[1]], "logp": [[0.5]]}, {**_ONE, "more": np.zeros(1)},
+        dict(reversed(_ONE.items())), None,
     ],
-)
+)  # fmt: skip
 def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
     gathered = of(_ONE)
     assert gathered.take(_ONE, sys.maxsize) == 1

@@ -220,17 +220,11 @@ class TestFields:
     @each_case(
         ("name", "axis", "start", "error"),
         [
-            ("dense", 2, 0, SchemaMismatch),
-            ("ids", 1, 0, SchemaMismatch),
-            ("text", 0, 0, SchemaMismatch),
-            ("scalar", 0, 0, SchemaMismatch),
-            ("absent", 0, 0, SchemaMismatch),
-            ("ids", 0, 1.5, Misuse),
-            ("ids", 0, [1, 2], Misuse),
-            ("ids", 0, ["a"] * ROWS, Misuse),
-            ("ids", "x", 0, Misuse),
+            ("dense", 2, 0, SchemaMismatch), ("ids", 1, 0, SchemaMismatch), ("text", 0, 0, SchemaMismatch),
+            ("scalar", 0, 0, SchemaMismatch), ("absent", 0, 0, SchemaMismatch), ("ids", 0, 1.5, Misuse),
+            ("ids", 0, [1, 2], Misuse), ("ids", 0, ["a"] * ROWS, Misuse), ("ids", "x", 0, Misuse),
         ],
-    )
+    )  # fmt: skip
     def test_what_can_not_be_sliced(self, name: str, axis: Any, start: Any, error: type[Exception]) -> None:
         more = {"text": ["x"] * ROWS, "scalar": list(range(ROWS))}
         ref = Shards().put(0, columns(0) | more, narrow=False)

@@ -49,19 +49,11 @@ class TestOneARow:
     @each_case(
         ("values", "kinds"),
         [
-            ([1.5, 2.5], (int,)),
-            ([1, True], (int,)),
-            ([1], (int,)),
-            ([1, 2, 3], (int,)),
-            ("new", (int,)),
-            (object(), (int,)),
-            ([1, 2**63], (int,)),
-            (2**64, (int,)),
-            (["a", SURROGATE], (str, int)),
-            (SURROGATE, (str,)),
-            ([("a",), ("b",)], (str, int)),
+            ([1.5, 2.5], (int,)), ([1, True], (int,)), ([1], (int,)), ([1, 2, 3], (int,)), ("new", (int,)),
+            (object(), (int,)), ([1, 2**63], (int,)), (2**64, (int,)), (["a", SURROGATE], (str, int)),
+            (SURROGATE, (str,)), ([("a",), ("b",)], (str, int)),
         ],
-    )
+    )  # fmt: skip
     def test_what_is_no_value_a_row(self, values: Any, kinds: tuple[type, ...]) -> None:
         with pytest.raises(Misuse):
             arguments.plain("version", values, 2, kinds)
@@ -71,19 +63,10 @@ class TestTags:
     @each_case(
         "tags",
         [
-            ["t"],
-            "t",
-            5,
-            {1: "a"},
-            {"": "a"},
-            {SURROGATE: "a"},
-            {"t": SURROGATE},
-            {"t": [2**63, 1]},
-            {"t": [object(), 1]},
-            {"t": [1]},
-            {"t": {1, 2, 3}},
+            ["t"], "t", 5, {1: "a"}, {"": "a"}, {SURROGATE: "a"}, {"t": SURROGATE}, {"t": [2**63, 1]},
+            {"t": [object(), 1]}, {"t": [1]}, {"t": {1, 2, 3}},
         ],
-    )
+    )  # fmt: skip
     def test_what_are_no_tags(self, tags: Any) -> None:
         with pytest.raises(Misuse):
             arguments.tagged(tags, 2)
@@ -93,33 +76,15 @@ class TestSettings:
     @each_case(
         "how",
         [
-            {"tasks": [1]},
-            {"tasks": "x"},
-            {"tasks": [SURROGATE]},
-            {"tasks": []},
-            {"tasks": 5},
-            {"tasks": ["a", "a"]},
-            {"tasks": [f"t{i}" for i in range(65)]},
-            {"max_deliveries": 2.5},
-            {"max_deliveries": "5"},
-            {"max_deliveries": 0},
-            {"max_deliveries": 256},
-            {"max_rows": 2.7},
-            {"max_rows": 0},
-            {"max_rows": -1},
-            {"max_rows": 2**70},
-            {"max_rows": "5"},
-            {"max_lag": -1},
-            {"max_lag": 0.5},
-            {"max_bytes": 0},
-            {"max_bytes": -1},
-            {"max_bytes": 2**62},
-            {"max_bytes": "much"},
-            {"max_bytes": 1.5},
-            {"max_bytes": [1]},
+            {"tasks": [1]}, {"tasks": "x"}, {"tasks": [SURROGATE]}, {"tasks": []}, {"tasks": 5},
+            {"tasks": ["a", "a"]}, {"tasks": [f"t{i}" for i in range(65)]}, {"max_deliveries": 2.5},
+            {"max_deliveries": "5"}, {"max_deliveries": 0}, {"max_deliveries": 256}, {"max_rows": 2.7},
+            {"max_rows": 0}, {"max_rows": -1}, {"max_rows": 2**70}, {"max_rows": "5"}, {"max_lag": -1},
+            {"max_lag": 0.5}, {"max_bytes": 0}, {"max_bytes": -1}, {"max_bytes": 2**62}, {"max_bytes": "much"},
+            {"max_bytes": 1.5}, {"max_bytes": [1]},
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_what_no_stream_is_made_with(self, how: dict[str, Any]) -> None:
         given = {"tasks": ["a"], "max_bytes": None, "max_rows": None, "max_lag": None, "max_deliveries": None} | how
         with pytest.raises(Misuse):

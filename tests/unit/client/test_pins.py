@@ -7,18 +7,14 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from dataplane.client.fork_pins import inherit
 from dataplane.client.pins import Pin, Pins, drop_later
-from dataplane.clock import Deadline
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
-from dataplane.wire.local import format_address, listen
 
 decoder = m.decoder(m.Request)
 
@@ -138,30 +134,3 @@ def test_a_pin_that_a_device_uses_is_dropped_when_it_is_done_and_the_plane_talks
     assert flushes.pins.dropped
     assert flushes.pins.take() == [1]
     assert flushes.pins.live == 0
-
-
-def test_a_fork_waits_for_all_nodes_together_no_longer_than_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nodes that are stopped: they accept, and do not answer."""
-    monkeypatch.setattr("dataplane.client.fork_pins.ANSWER_S", 0.2)
-    deadlines: list[Deadline] = []
-
-    def noted(address: str, token: bytes, deadline: Deadline) -> object:
-        deadlines.append(deadline)
-        return inherit(address, token, deadline)
-
-    monkeypatch.setattr("dataplane.client.pins.inherit", noted)
-    planes = [Flushes().pins for _ in range(3)]
-    held = [pins.hold(1) for pins in planes]
-    with ExitStack() as listening:
-        for number, pins in enumerate(planes):
-            listening.enter_context(listen(tmp_path / str(number)))
-            pins.source = format_address(tmp_path / str(number)), b"token"
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    assert len(deadlines) == 3
-    assert len(set(map(id, deadlines))) == 1
-    del held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -10,14 +9,13 @@ import pytest
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
 from dataplane.replication import sessions as producers
-from dataplane.replication.log import Log
 from dataplane.replication.lost_nodes import MAX_LOST, LostNodes
-from dataplane.replication.messages import Entry, Install, Snapshot
+from dataplane.replication.messages import Install
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import Settings
-from dataplane.replication.storage import MemoryStorage, Stored
+from dataplane.replication.storage import Stored
 from dataplane.replication.suspend_guard import SuspendGuard
 from tests.cases import each_case
 from tests.simulation.machine import StreamMachine
@@ -28,16 +26,10 @@ A, B, C, D = ("a", 1), ("b", 1), ("c", 1), ("d", 1)
 @each_case(
     "wrong",
     [
-        {"grace_s": 3.0},
-        {"grace_s": 3.05, "drift": 0.02},
-        {"beat_s": 3.0},
-        {"drift": 1.0},
-        {"drift": -0.1},
-        {"retry_s": 0.0},
-        {"max_batch": 0},
-        {"snapshot_every": 0},
+        {"grace_s": 3.0}, {"grace_s": 3.05, "drift": 0.02}, {"beat_s": 3.0}, {"drift": 1.0}, {"drift": -0.1},
+        {"retry_s": 0.0}, {"max_batch": 0}, {"snapshot_every": 0},
     ],
-)
+)  # fmt: skip
 def test_settings_that_are_not_safe_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "grace_s"):
         Settings(**wrong)
@@ -71,31 +63,6 @@ def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
     replica.configured(configuration, 0.0)
     with pytest.raises(Corrupt):
         replica.receive(A, Install(configuration, 1.0, 9, 1, 2, 0, b"abc"), 0.5)
-
-
-@each_case("seed", range(20))
-def test_storage_makes_the_same_log(seed: int) -> None:
-    rng = Random(seed)
-    log, storage = Log(Stored(), durable=True), MemoryStorage(("a", 1))
-    epoch = 1
-    for _ in range(60):
-        epoch += rng.random() < 0.2
-        what = rng.random()
-        if what < 0.7:
-            previous = rng.randint(log.base, log.last)
-            log.merge(previous, tuple(Entry(epoch, b"%d" % rng.randrange(99)) for _ in range(3)), log.base)
-        elif what < 0.9 and log.last > log.base:
-            index = rng.randint(log.base + 1, log.last)
-            log.compact(Snapshot(index, log.epoch_at(index), b"s%d" % index))
-        elif what > 0.97:
-            log.install(Snapshot(log.last + 5, epoch, b"installed"))
-        storage.write(operation for _, operation in log.changes)
-        storage.sync()
-        log.changes.clear()
-    _, stored = storage.load()
-    again = Log(stored, durable=True)
-    assert (again.base, again.last, again.snapshot) == (log.base, log.last, log.snapshot)
-    assert again.after(log.base, 999, 9999) == log.after(log.base, 999, 9999)
 
 
 def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longest(

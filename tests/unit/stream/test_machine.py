@@ -118,34 +118,6 @@ def part() -> Partition:
     return Partition()
 
 
-def test_who_waits_is_asked_for_again_when_there_is_something(part: Partition) -> None:
-    def wanted(**said: Any) -> bytes:
-        return r.encode_request(r.Consume(client="c", task="train", columns=("x",), rows=2, **said))
-
-    first, whole = wanted(), wanted(sampler=CompleteGroups(2))
-    for request in (first, whole):
-        with pytest.raises(NotReady):
-            part.leader.decide(request, part.term, part.now)
-    assert not part.leader.serves(first, part.now)
-    part.append(1, groups=["g"])
-    assert part.leader.serves(first, part.now)
-    assert part.leader.serves(whole, part.now), "it may be served"
-    with pytest.raises(NotReady):
-        part.leader.decide(whole, part.term, part.now)
-    assert not part.leader.serves(whole, part.now), "not before something changes"
-    part.append(1, groups=["g"])
-    assert part.leader.serves(whole, part.now)
-    given = part.consume()
-    assert not part.leader.serves(first, part.now)
-    part.nack(given.grant)
-    assert part.leader.serves(first, part.now)
-    part.ask(r.Close(client="c", sequence=part.sequence()))
-    part.ack(part.consume().grant)
-    assert part.leader.serves(first, part.now), "to be told that there is nothing more"
-    with pytest.raises(Closed):
-        part.leader.decide(first, part.term, part.now)
-
-
 def test_leaders_tell_what_there_is_without_a_command(part: Partition) -> None:
     part.append(2, "x", "y", groups=["g", "g"], keys=["k", "l"], digest=b"d", versions=at(3, 4), tags={"t": [1, 2]})
     part.append(1, "x", lengths={"x": at(7)})

@@ -482,19 +482,12 @@ def test_blocks_that_do_not_follow_each_other() -> None:
 @each_case(
     "other",
     [
-        {"next": -1},
-        {"next": 1 << 62},
-        {"counts": []},
-        {"counts": [[0] * 3]},
-        {"counts": [[0] * 2] * 2},
-        {"counts": [[0, 0, -1]] * 2},
-        {"counts": [[(1 << 64) - 1] * 3] * 2},
-        {"appended": -1},
-        {"appended": (1 << 64) - 1},
-        {"latest": (1 << 64) - 1},
+        {"next": -1}, {"next": 1 << 62}, {"counts": []}, {"counts": [[0] * 3]}, {"counts": [[0] * 2] * 2},
+        {"counts": [[0, 0, -1]] * 2}, {"counts": [[(1 << 64) - 1] * 3] * 2}, {"appended": -1},
+        {"appended": (1 << 64) - 1}, {"latest": (1 << 64) - 1},
     ],
     ids=lambda other: f"{other}"[:40],
-)
+)  # fmt: skip
 def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
     head, _ = of_three()
     with pytest.raises(Corrupt):

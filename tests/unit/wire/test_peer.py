@@ -16,11 +16,9 @@ from dataplane.errors import (
     PeerUnavailable,
     Rejected,
 )
-from dataplane.wire import peer
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Done, Message
-from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pack
 from dataplane.wire.peer import Peers
 from tests.cases import each_case
 from tests.keys import KEY, speak
@@ -128,28 +126,6 @@ async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
     assert most == 257
     await asks(one, other)
     assert not other._answering
-
-
-async def test_what_requests_keep_as_they_wait_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large ones are refused, to be asked again; small ones go on."""
-    monkeypatch.setattr(peer, "_AT_ONCE_BYTES", 1 << 20)
-    go = asyncio.Event()
-
-    async def answer(request: Any) -> Message:
-        await go.wait()
-        return Done(request.id)
-
-    one, other = start(), start(answer)
-    large = [asyncio.create_task(one.request(other.address, withdraw(one, bytes(400_000)), Done, 10)) for _ in range(6)]
-    await until(lambda: sum(each.done() for each in large) == 4)
-    small = [asyncio.create_task(asks(one, other, 10)) for _ in range(20)]
-    await until(lambda: len(other._tasks) == 22)
-    go.set()
-    results = await asyncio.gather(*large, *small, return_exceptions=True)
-    assert (
-        sorted(type(result).__name__ for result in results) == ["Backpressure"] * 4 + ["Done"] * 2 + ["NoneType"] * 20
-    )
-    assert other._answering_bytes == 0
 
 
 # Nobody there
@@ -325,38 +301,3 @@ async def test_ending_while_others_wait(start: Start) -> None:
 
 
 # Frames of partitions
-
-
-async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start) -> None:
-    heard: list[Frame] = []
-    come = asyncio.Event()
-
-    def answer(request: Any) -> Message:
-        heard.append(request)
-        come.set()
-        return Done(0)  # which nobody is told
-
-    there, here = start(answer), start()
-    closed = asyncio.Event()
-    told: list[str] = []
-
-    def tell(address: str) -> None:
-        told.append(address)
-        closed.set()
-
-    here.closed = tell
-    here.connect(there.address)
-    here.post(there.address, pack("a", 1, "b", [encode_item(Withdrawn(7))]))
-    await asyncio.wait_for(come.wait(), 60)
-    assert heard == [Frame("a", 1, "b", [Withdrawn(7)])]
-    assert (here.statistics().posted, there.statistics().answered) == (1, 0)
-    assert not closed.is_set()
-    await there.aclose()
-    await asyncio.wait_for(closed.wait(), 60)
-    assert set(told) == {there.address}
-    here.forget(there.address)
-    await here.aclose()
-    with pytest.raises(PeerUnavailable):
-        here.post(there.address, b"")
-    with pytest.raises(PeerUnavailable):
-        here.connect(there.address)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from dataplane.errors import Misuse
-from dataplane.stream import requests as r
-from dataplane.stream.machine import StreamMachine
-from dataplane.stream.settings import Settings
-from tests.simulation.stream.machine import columns, versions
-from tests.unit.node.clustered.streambench import TASK, ids, streaming
+from tests.unit.node.clustered.streambench import ids, streaming
 from tests.unit.node.partitions.bench import until
 
 
@@ -49,28 +42,3 @@ async def test_who_cannot_go_with_others_is_told_by_itself() -> None:
         assert sorted(ids(delivery)) == [0, 1, 2, 3, 5]
         await first.settle(delivery)
         await until(lambda: far.kept == 1)
-
-
-def test_a_request_that_comes_again_is_answered_as_it_was_and_a_part_by_itself_too() -> None:
-    machine = StreamMachine("rows", Settings((TASK,)), "m")
-    parts = [("a/1/1", 1, 1), ("b/1/1", 7, 2)]
-    ref = columns(b"n" * 8, 1, 3, "x")
-    together = r.encode_request(r.Append(ref=ref, versions=versions(3), parts=parts))
-
-    def asked(request: bytes) -> r.AnyResult:
-        decision = machine.decide(request, 1, 0.0)
-        for command in decision.commands:
-            result = machine.apply(command)
-        return r.decode_result(result if decision.commands else decision.result)
-
-    for _ in range(2):
-        assert asked(together) == r.Appended(0, 3, True)
-    second = r.Append(client="b/1/1", sequence=7, ref=ref[1:], versions=versions(2))
-    assert asked(r.encode_request(second)) == r.Appended(1, 2, True)
-    assert machine.leased.partition.rows.count == 3
-    with pytest.raises(Exception, match="by themselves"):
-        asked(r.encode_request(r.Append(ref=ref, versions=versions(3), parts=[*parts[:1], ("c/1/1", 1, 2)])))
-    wrong = machine.decide(r.encode_request(r.Append(ref=ref, versions=versions(3), parts=[("d/1/1", 1, 2)])), 1, 0.0)
-    refused = r.decode_result(machine.apply(wrong.commands[0]))
-    assert isinstance(refused, r.Refused)
-    assert isinstance(refused.error, Misuse)

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from dataplane.clock import Deadline
 from dataplane.errors import (
     Backpressure,
     LeaseExpired,
@@ -22,29 +21,14 @@ from dataplane.errors import (
 from dataplane.node.clustered import session as sessions
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
-from dataplane.stream.page import PAGE
-from dataplane.stream.snapshot_format import decode_rows
 from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
-from tests.unit.node.clustered.streambench import Client, StreamBench, clients, ids, stream_nodes, streaming
+from tests.unit.node.clustered.streambench import StreamBench, clients, ids, stream_nodes, streaming
 from tests.unit.node.partitions.bench import SETTINGS, until
 from tests.unit.node.partitions.test_returning import absent, back
 
 # Members
-
-
-async def test_replicas_on_several_nodes_are_given_the_same_in_the_same_order() -> None:
-    async with streaming(3) as (leader, others):
-        readers = clients([*others, leader])
-        how: list[dict[str, Any]] = [{"member": "dp0", "replica": at, "replicas": 3} for at in range(3)]
-        await readers[0].append(list(range(6)))
-        found = [[await readers[at].take(2, **how[at]) for _ in range(3)] for at in (2, 0, 1)]
-        assert all([ids(each) for each in of] == [[0, 1], [2, 3], [4, 5]] for of in found)
-        for at, of in zip((2, 0, 1), found, strict=True):
-            for delivery in of:
-                await readers[at].settle(delivery)
-        await until(lambda: leader.machine().leased.partition.rows.count == 0)
 
 
 async def test_a_replica_whose_answers_are_lost_is_given_the_same_again_in_order() -> None:
@@ -278,27 +262,3 @@ async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_r
 
 
 # Snapshots
-
-
-async def snapshot(client: Client) -> r.SnapshotTaken:
-    found: r.SnapshotTaken = await client.forward(r.TakeSnapshot())
-    return found
-
-
-async def rows_in(client: Client, taken: r.SnapshotTaken) -> int:
-    pages = [r.ReadSnapshot(snapshot=taken.snapshot, first=page * PAGE, count=PAGE) for page in taken.pages]
-    found = [await client.forward(page) for page in pages]
-    return sum(decode_rows(each.block).offsets.count for each in found)
-
-
-async def test_a_snapshot_of_a_leader_that_has_ended_is_no_more() -> None:
-    async with streaming(3) as (leader, (_, node)):
-        client = clients([node])[0]
-        await client.append(list(range(4)))
-        taken = await snapshot(client)
-        await leader.aclose()
-        with pytest.raises(LeaseExpired):
-            await rows_in(client, taken)
-        assert ids(await client.take(4)) == list(range(4))
-        deadline = Deadline.after(10.0)
-        assert (await client.session.ask(client.partition, r.Measure(), r.Figures, deadline)).values["rows"] == 4

@@ -71,23 +71,6 @@ async def test_a_table_survives_the_death_of_any_node(tmp_path: Path, leading: b
         await until(lambda: all(map(nothing_kept, left)))
 
 
-async def test_rows_whose_node_has_died_are_lost_alone(tmp_path: Path) -> None:
-    async with table_nodes(3, tmp_path) as nodes:
-        users = [node.client() for node in nodes]
-        for number, user in enumerate(users):
-            await user.write([f"k{number}"], "x")
-        await until(lambda: leader(nodes))
-        await nodes[2].aclose()
-        ref = await users[0].read(["k2", "k1"], "x")  # who gets them is told `OwnerDied`
-        assert {node for node, _ in ref[0].shards()} == {nodes[2].id}
-        hosted = hosted_at(await until(lambda: leader(nodes[:2])))
-        assert hosted is not None
-        await until(lambda: nodes[2].id in hosted.machine.lost_nodes)  # type: ignore[attr-defined]
-        await until(lambda: nodes[0].members.away(nodes[2].name))
-        with pytest.raises(OwnerDied, match=nodes[2].id.hex()):
-            await users[0].write(["k9"], ref=ref[0])
-
-
 async def test_a_table_that_was_lost_is_said_to_be_and_another_begins(tmp_path: Path) -> None:
     async with table_nodes(4, tmp_path) as nodes:
         users = {node: node.client() for node in nodes}

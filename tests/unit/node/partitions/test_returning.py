@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from dataplane.node.partitions.channel import Channel
-from dataplane.wire import partition_messages as m
 from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import Bench, benches, until
 
@@ -39,30 +36,3 @@ async def test_a_member_that_comes_back_as_the_same_is_asked_again() -> None:
         for other in (node, third):
             await other.append(P, "row")
             assert (await other.lease(P, TASKS[0], 1)).rows
-
-
-async def test_an_answer_to_an_earlier_process_is_no_answer_to_this_one() -> None:
-    """Nodes with a data directory have one name for all their lives."""
-    async with benches(2) as [node, other]:
-        numbers: list[int] = []
-
-        def question(number: int) -> m.Item:
-            numbers.append(number)
-            return m.Ask(number, "nowhere", b"", "", 0.0)
-
-        deaf: Any = lambda sender, item: None  # noqa: E731
-        other.channel.heard = deaf
-        before = asyncio.ensure_future(node.channel.ask(other.name, question, 5.0))
-        await until(lambda: len(numbers) == 1)
-        again = Channel(node.peers, node.members, life=99)  # the process that comes after it
-        now = asyncio.ensure_future(again.ask(other.name, question, 5.0))
-        await until(lambda: len(numbers) == 2)
-        again.receive(m.Frame(other.name, 1, node.name, [m.Answered(numbers[0], b"to the one before")]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        done = now.done()
-        for asked in (before, now):
-            asked.cancel()
-        await asyncio.gather(before, now, return_exceptions=True)
-        await again.aclose()
-        assert not done
