@@ -9,6 +9,7 @@ import pytest
 
 from tests import etcd, processes
 from tests.mounts import mounted
+from tests.processes import StandingNode
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +17,13 @@ def _workers() -> Iterator[None]:
     processes.warm()
     with etcd.shared():
         yield
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StandingNode]:
+    """A node of its own for each test, with the settings that the module calls `NODE`."""
+    with StandingNode(tmp_path, **request.module.NODE) as node:
+        yield node
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 import dataplane as dp
 from dataplane.table import requests as t
@@ -17,11 +14,7 @@ from tests.chaos.raw import Raw
 from tests.chaos.test_hostile import own_memory
 from tests.processes import MIB, StandingNode
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
-        yield node
+NODE = {"memory": "64MiB", "spill": 0}
 
 
 def flood(raw: Raw, count: int) -> None:

@@ -16,6 +16,8 @@ import dataplane as dp
 from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
+NODE = {"spill": 0}
+
 
 def in_child(work: Callable[[], Any], *, end: Callable[[int], Any] = os._exit) -> Any:
     """What `work` returns in a forked child, or the error it raises."""
@@ -38,12 +40,6 @@ def in_child(work: Callable[[], Any], *, end: Callable[[int], Any] = os._exit) -
         mine.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Any:
-    with StandingNode(tmp_path, spill=0) as node:
-        yield node
 
 
 USES: dict[str, Callable[[dp.Plane, dp.BatchRef], Any]] = {

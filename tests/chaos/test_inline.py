@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,7 @@ from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
 from tests.processes import StandingNode, Worker, eventually
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, spill=0, memory="8MiB") as node:
-        yield node
+NODE = {"spill": 0, "memory": "8MiB"}
 
 
 def take(stream: Any, rows: int = 100, columns: tuple[str, ...] = ("x",)) -> list[Any]:

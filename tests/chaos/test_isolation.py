@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +18,7 @@ from dataplane.wire.places import unpack
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, eventually, pattern
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Any:
-    with StandingNode(tmp_path, memory="64MiB") as node:
-        yield node
+NODE = {"memory": "64MiB"}
 
 
 @pytest.mark.long

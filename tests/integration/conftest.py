@@ -31,9 +31,9 @@ def with_torch() -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    """A node of its own for each test."""
-    with StandingNode(tmp_path, memory="32MiB") as node:
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StandingNode]:
+    """A node of its own for each test, with the settings that the module calls `NODE`."""
+    with StandingNode(tmp_path, **getattr(request.module, "NODE", {"memory": "32MiB"})) as node:
         yield node
 
 

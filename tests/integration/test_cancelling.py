@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,8 @@ from dataplane.aio import AsyncPlane
 from dataplane.batch import row_sources
 from tests.processes import MIB, StandingNode, pattern
 
+NODE = {"memory": "64MiB", "spill": 0}
 pytestmark = pytest.mark.usefixtures("node")
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> StandingNode:
-    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
-        yield node  # type: ignore[misc]
 
 
 @pytest.fixture

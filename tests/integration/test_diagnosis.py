@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,8 @@ from dataplane.diagnosis.graph import Run, between
 from dataplane.diagnosis.recorder import recorder
 from tests.processes import StandingNode, Worker, eventually
 
+NODE = {"memory": "64MiB", "spill": 0}
 LOOK_S = 3.0
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
-        yield node
 
 
 def work(pipe: Any, role: str, address: str, job: dict[str, Any], worker: int) -> None:

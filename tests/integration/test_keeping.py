@@ -4,8 +4,6 @@ goes the way that a device's goes; `tests/gpu` has the same on CUDA devices."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,8 @@ import dataplane as dp
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
 from tests.processes import MIB, StandingNode, Worker, eventually
 
+NODE = {"memory": "64MiB"}
+
 
 def columns(seed: int = 0) -> dict[str, Any]:
     values = torch.arange(ROWS * 2 * ITEMS, dtype=torch.float32).view(ROWS, -1) + seed
@@ -31,12 +31,6 @@ def produce(pipe: Any, address: str) -> None:
     with dp.connect(address, gpu_budget=64 * MIB) as plane:
         while (told := pipe.recv()) is not None:
             pipe.send(plane.put(columns(told), device="keep"))
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="64MiB") as node:
-        yield node
 
 
 def test_others_map_what_a_process_keeps(node: StandingNode) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dataplane as dp
-from tests.processes import StandingNode
 from tests.unit.batch.pictures import file, is_lazy, noise, opened
 
+NODE = {"memory": "32MiB", "spill": 0}
 PROMPTS, RESPONSES = 4, 8
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
-        yield node
 
 
 def files() -> list[bytes]:

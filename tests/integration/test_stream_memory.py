@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import dataplane as dp
 from dataplane.aio import AsyncPlane, AsyncStream
 from tests.processes import StandingNode, eventually
 
+NODE = {"spill": 0}
 KIB = 1024
 STREAMS = 2048
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, spill=0) as node:
-        yield node
 
 
 def anonymous(pid: int) -> int:

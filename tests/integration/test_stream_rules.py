@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,7 @@ from tests.streams import take
 
 """A row of which the columns are put before it is appended."""
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
-        yield node
+NODE = {"memory": "32MiB", "spill": 0}
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,7 @@ from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
-        yield node
+NODE = {"memory": "32MiB", "spill": 0}
 
 
 def rows(count: int, first: int = 0) -> dict[str, Any]:

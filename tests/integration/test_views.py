@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import dataplane as dp
 from tests.cases import each_case
 from tests.processes import MIB, StandingNode, eventually, pattern
 
+NODE = {"spill": 0}
 SIZE = 2 * MIB
 
 KINDS: dict[str, Callable[[dp.Column], Any]] = {
@@ -23,12 +24,6 @@ KINDS: dict[str, Callable[[dp.Column], Any]] = {
     "slice": lambda column: column.numpy()[0, 100:][::3],
     "memoryview": lambda column: memoryview(column.numpy()),
 }
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, spill=0) as node:
-        yield node
 
 
 def values(view: Any) -> Any:
