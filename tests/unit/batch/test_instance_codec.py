@@ -211,14 +211,9 @@ def test_a_class_whose_module_is_not_imported_is_named(module: Any) -> None:
 @each_case(
     "parts",
     [
-        [],
-        ["member"],
-        ["member", "os", "system", "RED"],
-        ["member", "subprocess", "Popen", "RED"],
-        ["member", __name__, "Colour", ["RED"]],
-        ["flags", __name__, "Colour", 1],
-        ["member", __name__, "Reward", "RED"],
-        ["member", __name__, "_CLASS", "RED"],
+        [], ["member"], ["member", "os", "system", "RED"], ["member", "subprocess", "Popen", "RED"],
+        ["member", __name__, "Colour", ["RED"]], ["flags", __name__, "Colour", 1],
+        ["member", __name__, "Reward", "RED"], ["member", __name__, "_CLASS", "RED"],
         ["instance", "subprocess", "Popen", "object", None, {"args": "x"}, {}],
         ["instance", "tempfile", "TemporaryDirectory", "object", None, {"name": "/"}, {}],
         ["instance", __name__, "Deleted", "object", None, {"path": "/"}, {}],
@@ -226,19 +221,16 @@ def test_a_class_whose_module_is_not_imported_is_named(module: Any) -> None:
         ["instance", __name__, "Reward", "str", "x", {}, {}],
         ["instance", __name__, "Text", "object", None, {}, {}],
         ["instance", __name__, "Text", "str", "x", {}, {"a": 1}],
-        ["instance", __name__, "Text", "str", ["x"], [], {}],
-        ["instance", __name__, "Sum", "int", [], {}, {}],
+        ["instance", __name__, "Text", "str", ["x"], [], {}], ["instance", __name__, "Sum", "int", [], {}, {}],
         ["instance", __name__, "Reward", "object", None, [], {}],
         ["instance", __name__, "Box", "dict", [1], {}, {}],
         ["instance", __name__, "Box", "dict", [[], 1], {}, {}],
-        ["instance", __name__, "Chain", "list", 1, {}, {}],
-        ["instance", "builtins", "str", "str", "x", {}, {}],
-        ["instance", __name__, "Colour", "object", None, {}, {}],
-        ["instance", 1, 2, 3],
+        ["instance", __name__, "Chain", "list", 1, {}, {}], ["instance", "builtins", "str", "str", "x", {}, {}],
+        ["instance", __name__, "Colour", "object", None, {}, {}], ["instance", 1, 2, 3],
         ["instance", [], "Text", "str", "x", {}, {}],
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_parts_that_make_no_value_are_refused(parts: list[Any]) -> None:
     forged = msgspec.msgpack.encode(msgspec.msgpack.Ext(_CLASS, msgspec.msgpack.encode(parts)))
     with pytest.raises((Corrupt, SchemaMismatch)):

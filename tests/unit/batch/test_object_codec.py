@@ -19,32 +19,15 @@ from tests.unit.batch.exact import same
 @each_case(
     "value",
     [
-        None,
-        -(2**63),
-        2**64 - 1,
-        float("nan"),
-        -0.0,
-        "",
-        b"\x00",
-        (),
-        (1, (2, [3])),
-        {1: "a", "b": (2,), None: 3, (1, 2): 4, 1.5: 5, b"x": 6},
-        np.float16(1.5),
-        np.datetime64("2020", "D"),
-        np.arange(6, dtype=">i4").reshape(2, 3),
-        np.array(3.5),
-        np.zeros((2, 0, 3), np.complex64),
-        np.arange(6).reshape(2, 3).T,
-        [np.ones(2), {"deep": np.bool_(True)}],
-        torch.arange(6).view(2, 3).t(),
-        torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
-        torch.tensor(2.0, dtype=torch.float8_e4m3fn),
-        torch.zeros(0, 3),
-        torch.tensor([1 + 2j]).conj(),
-        torch.ones(2, requires_grad=True),
+        None, -(2**63), 2**64 - 1, float("nan"), -0.0, "", b"\x00", (), (1, (2, [3])),
+        {1: "a", "b": (2,), None: 3, (1, 2): 4, 1.5: 5, b"x": 6}, np.float16(1.5), np.datetime64("2020", "D"),
+        np.arange(6, dtype=">i4").reshape(2, 3), np.array(3.5), np.zeros((2, 0, 3), np.complex64),
+        np.arange(6).reshape(2, 3).T, [np.ones(2), {"deep": np.bool_(True)}], torch.arange(6).view(2, 3).t(),
+        torch.tensor([1.5, float("nan")], dtype=torch.bfloat16), torch.tensor(2.0, dtype=torch.float8_e4m3fn),
+        torch.zeros(0, 3), torch.tensor([1 + 2j]).conj(), torch.ones(2, requires_grad=True),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_value_comes_back_exactly(value: Any) -> None:
     [row] = encode_rows("x", [value])
     assert same(decode_row("x", row), value)

@@ -17,24 +17,16 @@ from tests.cases import each_case
 @each_case(
     ("columns", "name", "says"),
     [
-        ({}, "", "0 columns"),
-        ({"": [1]}, "", "name"),
-        ({1: [1]}, "1", "name"),
-        ({"a": [1], "b": [1, 2]}, "b", "2 rows, and column 'a' has 1"),
-        ({"a": 1}, "a", "no sequence"),
-        ({"a": "text"}, "a", "no sequence"),
-        ({"a": b"bytes"}, "a", "no sequence"),
-        ({"a": {1, 2}}, "a", "list"),
-        ({"a": np.array(1)}, "a", "0-d"),
-        ({"a": torch.tensor(1)}, "a", "0-d"),
+        ({}, "", "0 columns"), ({"": [1]}, "", "name"), ({1: [1]}, "1", "name"),
+        ({"a": [1], "b": [1, 2]}, "b", "2 rows, and column 'a' has 1"), ({"a": 1}, "a", "no sequence"),
+        ({"a": "text"}, "a", "no sequence"), ({"a": b"bytes"}, "a", "no sequence"),
+        ({"a": {1, 2}}, "a", "list"), ({"a": np.array(1)}, "a", "0-d"), ({"a": torch.tensor(1)}, "a", "0-d"),
         ({"a": np.zeros(2, np.longdouble)}, "a", "cannot be stored"),
-        ({"a": np.zeros(2, "i4,O")}, "a", "cannot hold"),
-        ({"a": np.zeros(2, np.longdouble)}, "a", "float64"),
+        ({"a": np.zeros(2, "i4,O")}, "a", "cannot hold"), ({"a": np.zeros(2, np.longdouble)}, "a", "float64"),
         ({"a": np.ma.masked_array([1, 2], [0, 1])}, "a", "masked"),
-        ({"a": np.zeros((1,) * 40)}, "a", "dimensions"),
-        ([1, 2], "", "no batch"),
+        ({"a": np.zeros((1,) * 40)}, "a", "dimensions"), ([1, 2], "", "no batch"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_batch_is_refused(columns: Any, name: str, says: str) -> None:
     with pytest.raises(SchemaMismatch, match=says.replace("(", r"\(")) as caught:
         plan(columns)
