@@ -105,6 +105,3 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
         assert (reply.name, reply.id) == ("ProtocolMismatch", 0)
         assert raw.is_cut_off()
         assert isinstance(victim.ask(m.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
-
-
-# Too much

@@ -227,6 +227,3 @@ def test_there_may_be_more_streams_than_a_message_tells_of(plane: dp.Plane) -> N
     stats = plane.stats()
     assert (len(stats.streams), stats.streams_in_all) == (50, 120)
     assert set(stats.streams) <= names
-
-
-# What can not be said

@@ -298,6 +298,3 @@ async def test_ending_while_others_wait(start: Start) -> None:
         await other.aclose()
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [PeerUnavailable] * 2
-
-
-# Frames of partitions

@@ -54,9 +54,6 @@ def test_what_was_written_is_read_again(name: str, file: Path) -> None:
             assert np.array_equal(getattr(one, array), getattr(other, array)), array
 
 
-# Step logs
-
-
 # Broken files
 
 

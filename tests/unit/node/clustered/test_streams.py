@@ -259,6 +259,3 @@ async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_r
         assert (await client.lost()).unnamed == {}
         await client.settle(delivery)
         await until(lambda: left.kept == 0)  # what the rows of the one before needed too
-
-
-# Snapshots
