@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,9 +24,6 @@ from dataplane.wire import auth
 from tests import etcd
 from tests.cases import each_case
 from tests.processes import MIB, Worker, eventually, pattern
-
-if multiprocessing.current_process().name == "MainProcess":  # torch comes with it: too much for each host to import
-    pass
 
 ANY = "tcp://127.0.0.1:0"
 LEASE_S = 4.0  # after which who is silent is away

@@ -38,21 +38,53 @@ _INT = Field("dense", "int64", ())
 _scopes = itertools.count(1)
 
 
-def hexed(name: str) -> str:
-    """A node's name: hexadecimal, as nodes are called in references."""
-    return name.encode().hex().ljust(16, "0")
-
-
-class StreamBench(Bench):
+class StoringBench(Bench):
     """One node, with a store whose bytes partitions keep."""
 
     def __init__(self, name: str, coordinator: Coordinator, *, directory: Path, **options: Any) -> None:
-        super().__init__(hexed(name), coordinator, machines=machine, opening=opening, **options)
-        me = bytes.fromhex(self.name)
+        self.id = name.encode().ljust(8, b".")
+        super().__init__(self.id.hex(), coordinator, **options)
         self.store = Store(NodeConfig(memory="4MiB", spill=0, spill_dir=directory / name, prewarm=0))
-        self.needed = NeededShards(me, self.store)
+        self.needed = NeededShards(self.id, self.store)
         self.retained = RetainedShards(self.needed)
-        self.service = ClusteredStreams(me, self, self.retained, self.peers, life=1)
+
+    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
+        self.retained.settled(partition, last, entries)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.store.aclose()
+
+
+class Putting:
+    """A client of a node that puts columns of integers there."""
+
+    def __init__(self, node: StoringBench) -> None:
+        self._at = node
+        self.staged = StagedColumns(node.needed)
+
+    def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
+        """So many rows of these columns, or of `x`, stored at the node."""
+        names = columns or ("x",)
+        laid = tuple((name, ColumnLayout(_INT, rows, rows, ((4096 * at, 8 * rows),))) for at, name in enumerate(names))
+        layout = ShardLayout(laid).encode()
+        shard = self._at.store.put_now("client", bytes(4096 * len(names)), layout, scope=scope, holder="")
+        assert shard is not None
+        return BatchRef.of(self._at.id, rows, [(name, _INT, 8 * rows, shard, at) for at, name in enumerate(names)])
+
+    def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
+        """As `put`, for what is to be told the scope."""
+        scope = f"{m.STAGED}{next(_scopes)}"
+        self.staged.begin(scope)
+        return scope, self.put(rows, *columns, scope=scope)
+
+
+class StreamBench(StoringBench):
+    """One node, and its clients' streams."""
+
+    def __init__(self, name: str, coordinator: Coordinator, **options: Any) -> None:
+        super().__init__(name, coordinator, machines=machine, opening=opening, **options)
+        self.service = ClusteredStreams(self.id, self, self.retained, self.peers, life=1)
         self.deaf = False
         """Whether what other nodes send is lost on the way."""
 
@@ -64,9 +96,6 @@ class StreamBench(Bench):
         service = getattr(self, "service", None)
         answer = None if service is None else service.answer(request)
         return super()._answer(request) if answer is None else answer
-
-    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
-        self.retained.settled(partition, last, entries)
 
     @property
     def kept(self) -> int:
@@ -98,15 +127,14 @@ class StreamBench(Bench):
     async def aclose(self) -> None:
         await self.service.aclose()
         await super().aclose()
-        await self.store.aclose()
 
 
-class Client:
+class Client(Putting):
     """A client of a node."""
 
     def __init__(self, node: StreamBench) -> None:
+        super().__init__(node)
         self.node = node
-        self.staged = StagedColumns(node.needed)
         self.streams = StreamClient(node.service, self.staged)
         self.stream: Stream
         self.session: Session = self.streams._session  # type: ignore[assignment]
@@ -127,22 +155,6 @@ class Client:
         found = self.stream.partition
         assert found is not None
         return found
-
-    def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
-        """Columns of integers in the node's store."""
-        names = columns or ("x",)
-        laid = tuple((name, ColumnLayout(_INT, rows, rows, ((4096 * at, 8 * rows),))) for at, name in enumerate(names))
-        layout = ShardLayout(laid).encode()
-        shard = self.node.store.put_now("client", bytes(4096 * len(names)), layout, scope=scope, holder="")
-        assert shard is not None
-        me = bytes.fromhex(self.node.name)
-        return BatchRef.of(me, rows, [(name, _INT, 8 * rows, shard, at) for at, name in enumerate(names)])
-
-    def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
-        """As `put`, for a stream, which is to be told the scope."""
-        scope = f"{m.STAGED}{next(_scopes)}"
-        self.staged.begin(scope)
-        return scope, self.put(rows, *columns, scope=scope)
 
     async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> m.Appended:
         """Admit, put and append, as a client does: rows whose tags say their ids."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,44 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.column_holders import ColumnHolders
-from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.table_directory import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.store.store import Store
 from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-from tests.unit.node.partitions.bench import Bench, benches
+from tests.unit.node.clustered.streambench import Putting, StoringBench
+from tests.unit.node.partitions.bench import benches
 
 T = "t"
-INT = Field("dense", "int64", ())
-_staged = itertools.count(1)
 
 
-class TableBench(Bench):
+class TableBench(StoringBench):
     """One node, and its clients' tables."""
 
-    def __init__(
-        self, name: str, coordinator: Coordinator, *, directory: Path, idle_s: float = 60.0, **options: Any
-    ) -> None:
-        self.id = name.encode().ljust(8, b".")
-        config = NodeConfig(memory="2MiB", spill=0, spill_dir=directory / name, prewarm=0)
-        self.store = Store(config)
-        self.needed = NeededShards(self.id, self.store)
-        self.retained = RetainedShards(self.needed)
-        super().__init__(self.id.hex(), coordinator, machines=machine, **options)
+    def __init__(self, name: str, coordinator: Coordinator, *, idle_s: float = 60.0, **options: Any) -> None:
+        super().__init__(name, coordinator, machines=machine, **options)
         self.holders = ColumnHolders(self.id, self.retained, self.members, self.peers)
         self.tables = ClusteredTables(
             self, coordinator, self.peers, self.holders, life=1, idle_s=idle_s, care_s=0.05, sweep_s=0.05
@@ -56,9 +40,6 @@ class TableBench(Bench):
     def start(self) -> None:
         super().start()
         self.tables.start()
-
-    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
-        self.retained.settled(partition, last, entries)
 
     def _answer(self, request: Any) -> Any:
         match request:
@@ -90,16 +71,15 @@ class TableBench(Bench):
     async def aclose(self) -> None:
         await self.tables.aclose()
         await super().aclose()
-        await self.store.aclose()
 
 
-class User:
+class User(Putting):
     """A client of a node: its messages, and what they are answered."""
 
     def __init__(self, node: TableBench) -> None:
+        super().__init__(node)
         self.node = node
         self.home = b""
-        self.staged = StagedColumns(node.needed)
         self.tables = node.tables.client(self.staged)
 
     async def ask(self, asked: t.FromClient, timeout_s: float = 0.0, *, staged: str = "", table: str = T) -> Any:
@@ -110,20 +90,6 @@ class User:
         assert reply.id == 7
         self.home = reply.home
         return reply.result
-
-    def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
-        """So many rows of these columns, stored at the node."""
-        laid = tuple((name, ColumnLayout(INT, rows, rows, ((512 * i, 8 * rows),))) for i, name in enumerate(columns))
-        layout = ShardLayout(laid).encode()
-        shard = self.node.store.put_now(self, bytes(512 * len(columns)), layout, scope=scope, holder="")
-        assert shard is not None
-        return BatchRef.of(self.node.id, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
-
-    def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
-        """As `put`, for a write, which is to be told the scope."""
-        scope = f"{m.STAGED}{next(_staged)}"
-        self.staged.begin(scope)
-        return scope, self.put(rows, *columns, scope=scope)
 
     async def write(self, keys: Sequence[str], *columns: str, ref: BatchRef | None = None, **more: Any) -> list[int]:
         """Write rows with these columns, which are stored here."""
