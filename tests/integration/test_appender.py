@@ -92,7 +92,7 @@ def test_a_stream_that_is_full_holds_who_sends(plane: dp.Plane) -> None:
         thread = threading.Thread(target=send)
         thread.start()
         assert eventually(lambda: stream.stats()["rows"] == 4 and appender.pending == 8)
-        assert len(sent) == 4 + 8
+        assert eventually(lambda: len(sent) == 4 + 8)
         assert [x for _ in range(15) for x, _, _ in drained(stream, 4)] == list(range(60))
         thread.join()
 

@@ -28,6 +28,7 @@ def settings(directory: Path) -> NodeConfig:
     return NodeConfig(memory="16MiB", spill="16MiB", prewarm=0, spill_dir=directory)
 
 
+@pytest.mark.long
 def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
     key, cluster = new_key(), clustered()
     with ExitStack() as stack:

@@ -324,6 +324,7 @@ def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:
 # Memory
 
 
+@pytest.mark.long
 def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
     """Without a disk: the memory of copies is taken for others, and they are fetched again."""
     with (

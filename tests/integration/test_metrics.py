@@ -108,6 +108,7 @@ def test_nothing_but_metrics_is_served_and_garbage_is_refused(plane: Any) -> Non
     assert scraped(plane)["dataplane_clients",] == 1
 
 
+@pytest.mark.long
 @needs("prometheus_client")
 def test_the_command_serves_them_and_says_where(tmp_path: Path) -> None:
     import sys

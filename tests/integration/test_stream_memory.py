@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import dataplane as dp
 from dataplane.aio import AsyncPlane, AsyncStream
@@ -29,6 +30,7 @@ async def made(plane: AsyncPlane) -> list[AsyncStream]:
     return streams
 
 
+@pytest.mark.long
 async def test_many_streams_of_a_row_cost_little_and_nothing_when_they_are_dropped(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         warm = await plane.stream("warm", tasks=["reward", "actor"])

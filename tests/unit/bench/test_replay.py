@@ -84,6 +84,7 @@ def test_a_row_that_is_missed_or_given_twice_is_found(rows: list[int]) -> None:
 # The processes
 
 
+@pytest.mark.long
 def test_the_command_prints_and_keeps_what_was_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     write(generate("math_dapo_32b", prompts=2, samples=4, steps=1), file)
