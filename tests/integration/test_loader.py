@@ -171,13 +171,13 @@ def test_a_step_longer_than_its_lease_is_told(stream: Stream) -> None:
 
 def test_what_is_fetched_ahead_stays_leased_however_long_a_step_is(stream: Stream) -> None:
     fill(stream, 6)
-    loaded = load(stream, lease=0.3, prefetch=2)
+    loaded = load(stream, lease=1.0, prefetch=2)
     batches = iter(loaded)
     seen = ids(next(batches))
     eventually(lambda: figures(stream)["leased"] == 6)
     loaded.ack()
-    until = time.monotonic() + 0.7
-    eventually(lambda: time.monotonic() > until)  # a step of more than twice the lease
+    until = time.monotonic() + 1.5
+    eventually(lambda: time.monotonic() > until)  # a step that is longer than the lease
     for batch in batches:
         seen += ids(batch)
     assert seen == [0, 1, 2, 3, 4, 5]
