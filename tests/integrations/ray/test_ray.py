@@ -180,7 +180,7 @@ def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
     assert not Path(old.removeprefix("unix://")).exists(), "the next that starts there tidies up"
 
 
-@pytest.mark.parametrize("whose", ["_DataplaneHost", "_DataplaneManager"])
+@pytest.mark.parametrize("whose", ["_DataplaneHost", *long("_DataplaneManager")])
 def test_an_actor_that_is_killed_is_there_again(two: Any, whose: str) -> None:
     """That of a Ray node takes its node with it, the manager takes all."""
     before = {on(place, look)[1] for place in places()}
@@ -227,6 +227,7 @@ def etcd_directory(pids: list[int]) -> Path:
     return Path(data).parents[1]
 
 
+@pytest.mark.long
 def test_down_and_up_again_with_other_settings(two: Any, tmp_path: Path) -> None:
     """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
     nodes that are started by hand."""

@@ -20,7 +20,7 @@ from tests.integrations.nursery import Nursery
 from tests.integrations.verl.storage_job import job, own, stats, worker
 from tests.processes import eventually
 
-pytestmark = SYSTEMS
+pytestmark = [*SYSTEMS, pytest.mark.long]  # TransferQueue's and Ray's tests have two hosts too
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 
