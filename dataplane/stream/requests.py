@@ -224,7 +224,8 @@ class OutboxReceived(Request, frozen=True, tag=22, kw_only=True):
 
 class Look(Request, frozen=True, tag=27, kw_only=True):
     """Ask for the candidates of a sampler, at most `most`, if something changed since `seen` (-1: in any case); else
-    refused with `NotReady`. Answered by `Shown`, without rows if the replica is to be given what others were."""
+    refused with `NotReady`. Answered by `CandidateRows`, without rows if the replica is to be given what others
+    were."""
 
     task: str
     columns: tuple[str, ...]
@@ -245,7 +246,7 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
     """Ask for the rows with these keys. With a digest: only if the first key is the first of an append with this
-    digest. With a token: -2 if its holder has finished or given up the row. Answered by `Found`."""
+    digest. With a token: -2 if its holder has finished or given up the row. Answered by `FoundRows`."""
 
     keys: list[str]
     digest: bytes = b""
@@ -262,7 +263,7 @@ class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
 
 class Holding(Request, frozen=True, tag=41, kw_only=True):
     """Ask which columns rows need of a node that was restarted, from the patches after this number. Answered by
-    `Held`."""
+    `HeldRows`."""
 
     node: bytes
     after: int = -1

@@ -55,16 +55,18 @@ _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How partitions of one kind are asked. `numbered`: the requests that change rows. `leave`: the request for a
-    client that has gone and may have `ended`; None for no request."""
+    """How partitions of one kind are asked. `numbered`: the requests that change rows. `reads`: those that change
+    nothing. `leave`: the request for a client that has gone and may have `ended`; None for no request."""
 
     numbered: frozenset[type]
+    reads: frozenset[type]
     decode: Callable[[bytes], Any]
     leave: Callable[[str, bool], r.Request | None]
 
 
 STREAMS = Calls(
     frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
+    frozenset((r.Look, r.Find, r.DeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
     r.decode_result,
     lambda client, ended: r.Leave(client=client, ended=ended),
 )
@@ -218,12 +220,17 @@ class Session:
 
     async def _ask(self, call: _Call, body: bytes, late: Late | None = None) -> bytes:
         key, queue, router = call.partition.key, call.waits, self._partitions.router
-        if not queue:
-            patient = not isinstance(call.request, _ADMITS)  # which wait in their turn
-            return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
-        wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
-        until = Deadline.after(wait_s + _BEYOND_S)
-        return await router.ask(key, body, until, queue=queue, wait_s=wait_s, late=late)
+        try:
+            if not queue:
+                patient = not isinstance(call.request, _ADMITS)  # which wait in their turn
+                return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
+            wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
+            until = Deadline.after(wait_s + _BEYOND_S)
+            return await router.ask(key, body, until, queue=queue, wait_s=wait_s, late=late)
+        except OutcomeUnknown as error:
+            if type(call.request) in self._calls.reads:
+                raise PeerUnavailable(str(error)) from error
+            raise
 
     async def _settle(self, call: _Call, body: bytes, sequences: _Sequences, number: int) -> None:
         """Repeat the request under its sequence until the outcome is known or the partition is gone."""

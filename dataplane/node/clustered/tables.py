@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import logging
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -54,6 +54,7 @@ _UNKNOWN_S = 120.0  # after which a partition without a record counts as removed
 
 CALLS = Calls(
     frozenset((r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)),
+    frozenset(get_args(r.Question)),
     r.decode_result,
     lambda client, ended: r.End(clients=[client]) if ended else None,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.clock import Deadline
-from dataplane.errors import OutcomeUnknown
+from dataplane.errors import OutcomeUnknown, PeerUnavailable
 from dataplane.node.clustered import session
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
@@ -42,6 +42,17 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         await until(lambda: len(outcomes) == 2)
         assert {outcome.first for outcome in outcomes if isinstance(outcome, r.Appended)} == {0, 2}
         assert leader.machine().leased.partition.rows.count == 4
+
+
+async def test_a_read_that_is_not_answered_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes nothing, so its outcome is not unknown."""
+    monkeypatch.setattr(session, "ASK_S", 0.5)
+    async with streaming(2) as (_, (node,)):
+        (client,) = clients([node])
+        node.deaf = True
+        for request, kind in ((r.Find(keys=["a"]), r.FoundRows), (r.Measure(), r.Figures)):
+            with pytest.raises(PeerUnavailable):
+                await client.session.ask(client.partition, request, kind)
 
 
 async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
