@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ _MIB = 1 << 20
 
 
 def main(way: str, agent: str, options: list[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[1] / "ray_workers.py"))["use"]()
     ray.init(
         "local",
         num_cpus=8,
