@@ -69,6 +69,9 @@ class Held:
         return parent == os.getpid() or parent not in before.children or _forks(parent, before)
 
 
+_LONGEST = ("tests/simulation/test_seeds.py", "tests/docs/test_examples.py", "tests/examples/")
+
+
 def _descriptors() -> Counter[str]:
     targets: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
@@ -125,6 +128,11 @@ def _told(kind: str, what: str) -> str:
             return f"{what} {child.status()} {' '.join(child.cmdline())[:200]}"
     except psutil.Error as error:
         return f"{what} ({error})"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that take longest: begun last, one of them would be what all wait for."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
 def pytest_configure() -> None:
