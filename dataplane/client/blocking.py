@@ -15,10 +15,12 @@ import inspect
 import linecache
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
 from dataplane.client.loop_runner import LoopRunner
+from dataplane.errors import Closed, Forked
 
 T = TypeVar("T")
 K = TypeVar("K", bound=type)
@@ -50,7 +52,8 @@ class Blocking:
         return found if kind is None else kind(found, self._wait, self._turns)
 
     def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        """The items of an asynchronous generator, which is closed at the end."""
+        """The items of an asynchronous generator, which is closed at the end. Where the plane was closed before, or
+        this is a forked child, nothing is left to close."""
 
         async def following() -> Any:
             return await anext(items, _END)
@@ -62,7 +65,8 @@ class Blocking:
             while (found := self._wait(following())) is not _END:
                 yield self._wrap(found)
         finally:
-            self._wait(close())
+            with suppress(Closed, Forked):
+                self._wait(close())
 
 
 def blocking(of: type, *names: str) -> Callable[[K], K]:

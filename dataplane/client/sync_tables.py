@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 from dataplane.batch.ref import BatchRef
@@ -15,7 +14,6 @@ from dataplane.client.sync_streams import Stream, opened
 from dataplane.client.table_rows import Rows
 from dataplane.client.tables import AsyncTable
 from dataplane.client.weights import AsyncWeights
-from dataplane.errors import NotReady
 
 
 class Table(TableCalls):
@@ -87,9 +85,3 @@ class Weights(WeightsCalls):
     def keep(self) -> int:
         """How many versions are kept."""
         return self._inner.keep
-
-    def watch(self, after: int | None = None) -> Iterator[int]:
-        while True:
-            with suppress(NotReady):
-                after = self.newer(after)
-                yield after

@@ -278,6 +278,17 @@ def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
     assert stream.stats()["task"]["a"]["acked"] == 20
 
 
+def test_a_loop_that_is_left_after_its_plane_was_closed_ends_quietly(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", tasks=["t"])
+        stream.append({"x": [1, 2]})
+        loop = stream.deliveries("t", rows=1, columns=["x"])
+        next(loop)
+    loop.close()  # type: ignore[attr-defined]  # a generator
+    with dp.connect(node.address) as plane, plane.stream("s").consume("t", rows=2, columns=["x"]) as delivery:
+        assert len(delivery) == 2, "the row that it held is given to others"
+
+
 def test_a_full_stream_holds_nobodys_memory(plane: Any) -> None:
     stream = plane.stream("s", ["a"], max_rows=4)
     stream.append(rollouts(4))
