@@ -51,4 +51,5 @@ async def test_large_requests_and_large_answers_at_once_do_not_wait_for_each_oth
             if number % 5 == 0:
                 calls.append(plane.get(many, timeout=60))
         async with asyncio.timeout(60):
-            await asyncio.gather(*calls)
+            found = await asyncio.gather(*calls)
+        assert [len(each) for each in found] == [60_000, 6000, *4 * [60_000]] * 30

@@ -23,7 +23,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
-        if inspect.isasyncgenfunction(value):
+        if inspect.isasyncgenfunction(value) or name == "deliveries":  # which returns such a generator
             return lambda *args, **kwargs: self._iterated(value(*args, **kwargs))
         if name == "table":  # which sends nothing
             return lambda *args, **kwargs: self._wrapped(value(*args, **kwargs))

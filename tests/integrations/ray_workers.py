@@ -54,10 +54,10 @@ def preloaded() -> Iterator[str]:
 
 
 def _hand_over() -> None:
-    asked = {"arguments": sys.argv[1:], "environment": dict(os.environ), "directory": os.getcwd()}
+    request = {"arguments": sys.argv[1:], "environment": dict(os.environ), "directory": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as forking:
         forking.connect(f"\0{os.environ[VARIABLE]}")
-        socket.send_fds(forking, [json.dumps(asked).encode()], [0, 1, 2])
+        socket.send_fds(forking, [json.dumps(request).encode()], [0, 1, 2])
         forking.recv(1)  # nothing, when the worker has ended
 
 
@@ -70,30 +70,30 @@ def _fork(listening: socket.socket) -> None:
     import transformers  # noqa: F401
 
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is gone at once
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that have ended
     while True:
         asking, _ = listening.accept()
-        told, descriptors, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+        request, descriptors, _, _ = socket.recv_fds(asking, 1 << 20, 3)
         if not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
-            _run(json.loads(told), descriptors)
+            _run(json.loads(request), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         asking.close()
 
 
-def _run(told: dict[str, Any], descriptors: list[int]) -> None:
+def _run(request: dict[str, Any], descriptors: list[int]) -> None:
     """Be the worker."""
     os.setpgid(0, 0)  # Ray ends what is left of the group of a worker that has ended
     for own, descriptor in enumerate(descriptors):
         os.dup2(descriptor, own)
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(told["environment"])
-    os.chdir(told["directory"])
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv[1:] = told["arguments"]
+    sys.argv[1:] = request["arguments"]
     runpy.run_module("ray._private.workers.default_worker", run_name="__main__", alter_sys=True)
     sys.exit()
 

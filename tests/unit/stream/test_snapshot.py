@@ -1,4 +1,4 @@
-"""A stream told in blocks and made again from them: it goes on where the first was."""
+"""A stream read in blocks and restored from them: it goes on where the first was."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ class Stream:
         return np.concatenate([page.first + np.flatnonzero(page.present) for page in pages] or [np.empty(0, np.int64)])
 
 
-Told = list[tuple[bytes, list[tuple[Index, int, BatchRef]]]]
+Contents = list[tuple[bytes, list[tuple[Index, int, BatchRef]]]]
 
 
 def sent(what: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(what), type=type(what))
 
 
-def told(snapshot: Snapshot, size: int = PAGE) -> Told:
+def contents(snapshot: Snapshot, size: int = PAGE) -> Contents:
     starts = [start for page in snapshot.pages for start in range(page * PAGE, (page + 1) * PAGE, size)]
     limits = [min(size, PAGE - start % PAGE) for start in starts]
     return [(snapshot.block(*at), snapshot.columns(*at)) for at in zip(starts, limits, strict=True)]
@@ -123,7 +123,7 @@ def restored(stream: Stream, size: int = PAGE) -> Stream:
     """The stream as it is now, made again from blocks of so many numbers."""
     snapshot = Snapshot(stream.leased.alone.leased, stream.now)
     again = Stream(empty(sent(snapshot.head)))
-    for block, columns in told(snapshot, size):
+    for block, columns in contents(snapshot, size):
         put_back(again.leased.alone.leased, block, again.now)
         for rows, task, ref in columns:
             put_columns(again.leased.alone.leased, rows, task, ref)
@@ -159,7 +159,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
     )
 
 
-def told_of(stream: Stream) -> dict[str, Any]:
+def state_of(stream: Stream) -> dict[str, Any]:
     """The stream's figures, but for bytes, which are counted by other patches, for deliveries, which are counted again
     from 0, for who waits for groups, and for columns that no row has any more, which a copy does not know."""
     found = stream.leased.figures(stream.now)
@@ -182,7 +182,7 @@ def assert_same(stream: Stream, again: Stream) -> None:
         assert [of[what] for what in (ACKED, EXPIRED, DEAD)] == [before[what] for what in (ACKED, EXPIRED, DEAD)]
     give_all_back(stream)
     assert known(again) == known(stream)
-    assert told_of(again) == told_of(stream)
+    assert state_of(again) == state_of(stream)
     assert again.leased.partition.nbytes <= stream.leased.partition.nbytes
 
 
@@ -244,7 +244,8 @@ def test_a_snapshot_is_of_its_moment() -> None:
 
     def all_of_it() -> list[tuple[bytes, list[tuple[list[int], int, BatchRef]]]]:
         return [
-            (block, [(rows.tolist(), task, ref) for rows, task, ref in columns]) for block, columns in told(snapshot)
+            (block, [(rows.tolist(), task, ref) for rows, task, ref in columns])
+            for block, columns in contents(snapshot)
         ]
 
     before, head = all_of_it(), msgspec.msgpack.encode(snapshot.head)
@@ -412,7 +413,7 @@ def changed(block: bytes, **other: Any) -> bytes:
     ],
     ids=lambda other: f"{other}"[:40],
 )  # fmt: skip
-def test_a_block_that_no_stream_told(other: dict[str, Any]) -> None:
+def test_a_block_that_no_stream_has(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
     leased = empty(head)
     state = leased.alone.machine.snapshot()
@@ -471,7 +472,7 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
         ([0, 1, 2], -2, 3),
     ],
 )
-def test_columns_that_no_stream_told(rows: list[int], task: int, count: int) -> None:
+def test_columns_that_no_stream_has(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
     leased = empty(head)
     put_back(leased.alone.leased, block, LATER)
