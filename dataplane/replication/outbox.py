@@ -85,7 +85,7 @@ class Outboxes:
         """The number of a node's last entry."""
         return self._last.get(node, 0)
 
-    def told(self, node: bytes, last: int) -> None:
+    def confirm(self, node: bytes, last: int) -> None:
         """The node has confirmed its entries up to this number."""
         entries = self._entries.get(node, deque())
         for _ in range(min(len(entries), last - (self._last.get(node, 0) - len(entries)))):

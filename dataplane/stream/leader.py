@@ -246,7 +246,7 @@ class Leader(Replicated):
 
     def _delivered(self, grant: Grant, asked: r.Consume) -> r.Delivered:
         leased, rows = self.leased, grant.rows
-        groups, versions, tags = leased.partition.told(rows)
+        groups, versions, tags = leased.partition.labels(rows)
         measured = asked.sampler.needs if isinstance(asked.sampler, TokenBalanced) else ()
         return r.Delivered(
             grant.number,

@@ -362,10 +362,10 @@ class LeasedRows:
             self.changes += 1
 
     def _note_lost(self, rows: Index) -> None:
-        keys, told = self.partition.keys.names(rows), self.partition.told(rows)
+        keys, (groups, versions, _) = self.partition.keys.names(rows), self.partition.labels(rows)
         states = self.partition.progress.states(self.partition.rows.places(rows), len(rows))
         acked = [sum(1 << task for task in np.flatnonzero(of == ACKED).tolist()) for of in states.T]
-        self.lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], acked, strict=True), strict=True))
+        self.lost.update(zip(rows.tolist(), zip(keys, groups, versions, acked, strict=True), strict=True))
         for row in list(self.lost)[:-MAX_LOST]:
             del self.lost[row]
 

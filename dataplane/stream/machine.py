@@ -180,7 +180,7 @@ class StreamMachine(Leader, StateMachine):
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
         name = bytes.fromhex(node)
         entries, last = self.outboxes.first(name, most)
-        held = min(len(entries), last - self.snapshots.told(name, last))
+        held = min(len(entries), last - self.snapshots.outbox_limit(name, last))
         return entries[: len(entries) - held], last - held
 
     def telling(self, node: str, told: int) -> bytes:

@@ -278,7 +278,7 @@ class StreamState:
         """The tasks that have dead letters."""
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
-    def told(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
+    def labels(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
         """Groups, versions and tags of these rows, as a delivery has them."""
         places = self.rows.places(rows)
         named = self.groups.names(self.metadata.groups(places))
@@ -296,7 +296,7 @@ class StreamState:
         found = []
         for row in rows.tolist():
             one = np.array([row])
-            groups, _, tags = self.told(one)
+            groups, _, tags = self.labels(one)
             found.append(self.unfinished.listed(row, now, self.keys.names(one)[0], groups[0], tags))
         return found
 

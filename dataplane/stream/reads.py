@@ -75,7 +75,7 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
     rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
     columns = [name for name in partition.rows.schema if len(rows) and partition.rows.have(rows, name)]
     ref = partition.rows.ref(rows, columns) if columns else None
-    groups, versions, tags = partition.told(rows)
+    groups, versions, tags = partition.labels(rows)
     return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
 
 
@@ -109,7 +109,7 @@ class Snapshots:
         """The clients that have snapshots."""
         return {client for client, _ in self._taken}
 
-    def told(self, node: bytes, last: int) -> int:
+    def outbox_limit(self, node: bytes, last: int) -> int:
         """Up to which of its entries a node may be told, of which `last` is the last: later ones may free columns
         that a snapshot needs."""
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])

@@ -327,7 +327,7 @@ class Replicated:
         return _DONE
 
     def _do_told(self, command: r.OutboxReceived) -> r.AnyResult:
-        self.outboxes.told(command.node, command.last)
+        self.outboxes.confirm(command.node, command.last)
         return _DONE
 
     def _do_unkeep(self, command: c.Unkeep) -> r.AnyResult:

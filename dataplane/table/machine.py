@@ -221,7 +221,7 @@ class TableMachine(StateMachine):
         return Done()
 
     def _told(self, asked: r.OutboxReceived) -> r.AnyResult:
-        self.outboxes.told(asked.node, asked.last)
+        self.outboxes.confirm(asked.node, asked.last)
         return Done()
 
     def _end(self, asked: r.End) -> r.AnyResult:

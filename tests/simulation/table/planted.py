@@ -40,7 +40,7 @@ def a_failover_loses_entries(plant: Plant) -> None:
     def volatile(self: Any) -> None:
         forget(self)
         for node in self.outboxes:
-            self.outboxes.told(node, self.outboxes.last(node))
+            self.outboxes.confirm(node, self.outboxes.last(node))
 
     plant(TableMachine, "forget", volatile)
 

@@ -136,7 +136,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
     """All that the home knows of each row, and where each column is."""
     leased, rows = stream.leased, stream.rows()
     places = leased.partition.rows.places(rows)
-    groups, versions, tags = leased.partition.told(rows)
+    groups, versions, tags = leased.partition.labels(rows)
     numbers = leased.partition.metadata.groups(places)
     states = leased.partition.progress.states(places, len(rows))
     done = (states == ACKED) | (states == EXPIRED)
