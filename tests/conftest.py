@@ -69,7 +69,7 @@ class Held:
         return parent == os.getpid() or parent not in before.children or _forks(parent, before)
 
 
-_LONGEST = ("tests/simulation/test_seeds.py", "tests/docs/test_examples.py", "tests/examples/")
+_LONGEST = ("tests/simulation/test_s", "tests/docs/test_examples.py", "tests/examples/")
 
 
 def _descriptors() -> Counter[str]:

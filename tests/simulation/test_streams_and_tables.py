@@ -1,0 +1,20 @@
+"""Seeds of streams and of tables: every invariant holds in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.stream.run import streams
+from tests.simulation.test_seeds import ALL, FEW, outcomes
+
+
+@pytest.mark.timeout(300)  # alone, streams take 20 s and tables 9
+@pytest.mark.parametrize(("kind", "commands"), [("stream", 50), ("table", 40)])
+def test_every_invariant_of_streams_and_tables_holds(kind: str, commands: int) -> None:
+    """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
+    found = outcomes(ALL[kind], 0, FEW)
+    assert sum(outcome.epochs for outcome in found) > 4 * FEW
+    assert sum(outcome.commands for outcome in found) > commands * FEW
+    assert sum(outcome.lost for outcome in found) < 0.05 * FEW
+    assert {outcome.plan.durable for outcome in found} == {True, False}
+    assert {streams(outcome.plan.seed) for outcome in found} == {1, 2, 3}
