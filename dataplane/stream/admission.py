@@ -55,10 +55,6 @@ class Admission:
         self._rows = 0
         self._nbytes = 0
 
-    def configure(self, settings: Settings) -> None:
-        """Change the limits."""
-        self._settings = settings
-
     def admit(self, entry: Entry) -> int | None:
         """A permit; None if a limit is exceeded now. Raises LimitExceeded if it always will be."""
         for what, asked, limit in (

@@ -138,7 +138,6 @@ AnyCommand = (
     | r.TakeLost
     | r.Close
     | r.Clear
-    | r.Configure
     | r.Open
     | r.OutboxReceived
     | r.Restore

@@ -80,10 +80,6 @@ class Keys:
                 del self._rows[key]
                 self._calls.pop(key, None)
 
-    def has(self, key: str) -> bool:
-        """Whether a row has this key of a user."""
-        return key in self._rows
-
     @property
     def given(self) -> bool:
         """Whether any row has a key of a user."""

@@ -335,7 +335,6 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.TakeLost: _itself,
     r.Lose: _itself,
     r.Return: _itself,
-    r.Configure: _itself,
     r.Leave: Leader._leave,
     r.Restore: _itself,
     r.PutBack: lambda leader, asked, now: c.PutBack(block=asked.block, time_s=now),

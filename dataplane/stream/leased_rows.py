@@ -90,11 +90,6 @@ class LeasedRows:
         if self._leading:
             self.loose.append(rows)
 
-    def configure(self, settings: Settings) -> None:
-        """Change limits or the number of deliveries."""
-        self.settings = self.partition.settings = settings
-        self.admission.configure(settings)
-
     def forget_leases(self, first: int, *, leading: bool) -> None:
         """Forget all leases and permits. The next grant has the number `first`."""
         partition = self.partition
@@ -368,10 +363,6 @@ class LeasedRows:
         self.lost.update(zip(rows.tolist(), zip(keys, groups, versions, acked, strict=True), strict=True))
         for row in list(self.lost)[:-MAX_LOST]:
             del self.lost[row]
-
-    def take_lost(self, most: int) -> list[LostRow]:
-        """Lost rows, each reported once."""
-        return [self.lost.pop(row) for row in list(self.lost)[:most]]
 
     def _unkeep(self) -> None:
         for each in [each for each in self._replaced if not each.over and not self._read(each)]:

@@ -308,12 +308,6 @@ class Replicated:
         self.leased.close()
         return _DONE
 
-    def _do_configure(self, command: r.Configure) -> r.AnyResult:
-        if command.settings.tasks != self.leased.settings.tasks:
-            raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.leased.settings.tasks)}")
-        self.leased.configure(command.settings)
-        return _DONE
-
     def _do_end(self, command: c.End) -> r.AnyResult:
         for client in command.clients:
             self.sessions.drop(client)
@@ -431,7 +425,6 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     r.TakeLost: Replicated._do_take_lost,
     r.Close: Replicated._do_close,
     r.Clear: Replicated._do_clear,
-    r.Configure: Replicated._do_configure,
     c.End: Replicated._do_end,
     r.Open: Replicated._do_open,
     r.OutboxReceived: Replicated._do_told,

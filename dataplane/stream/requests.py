@@ -192,12 +192,6 @@ class Return(Request, frozen=True, tag=42, kw_only=True):
     first: int
 
 
-class Configure(Request, frozen=True, tag=15, kw_only=True):
-    """Change limits or the number of deliveries."""
-
-    settings: Settings
-
-
 class Leave(Request, frozen=True, tag=19, kw_only=True):
     """The client has gone: others are given what it holds. `ended`: it sends nothing any more."""
 
@@ -373,7 +367,6 @@ AnyRequest = (
     | TakeLost
     | Lose
     | Return
-    | Configure
     | Leave
     | Tick
     | LeaveAll

@@ -202,11 +202,6 @@ class Unfinished:
             left_s = self._until[row] - now
             raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
 
-    def held_by(self, row: int, client: Hashable) -> None:
-        """For streams of one node: the client that is the producer."""
-        if row in self.begun:
-            self._clients[row] = client
-
     def heard(self, row: int, token: int, now: float) -> None:
         """Renew the lease of the producer. Raises LeaseExpired."""
         self._until[row] = now + self.require(row, token).lease_s

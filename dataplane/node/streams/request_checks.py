@@ -11,7 +11,6 @@ import numpy.typing as npt
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded, ProtocolMismatch
-from dataplane.stream.leased_rows import LeasedRows
 
 Index = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -42,11 +41,6 @@ def int64(what: str, packed: bytes) -> Index:
     if len(packed) % 8:
         raise ProtocolMismatch(f"{what} that are no 64-bit integers")
     return np.frombuffer(packed, "<i8").astype(np.int64, copy=False)
-
-
-def rows_named(leased: LeasedRows, rows: bytes, keys: list[str]) -> Index:
-    """The rows of these keys or, without keys, with these numbers. Raises Misuse for an unknown key."""
-    return leased.partition.keys.numbers(keys) if keys else int64("rows", rows)
 
 
 def numbers(what: str, packed: bytes, count: int) -> Index:

@@ -10,11 +10,9 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import (
-    Backpressure,
     Closed,
     Corrupt,
     LeaseExpired,
-    Misuse,
     NotReady,
     OwnerDied,
     ProtocolMismatch,
@@ -227,13 +225,8 @@ def test_a_node_that_comes_back_stores_columns_again_and_what_was_lost_stays_los
     assert not len(part.leader.leased.partition.rows.all())
 
 
-def test_settings_change_by_command(part: Partition) -> None:
+def test_a_stream_that_was_cleared_is_closed(part: Partition) -> None:
     part.append(1)
-    part.ask(r.Configure(settings=Settings(("train", "score"), max_rows=1)))
-    with pytest.raises(Backpressure):
-        part.append(1)
-    with pytest.raises(Misuse):
-        part.ask(r.Configure(settings=Settings(("train",))))
     part.ask(r.Clear(client="p", sequence=part.sequence()))
     with pytest.raises(Closed):
         part.consume()
