@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,11 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
-from dataplane.node.clustered.either_streams import DurablePartitions
+from dataplane.node.clustered.single_node import SingleNode
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.streams.client import StreamClient
 from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.replication.messages import Entry
-from dataplane.replication.storage import Extend
-from dataplane.store.durable.database import Database
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
@@ -44,8 +39,6 @@ MIB, GIB = 1 << 20, 1 << 30
 RUNS = 7
 ROUNDS = 30  # of each kind in a run, by turns
 ROWS = 512
-COMMAND = 16 << 10  # bytes: 512 rows with group, version, tags and key
-PARTITIONS = 16
 _WAIT_S = 120.0
 
 
@@ -77,8 +70,8 @@ class Appender:
         identity = self.store.persistence.durable.directory.identity
         self._node = identity.node
         needed = NeededShards(self._node, self.store)
-        self.durable = DurablePartitions(self._node, self.store, needed, identity.starts)
-        self._client = StreamClient(self.durable.service, StagedColumns(needed))
+        self.durable = SingleNode(self._node, self.store, needed, identity.starts)
+        self._client = StreamClient(self.durable.streams, StagedColumns(needed))
         self._numbers = itertools.count(1)
         self._token = b""
 
@@ -167,37 +160,6 @@ async def _append(scratch: Path) -> list[Row]:
     ]
 
 
-def commits(scratch: Path) -> list[Row]:
-    """An entry for each of 16 partitions, on disk: in one database that they share, and in one each."""
-    shared = Database(scratch / "shared.sqlite")
-    apart = [Database(scratch / f"apart-{i}.sqlite") for i in range(PARTITIONS)]
-    one = [SQLiteStorage(shared, f"p{i}", ("node", 1)) for i in range(PARTITIONS)]
-    each = [SQLiteStorage(database, "p", ("node", 1)) for database in apart]
-    command, index = np.random.default_rng(1).bytes(COMMAND), 0
-
-    def write(logs: Sequence[SQLiteStorage]) -> None:
-        for log in logs:
-            log.write([Extend(index, (Entry(1, command),))])
-        for log in logs:
-            log.sync()
-
-    ratios, alone = [], []
-    for _ in range(RUNS):
-        times: list[tuple[float, float]] = []
-        for _ in range(ROUNDS):
-            index += 1
-            times.append((timed(lambda: write(one)), timed(lambda: write(each))))
-        of_one, of_each = np.median(np.array(times), axis=0)
-        ratios.append(float(of_each / of_one))
-        alone.append(float(of_one) * 1e3)
-    for database in (shared, *apart):
-        database.close()
-    return [
-        row("16 partitions' commits: a database each over one for all", ratios, at_least=1.0, unit="x"),
-        row("16 partitions' commits in one database", alone, at_most=1e3, unit="ms", detail="no bound"),
-    ]
-
-
 _FIRST_ROW = """
 import asyncio, sys, time
 from pathlib import Path
@@ -250,7 +212,7 @@ async def _fill(scratch: Path, appends: int, nbytes: int) -> None:
     await node.aclose()
 
 
-SECTIONS = {f.__name__: f for f in (append, commits, recovery)}
+SECTIONS = {f.__name__: f for f in (append, recovery)}
 
 
 def main() -> None:

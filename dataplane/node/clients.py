@@ -42,7 +42,7 @@ from dataplane.wire.local import Channel, peer
 from dataplane.wire.partial_frames import PartialFrames
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.either_streams import DurablePartitions
+    from dataplane.node.clustered.single_node import SingleNode
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class NodeServices:
     streams: LocalStreams
     tables: Tables
     hosts: Hosts | None
-    durable: DurablePartitions | None
+    clustered: Hosts | SingleNode | None
+    """The streams and tables, where they are partitions."""
     waits: Waits
     halves: PartialFrames
     observing: Telemetry
@@ -293,7 +294,7 @@ class Client:
             grants=grants,
             prewarm=nbytes,
             token=self.token,
-            shared_s=_ALONE_S if self._hosts is None and self._services.durable is None else _CLUSTER_S,
+            shared_s=_ALONE_S if self._services.clustered is None else _CLUSTER_S,
             ring=RING_BYTES if ring is not None else 0,
             reports_s=_REPORTS_S if request.writes else 0.0,
             holds=self._store.budget.capacity + self._store.disk.quota if self._hosts is None else 0,

@@ -47,7 +47,7 @@ from dataplane.wire.partial_frames import PartialFrames
 from dataplane.wire.polling import polling_loop
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.either_streams import DurablePartitions
+    from dataplane.node.clustered.single_node import SingleNode
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
@@ -108,11 +108,11 @@ class Node:
                 memory=self._store.statistics().budget.capacity,
             )
             self._store.disk.timed = self._observing.timed
-            self._durable: DurablePartitions | None = None
+            self._single: SingleNode | None = None
             if directory is not None and cluster is None:
-                from dataplane.node.clustered.either_streams import DurablePartitions  # with ZeroMQ, as below
+                from dataplane.node.clustered.single_node import SingleNode  # with ZeroMQ, as below
 
-                self._durable = DurablePartitions(self.id, self._store, self._needed, directory.identity.starts)
+                self._single = SingleNode(self.id, self._store, self._needed, directory.identity.starts)
             if cluster is not None:
                 self.hosts = self._join(cluster, durable=directory is not None)
             self._services = self._serving(Waits(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed))
@@ -138,7 +138,7 @@ class Node:
             self._streams,
             self._tables,
             self.hosts,
-            self._durable,
+            self._clustered,
             waits,
             halves,
             self._observing,
@@ -146,6 +146,11 @@ class Node:
             self._clients,
             self._client_gone,
         )
+
+    @property
+    def _clustered(self) -> Hosts | SingleNode | None:
+        """The streams and tables, where they are partitions."""
+        return self._single if self.hosts is None else self.hosts
 
     @property
     def address(self) -> str:
@@ -161,11 +166,11 @@ class Node:
         """Answer clients until `stop` is set. `ready` is called once they can connect."""
         loop = asyncio.get_running_loop()
         try:
-            if self._durable is not None:
-                await self._durable.recover()
+            if self._single is not None:
+                await self._single.recover()
             if self.hosts is not None:
                 await self.hosts.start()
-            self._observing.watch(self.hosts, self._durable)
+            self._observing.watch(self.hosts, self._clustered)
             if self.config.metrics_at is not None:
                 self._observing.export(*self.config.metrics_at)
             self._hear()
@@ -254,10 +259,9 @@ class Node:
 
     def figures(self) -> dict[str, Any]:
         """The node's statistics, as plain values."""
-        clustered = None if self.hosts is None else self.hosts.streams
-        streams = self._streams if clustered is None else clustered
-        shared = None if self.hosts is None else self.hosts.tables
-        tables = self._tables if shared is None else shared
+        clustered = self._clustered
+        streams = self._streams if clustered is None or clustered.streams is None else clustered.streams
+        tables = self._tables if clustered is None or clustered.tables is None else clustered.tables
         return {
             **self._own_figures(),
             "streams": streams.figures(most=_STREAMS),
@@ -328,8 +332,8 @@ class Node:
                 log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
             except OSError as error:
                 log.warning("this node could not say goodbye to others: %s", error)
-        if self._durable is not None:
-            await self._durable.aclose()
+        if self._single is not None:
+            await self._single.aclose()
         await self._store.aclose()
         self.abandon()
 

@@ -21,8 +21,6 @@ from dataplane.wire.local import Channel
 
 if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
-    from dataplane.node.clustered.either_streams import EitherStreams
-    from dataplane.node.clustered.either_tables import EitherTables
     from dataplane.node.clustered.tables import TableClient
 
 RowRequest = StreamRequest | TableRequest | Carrying | m.WriteInline
@@ -36,20 +34,14 @@ class RowRequests:
         self._client = client
         self._staged = staged
         self._channel = channel
-        node, store, hosts = services.node, services.store, services.hosts
-        service = services.streams if hosts is None or hosts.streams is None else hosts.streams
-        streams = StreamClient(service, staged, channel.room, owner=client)
-        here = Tabling(services.tables, staged)
-        shared = None if hosts is None else hosts.tables
+        node, store, clustered = services.node, services.store, services.clustered
+        service = services.streams if clustered is None or clustered.streams is None else clustered.streams
+        shared = None if clustered is None else clustered.tables
+        self._streams = StreamClient(service, staged, channel.room, owner=client)
+        self._tables: Tabling | TableClient
+        self._tables = Tabling(services.tables, staged) if shared is None else shared.client(staged)
         self._pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
-        self._inlining = Inlining(client, node, store, streams, staged)
-        self._streams: StreamClient | EitherStreams = streams
-        self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(staged)
-        self._either: EitherStreams | None = None
-        if services.durable is not None:
-            self._streams = self._either = services.durable.client(streams, services.streams, staged, channel.room)
-            self._tables = services.durable.table_client(staged, services.tables, here)
-            self._inlining_durable = Inlining(client, node, store, self._either.clustered, staged)
+        self._inlining = Inlining(client, node, store, self._streams, staged)
         self._writing = WritingInline(client, node, store, staged, self._tables)
 
     def answer(self, request: RowRequest) -> Coroutine[Any, Any, None] | None:
@@ -59,7 +51,7 @@ class RowRequests:
         carries = False
         match request:
             case m.Put() | m.AppendInline() | m.ExtendInline():
-                carries, answer = True, self._inlining_of(request).answer(request, deadline)
+                carries, answer = True, self._inlining.answer(request, deadline)
             case m.WriteInline():
                 carries, answer = True, self._writing.answer(request, deadline)
             case m.AskTable() | m.Tables():
@@ -75,11 +67,6 @@ class RowRequests:
         elif answer is not None:
             return self._answer_soon(answer) if carries else self._answer_later(request, answer)
         return None
-
-    def _inlining_of(self, request: Carrying) -> Inlining:
-        if self._either is None or isinstance(request, m.Put):
-            return self._inlining
-        return self._inlining if self._either.of(request.stream) is self._either.here else self._inlining_durable
 
     async def _answer_soon(self, answer: Waiting) -> None:
         """Send a small reply without waiting for room: what it reports could not be undone."""

@@ -34,7 +34,7 @@ from dataplane.stream.statistics import Waiting
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.either_streams import DurablePartitions
+    from dataplane.node.clustered.single_node import SingleNode
     from dataplane.node.hosts import Hosts
     from dataplane.node.streams.local import LocalStream, LocalStreams
 
@@ -118,7 +118,7 @@ class Telemetry:
         self._seen: dict[Hashable, _Seen] = {}
         self._hosts: Hosts | None = None
         self._exporter: Exporter | None = None
-        self._durable: DurablePartitions | None = None
+        self._clustered: Hosts | SingleNode | None = None
         streams.ending = self._ending
 
     # rings
@@ -179,10 +179,11 @@ class Telemetry:
             self._fold(each)
         self._forget()
 
-    def watch(self, hosts: Hosts | None, durable: DurablePartitions | None) -> None:
-        """The node has started, alone or in a cluster; `durable`: what it keeps on disk, alone."""
+    def watch(self, hosts: Hosts | None, clustered: Hosts | SingleNode | None) -> None:
+        """The node has started, alone or in a cluster. `clustered`: the streams and tables, where they are
+        partitions."""
         self._hosts = hosts
-        self._durable = durable
+        self._clustered = clustered
         if hosts is not None:
             hosts.observing = self
             if hosts.fetcher is not None:
@@ -308,9 +309,7 @@ class Telemetry:
         now = self._local.now()
         found: list[_Seeing] = []
         found += [(each.token, each.name, each.leased, each.waiting, True, now) for each in self._local.all()]
-        shared = None if self._hosts is None else self._hosts.streams
-        if self._durable is not None:
-            shared = self._durable.service
+        shared = None if self._clustered is None else self._clustered.streams
         return found if shared is None else [*found, *shared.led(now)]
 
     def _ending(self, stream: LocalStream) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
@@ -210,3 +211,26 @@ def test_killed_at_random_under_load(tmp_path: Path) -> None:
     assert len(history.answered) > 3 * KILLS, "it was under load"
     assert len(history.acked) > KILLS
     print(f"{KILLS} kills: {len(history.answered)} rows answered, {len(history.acked)} acked")  # noqa: T201
+
+
+def test_what_is_not_durable_ends_with_the_process(tmp_path: Path) -> None:
+    with living(tmp_path) as (_, plane):
+        plane.stream("kept", ["train"], durable=True).append({"x": np.array([1])})
+        plane.stream("rows", ["train"]).append({"x": [2]})
+        plane.table("kept-table", durable=True).upsert(["a"], {"x": np.array([3])})
+        plane.table("table").upsert(["a"], {"x": [4]})
+        with pytest.raises(dp.Misuse, match="durable=False"):
+            plane.stream("rows", ["train"], durable=True)
+        with pytest.raises(dp.Misuse, match="not to be durable"):
+            plane.table("table", durable=True).upsert(["b"], {"x": [5]})
+        dropped = plane.stream("dropped", ["train"], durable=True)
+        dropped.append({"x": [6]})
+        dropped.drop()
+    with living(tmp_path) as (_, plane):
+        for name in ("rows", "dropped"):
+            with pytest.raises(dp.Misuse, match="there is no stream"):
+                plane.stream(name)
+        assert plane.stream("kept").consume("train", rows=1, columns=["x"]).get()["x"].numpy().tolist() == [1]
+        assert plane.get(plane.table("kept-table").read(["a"]))["x"].numpy().tolist() == [3]
+        plane.table("table", durable=True).upsert(["a"], {"x": [7]})
+        assert plane.stream("rows", ["train"], durable=True).stats()["rows"] == 0

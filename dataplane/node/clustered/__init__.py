@@ -3,6 +3,6 @@ partition.
 
 Bottom up: `streams` (the open streams), `session` (the requests of one client to partitions), `acks` and
 `append_merger` (repeated acks, merged appends), `retained_shards` and `column_holders` (columns that partitions
-need, here and on other nodes), `service` (streams), `table_directory` and `tables` (tables), `durable` and
-`either_streams` (what is on disk, also of a node outside a cluster).
+need, here and on other nodes), `service` (streams), `table_directory` and `tables` (tables), `durable`
+(columns on disk), `single_node` (a node with a data directory outside a cluster).
 """

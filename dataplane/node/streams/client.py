@@ -111,10 +111,6 @@ class StreamClient:
         self._session.leave()
         self._service.forget(self._session.client)
 
-    def restoring(self, token: bytes) -> bool:
-        """Whether the client is restoring a stream with this token."""
-        return token in self._restores
-
     def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
         """The reply cannot be sent: give back what it grants."""
         if isinstance(reply, m.StreamAnswer) and isinstance(reply.result, r.Delivered):

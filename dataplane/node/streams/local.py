@@ -344,14 +344,6 @@ class LocalStreams:
         self._by_token[stream.token] = stream
         return stream
 
-    def has(self, token: bytes) -> bool:
-        """Whether there is a stream with this token."""
-        return token in self._by_token
-
-    def has_named(self, name: str) -> bool:
-        """Whether there is a stream with this name."""
-        return name in self._by_name
-
     def find(self, token: bytes) -> LocalStream:
         """See `sessions.Service`."""
         stream = self._by_token.get(token)

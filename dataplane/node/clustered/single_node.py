@@ -1,0 +1,116 @@
+"""The streams and tables of a node outside a cluster that has a data directory. They use the same code as those of a
+cluster, without followers.
+
+The coordinator runs in the process of the node. What it knows of durable streams and tables is in the data directory.
+
+Invariants: before the first client is served, the durable partitions are led and their columns retained; columns that
+nobody needs are freed. Other streams and tables end with the process.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Member, Membership
+from dataplane.coordinator.base import DELETED
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.clustered.durable import DurableColumns
+from dataplane.node.clustered.machines import machine
+from dataplane.node.clustered.retained_shards import RetainedShards
+from dataplane.node.clustered.service import ClusteredStreams
+from dataplane.node.clustered.streams import opening
+from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.partitions.client_departures import HasClients
+from dataplane.node.partitions.partition_storage import PartitionStorage
+from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.store.store import Store
+from dataplane.wire.auth import Key
+from dataplane.wire.messages import Message
+from dataplane.wire.peer import Peers
+
+_LEAD_S = 10.0  # that a partition may take to be led here
+
+
+class SingleNode:
+    """See the module. `life`: how often the directory was opened."""
+
+    def __init__(self, node: bytes, store: Store, needed: NeededShards, life: int) -> None:
+        """Raises Corrupt if the data directory was changed."""
+        self._me = node.hex()
+        self._keeping = keeping = PartitionStorage(store)
+        self._notes = notes = keeping.notes("coordinator")
+        values = notes.load()
+        self._kept = set(values)
+        self._deleted = [key for key, value in values.items() if value == DELETED]
+        for key in self._deleted:
+            del values[key]
+        self._coordinator = ProcessCoordinator(values=values, keep=self._keep)
+        retained = RetainedShards(needed)
+        self._columns = DurableColumns(keeping, store, needed, retained)
+        peers = Peers("", Key(b"", b""), _unasked)  # never started: nobody is reached
+        self.partitions = Partitions(
+            Membership(self._coordinator, self._me, Member(secrets.randbits(48), "", self._me, keeps=True)),
+            self._coordinator,
+            peers,
+            machine,
+            opening,
+            settled=self._columns.settled,
+            logs=keeping.log,
+            alone=True,
+        )
+        self._columns.partitions = self.partitions
+        self.streams = ClusteredStreams(node, self.partitions, retained, peers, life, keep=self._columns.keep)
+        self.tables = ClusteredTables(self.partitions, self._coordinator, peers, self.streams.holders, life)
+
+    async def _keep(self, key: str, value: bytes | None) -> None:
+        """Write a value of a durable stream or table to disk."""
+        if key in self._kept or self._is_durable(key, value):
+            await self._notes.write({key: value})
+            (self._kept.discard if value is None else self._kept.add)(key)
+
+    def _is_durable(self, key: str, value: bytes | None) -> bool:
+        """Whether this is the record of a durable stream or table, or the configuration of a durable partition."""
+        if key.startswith(self.partitions.replicas.key("")):
+            return is_durable(key)
+        return value not in (None, DELETED) and decode(value or b"").durable
+
+    async def recover(self) -> None:
+        """Recover the data directory. Called once, before any client is served. Raises Corrupt."""
+        self.partitions.start()
+        self._notes.write(dict.fromkeys(self._deleted), lazily=True)
+        replicas = self.partitions.replicas
+        for partition in self._keeping.partitions():
+            hosted = replicas.host(partition)
+            if await self._coordinator.read(replicas.key(partition)) is None:
+                replicas.end(hosted, forget=True)  # it was being made, and nobody knows of it
+        await self.tables.directory.read_all(self._coordinator.values())
+        await self._columns.recover()
+        for hosted in replicas:
+            if isinstance(hosted.machine, HasClients):
+                ended = hosted.machine.leaving(self._me)
+                await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
+            if not await self._is_named(hosted.partition):
+                await replicas.delete(hosted.partition)  # it was being made, or restored
+        await self._columns.recovered()
+        self.tables.start()
+
+    async def _is_named(self, partition: str) -> bool:
+        """Whether a stream or table has this partition."""
+        is_table, name = kind_of(partition) == TABLES, name_of(partition)
+        record = await (self.tables.directory if is_table else self.partitions.directory).read(name)
+        return record is not None and record.key == partition
+
+    async def aclose(self) -> None:
+        """Stop. Idempotent."""
+        await self._columns.aclose()
+        await self.tables.aclose()
+        await self.streams.aclose()
+        await self.partitions.aclose()
+        await self._coordinator.aclose()
+
+
+def _unasked(request: object) -> Message:
+    raise AssertionError(f"nobody asks this node: {request}")
