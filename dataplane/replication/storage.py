@@ -1,7 +1,7 @@
 """The durable log: an ordered list of operations, and their result.
 
 A replica changes its log in memory and emits each change as an operation. Storage writes them in order; after a
-crash it returns the result of some first part of them, at least what was synced. It may return more, and of an
+crash it returns the result of some first part of them, at least what was written. It may return more, and of an
 `Extend` any first part of its entries. A snapshot is there entirely or not at all. This is what SQLite's write-ahead
 log provides with a transaction for each batch, and all that the replica relies on.
 """
@@ -9,7 +9,7 @@ log provides with a transaction for each batch, and all that the replica relies 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -60,8 +60,7 @@ class Stored(msgspec.Struct):
 
 
 class Storage(ABC):
-    """Where the log of one replica is stored. Called by one thread at a time. An error of `write` concerns all that
-    was written since the last sync, since one transaction may contain it."""
+    """Where the log of one replica is stored. Called by one thread at a time."""
 
     durable = True
     """Whether it outlives the process."""
@@ -71,13 +70,9 @@ class Storage(ABC):
         """The replica that the log is of, and the log. Raises Corrupt for a wrong byte before the torn tail."""
 
     @abstractmethod
-    def write(self, operations: Iterable[Operation]) -> None:
-        """Write operations after the earlier ones. Raises Backpressure if there is no room; then none is written."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Return once all that was written will survive a crash. Raises Backpressure as `write`: then nothing is
-        there of what was written since the last sync, and it must be written again."""
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Write operations after the earlier ones. Returns once they will survive a crash. Raises Backpressure if
+        there is no room; then none is written."""
 
 
 class MemoryStorage(Storage):
@@ -92,9 +87,6 @@ class MemoryStorage(Storage):
     def load(self) -> tuple[ReplicaId, Stored]:
         return self._replica, Stored(self._stored.snapshot, self._stored.entries.copy())
 
-    def write(self, operations: Iterable[Operation]) -> None:
+    def write(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             self._stored.apply(operation)
-
-    def sync(self) -> None:
-        return

@@ -40,7 +40,6 @@ async def main(path: Path) -> None:
         try:
             if line == "log\n":
                 log.write([Extend(last + 1, (Entry(1, b"entry %d" % (last + 1)),))])
-                log.sync()
                 last += 1
                 print(last, flush=True)  # noqa: T201
             else:

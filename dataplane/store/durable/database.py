@@ -2,10 +2,8 @@
 
 Invariants:
 
-- what several write goes into one transaction until one of them syncs; a commit returns once it is on disk (WAL,
-  `synchronous=FULL`), so one sync serves all who wrote before it;
-- a transaction is there whole or not at all. Where a disk is full it is rolled back, all who wrote in it are told
-  Backpressure, and the next one may succeed;
+- a commit returns once it is on disk (WAL, `synchronous=FULL`);
+- a transaction is there whole or not at all. Where a disk is full it is rolled back, and the next one may succeed;
 - after any other failure of the disk nothing more is written: what a failed sync has left on the disk is not known
   until the file is opened again.
 
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded
-from dataplane.store.durable import wal
 from dataplane.store.durable.errors import DirectoryUnusable
 
 T = TypeVar("T")
@@ -62,9 +59,6 @@ class Database:
         self.path = path
         self._lock = threading.Lock()
         self._failure: DataplaneError | None = None
-        self._batch = 1  # the transaction that is open, or comes next
-        self._writes = 0  # in it
-        self._refused: dict[int, DataplaneError] = {}  # by transaction that was rolled back, why
         check_header(path)
         with translated(path):
             self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
@@ -78,7 +72,6 @@ class Database:
     def _open(self, path: Path) -> None:
         sql = self._sql
         sql.execute("PRAGMA locking_mode = EXCLUSIVE")
-        wal.check(path.with_name(path.name + "-wal"))
         found = sql.execute("PRAGMA application_id").fetchone()[0], sql.execute("PRAGMA user_version").fetchone()[0]
         fresh = found == (0, 0) and not sql.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if not fresh:
@@ -94,69 +87,35 @@ class Database:
             )
             sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its header says from now on whose it is
 
-    def write(self, work: Callable[[sqlite3.Connection], T], after: int = 0) -> tuple[T, int]:
-        """Run `work` in the open transaction. Returns its result, and the number to `sync`. `after`: the transaction
-        of the caller's previous writes. Raises Backpressure if there was no room for that, or is none now,
-        DirectoryUnusable or Corrupt if it cannot be done; then the transaction is rolled back."""
+    def commit(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a transaction. Returns its result once the transaction is on disk. Raises Backpressure if there
+        is no room, DirectoryUnusable or Corrupt if it cannot be done; then nothing of it exists."""
         with self._lock:
-            self._check(after)
-            with self._rolling_back(self._writes):
-                if not self._sql.in_transaction:
+            if self._failure is not None:
+                raise type(self._failure)(str(self._failure), **self._failure.fields)
+            try:
+                with translated(self.path):
                     self._sql.execute("BEGIN IMMEDIATE")
-                result = work(self._sql)
-            self._writes += 1
-            return result, self._batch
-
-    def sync(self, batch: int) -> None:
-        """Return once that transaction is on disk. Raises as `write`; then nothing of it exists."""
-        with self._lock:
-            if batch < self._batch and batch not in self._refused:
-                return
-            self._check(batch)
-            with self._rolling_back(self._writes - 1):
-                if self._sql.in_transaction:
+                    result = work(self._sql)
                     self._sql.execute("COMMIT")
-            self._next()
+            except BaseException as error:
+                if self._sql.in_transaction:
+                    with translated(self.path):
+                        self._sql.execute("ROLLBACK")
+                if isinstance(error, DataplaneError) and not isinstance(error, Backpressure | LimitExceeded):
+                    self._failure = type(error)(str(error), **error.fields)
+                raise
+            return result
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work`, which sees all writes, not only synced ones. Raises Corrupt, DirectoryUnusable."""
+        """The result of `work`. Raises Corrupt, DirectoryUnusable."""
         with self._lock, translated(self.path):
             return work(self._sql)
 
-    def _check(self, batch: int) -> None:
-        error = self._refused.get(batch) or self._failure
-        if error is not None:
-            raise type(error)(str(error), **error.fields)
-
-    @contextmanager
-    def _rolling_back(self, others: int) -> Iterator[None]:
-        """Roll the transaction back after an error, which is kept for the other callers that wrote in it."""
-        try:
-            with translated(self.path):
-                yield
-        except BaseException as error:
-            if self._sql.in_transaction:
-                with translated(self.path):
-                    self._sql.execute("ROLLBACK")
-            if isinstance(error, DataplaneError):
-                kept = type(error)(str(error), **error.fields)
-                if others > 0:
-                    self._refused[self._batch] = kept
-                if not isinstance(error, Backpressure | LimitExceeded):
-                    self._failure = kept
-            self._next()
-            raise
-
-    def _next(self) -> None:
-        self._batch += 1
-        self._writes = 0
-
     def close(self) -> None:
-        """Close the file. Writes that were not synced are lost. Idempotent."""
+        """Close the file. Idempotent."""
         with self._lock:
             self._failure = DirectoryUnusable(f"{self.path} was closed", path=str(self.path), reason="closed")
-            if self._sql.in_transaction:
-                self._sql.rollback()
             self._sql.close()
 
 

@@ -141,8 +141,7 @@ class DataDirectory:
             values = (msgspec.msgpack.encode(identity), checksum(identity))
             sql.execute("INSERT OR REPLACE INTO identity VALUES ('node', ?), ('sum', ?)", values)
 
-        _, batch = self.database.write(write)
-        self.database.sync(batch)
+        self.database.commit(write)
         return identity
 
     def more_numbers(self, sql: sqlite3.Connection, last: int) -> None:

@@ -66,8 +66,7 @@ class Journal:
             for work in works:
                 work(sql)
 
-        _, batch = self._database.write(all_of_them)
-        self._database.sync(batch)
+        self._database.commit(all_of_them)
 
     def _ended(self, done: asyncio.Future[None]) -> None:
         under_way, self._under_way = self._under_way, []

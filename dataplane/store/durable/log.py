@@ -1,10 +1,9 @@
 """The log of one partition in a data directory: `replication.storage` on SQLite.
 
 An entry is a row with a checksum over all its values. The log's own row has the indices of its beginning and end, so a
-missing entry is noticed too. A write goes into the transaction that all logs of the directory share, and the first
-`sync` commits it for all (`database`).
+missing entry is noticed too.
 
-Invariants: a log is found in the state after some prefix of its operations, at least the synced ones, or it is
+Invariants: a log is found in the state after some prefix of its operations, at least the written ones, or it is
 Corrupt; a log of another replica is not touched.
 """
 
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import xxhash
@@ -22,7 +21,7 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import Entry, Snapshot
 from dataplane.replication.storage import Extend, Operation, Storage, Stored, Truncate
-from dataplane.store.durable.database import Database, Work
+from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal
 
@@ -43,7 +42,6 @@ class SQLiteStorage(Storage):
         self._database = database
         self._name = name
         self._replica = replica
-        self._written = 0  # the transaction that has what was written last
         found = database.read(self._found)
         self._id = self._made() if found is None else found[0]
 
@@ -73,9 +71,7 @@ class SQLiteStorage(Storage):
             sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, 0, 0, ?)", (number, self._name, *self._replica, summed))
             return number
 
-        number, batch = self._database.write(make)
-        self._database.sync(batch)
-        return number
+        return self._database.commit(make)
 
     def load(self) -> tuple[ReplicaId, Stored]:
         return self._replica, self._database.read(self._load)
@@ -112,25 +108,8 @@ class SQLiteStorage(Storage):
     def _place(self, index: int) -> int:
         return (self._id << _INDEX_BITS) + index
 
-    def write(self, operations: Iterable[Operation]) -> None:
-        batch = list(operations)
-        if batch:
-            with self._forgetting():
-                _, self._written = self._database.write(lambda sql: self._write(sql, batch), self._written)
-
-    def writing(self, operations: Sequence[Operation]) -> Work:
-        """A function that writes operations after the previous ones in a transaction of a journal, instead of
-        `write` and `sync`."""
-        return lambda sql: self._write(sql, operations)
-
-    @contextmanager
-    def _forgetting(self) -> Iterator[None]:
-        """A context: after an error, writes since the last sync are gone, and are written again."""
-        try:
-            yield
-        except DataplaneError:
-            self._written = 0
-            raise
+    def write(self, operations: Sequence[Operation]) -> None:
+        self._database.commit(lambda sql: self._write(sql, operations))
 
     def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
         found = self._found(sql)
@@ -168,10 +147,6 @@ class SQLiteStorage(Storage):
         summed = checksum(self._id, snapshot.index, *row[1:])
         sql.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (*row, summed))
 
-    def sync(self) -> None:
-        with self._forgetting():
-            self._database.sync(self._written)
-
 
 class JournaledLog(SQLiteStorage):
     """A log that is written through the directory's journal, with everything else."""
@@ -190,7 +165,7 @@ class JournaledLog(SQLiteStorage):
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
         """Write operations after the previous ones. The future is that of `Journal.write`."""
-        return self._journal.write(self.writing(operations))
+        return self._journal.write(lambda sql: self._write(sql, operations))
 
     def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
         if not self._removed:
@@ -200,8 +175,7 @@ class JournaledLog(SQLiteStorage):
         """Delete the log: another one with its name begins empty. If that fails, the next process finds the log."""
         self._removed = True
         with suppress(DataplaneError):
-            self._database.write(self._remove)
-        self._journal.write(lambda sql: None, lazily=True).add_done_callback(_heard)
+            self._database.commit(self._remove)
 
     def _remove(self, sql: sqlite3.Connection) -> None:
         sql.execute(
@@ -209,11 +183,6 @@ class JournaledLog(SQLiteStorage):
         )
         sql.execute("DELETE FROM snapshots WHERE log = ?", (self._id,))
         sql.execute("DELETE FROM logs WHERE id = ?", (self._id,))
-
-
-def _heard(written: asyncio.Future[None]) -> None:
-    if not written.cancelled():
-        written.exception()
 
 
 def names(database: Database) -> list[tuple[str, ReplicaId]]:

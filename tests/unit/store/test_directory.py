@@ -135,8 +135,7 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
 def test_an_identity_that_was_changed(tmp_path: Path) -> None:
     path = tmp_path / "data"
     opened = DataDirectory(path)
-    opened.database.write(lambda sql: sql.execute("UPDATE identity SET value = x'93' WHERE name = 'node'"))
-    opened.database.sync(opened.database.write(lambda sql: None)[1])
+    opened.database.commit(lambda sql: sql.execute("UPDATE identity SET value = x'93' WHERE name = 'node'"))
     opened.close()
     with pytest.raises(Corrupt, match="identity"):
         DataDirectory(path)
