@@ -29,7 +29,6 @@ from dataplane.client.writer import Writer
 from dataplane.errors import DataplaneError, Misuse, NotReady, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Listed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 
@@ -378,15 +377,6 @@ class AsyncStream:
         if name not in tasks:
             raise Misuse(f"stream {self.name!r} has no task {name!r}: it has {', '.join(tasks)}")
         return tasks.index(name)
-
-    async def tend(self, key: str, what: str, token: int, lease_s: float) -> list[Listed]:
-        """Renew, release or give up a row in progress, or take it over; without a key, the first free one. See
-        `wire.messages.TendRow`. Returns what was taken over."""
-        request = m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
-        if what != "take":
-            await self._connection.request(request, m.Done, 0.0)
-            return []
-        return _result(await self._connection.request(request, m.StreamAnswer, 0.0), r.UnfinishedRows).rows
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
         """As `plane.get`."""

@@ -161,13 +161,13 @@ class AsyncRow:
         LeaseExpired."""
         async with self._turn:
             if not self.ended:
-                await self._tend("give-up")
+                await self._stream.ask(r.GiveUp(key=self.key, token=self._token), r.Done)
                 self.ended = True
 
     async def renew(self) -> None:
         """Begin the lease again, as each piece does. Raises LeaseExpired."""
         self._require()
-        await self._tend("hear")
+        await self._stream.ask(r.Hear(key=self.key, token=self._token), r.Done)
 
     async def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
@@ -181,10 +181,8 @@ class AsyncRow:
 
     async def _taken(self) -> Listed:
         """The row as it is shown to its holder."""
-        return (await self._stream.tend(self.key, "take", self._token, self._lease_s))[0]
-
-    async def _tend(self, what: str) -> None:
-        await self._stream.tend(self.key, what, self._token, self._lease_s)
+        taken = r.TakeUp(key=self.key, token=self._token, lease_s=self._lease_s)
+        return (await self._stream.ask(taken, r.UnfinishedRows)).rows[0]
 
     def _require(self) -> None:
         if self.ended:
@@ -202,7 +200,7 @@ class AsyncRow:
     async def release(self) -> None:
         """Release the row: the next process that resumes it continues it. Does nothing if it is another's already."""
         try:
-            await self._tend("release")
+            await self._stream.ask(r.Hear(key=self.key, token=self._token, free=True), r.Done)
         except DataplaneError:
             return
 
@@ -266,8 +264,8 @@ async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow
     Raises LeaseExpired, for a key, if another holds it, or it is unfinished no more.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    taken = await stream.tend(key or "", "take", token, lease_s)
-    return AsyncRow(stream, taken[0], token, lease_s) if taken else None
+    taken = await stream.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+    return AsyncRow(stream, taken.rows[0], token, lease_s) if taken.rows else None
 
 
 def _lease(lease: float) -> float:

@@ -122,6 +122,13 @@ class TakeUp(Command, tag=27, kw_only=True):
     time_s: float
 
 
+class GiveUp(Command, tag=28, kw_only=True):
+    """The producer with this token drops a row in progress."""
+
+    row: int
+    token: int
+
+
 AnyCommand = (
     Append
     | Extend
@@ -143,7 +150,7 @@ AnyCommand = (
     | r.Restore
     | r.PutColumns
     | r.FinishRestore
-    | r.GiveUp
+    | GiveUp
 )
 """A request about which nothing has to be decided is its own command."""
 

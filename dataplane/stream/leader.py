@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.errors import DataplaneError, Misuse, NotReady, Rejected
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady, Rejected
 from dataplane.replication.sessions import Settled
 from dataplane.stream import commands as c
 from dataplane.stream import reads
@@ -189,20 +189,35 @@ class Leader(Replicated):
             rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
         )
 
-    def _grow(self, asked: r.Grow, now: float) -> c.Command:
-        unfinished = self.leased.partition.unfinished
-        if unfinished.is_new(asked.row, asked.piece):
-            unfinished.check(asked.row, asked.ref)
-            unfinished.heard(asked.row, asked.piece.token, now)
-        return c.Grow(
-            row=asked.row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes
-        )
+    def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
+        """The number of a row in progress; None if the holder of the token has finished it, or given it up. Raises
+        LeaseExpired if it is gone."""
+        partition = self.leased.partition
+        if token in partition.unfinished.ended:
+            return None
+        if not asked.key:
+            return asked.row
+        rows = partition.keys.known_rows([asked.key])
+        if not partition.rows.there(rows)[0]:
+            raise LeaseExpired(
+                f"the row {asked.key!r} is in progress no more: it was dropped, or lost, or finished by another"
+            )
+        return int(rows[0])
+
+    def _grow(self, asked: r.Grow, now: float) -> c.Command | r.AnyResult:
+        unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.piece.token)
+        if row is None:
+            return r.Appended(-1, 1, False)
+        if unfinished.is_new(row, asked.piece):
+            unfinished.check(row, asked.ref)
+            unfinished.heard(row, asked.piece.token, now)
+        return c.Grow(row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes)
 
     def _take_up(self, asked: r.TakeUp, now: float) -> c.Command | r.AnyResult:
-        if not asked.lease_s > 0:
-            raise Misuse(f"nobody holds a row for {asked.lease_s} s")
+        if not 0 < asked.lease_s < float("inf"):
+            raise Misuse(f"a row is held for more than 0 s, not {asked.lease_s}")
         unfinished = self.leased.partition.unfinished
-        row = unfinished.first_free(now) if asked.row < 0 else asked.row
+        row = self._begun(asked) if asked.key or asked.row >= 0 else unfinished.first_free(now)
         if row is None:
             return r.UnfinishedRows([])
         unfinished.require_free(row, asked.token, now)
@@ -210,12 +225,16 @@ class Leader(Replicated):
         before = unfinished.begun[row].token
         return c.TakeUp(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
 
+    def _give_up(self, asked: r.GiveUp, now: float) -> c.Command | r.AnyResult:
+        row = self._begun(asked, asked.token)
+        return _DONE if row is None else c.GiveUp(row=row, token=asked.token)
+
     def _hear(self, asked: r.Hear, now: float) -> r.AnyResult:
-        unfinished = self.leased.partition.unfinished
-        if asked.free:
-            unfinished.release(asked.row, asked.token)
-        else:
-            unfinished.heard(asked.row, asked.token, now)
+        unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.token)
+        if row is not None and asked.free:
+            unfinished.release(row, asked.token)
+        elif row is not None:
+            unfinished.heard(row, asked.token, now)
         return _DONE
 
     def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
@@ -350,7 +369,7 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
     r.Grow: Leader._grow,
     r.TakeUp: Leader._take_up,
-    r.GiveUp: _itself,
+    r.GiveUp: Leader._give_up,
     r.Hear: Leader._hear,
     r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.leased.unfinished(asked.most, now)),
     r.Tick: Leader._tick,

@@ -61,8 +61,6 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
 def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
     """Never refused."""
     partition = leader.leased.partition
-    if asked.token in partition.unfinished.ended:
-        return r.FoundRows(np.full(len(asked.keys), -2, np.int64))
     rows = partition.keys.known_rows(asked.keys)
     if asked.digest and (not asked.keys or partition.keys.known(asked.keys[0], asked.digest) is None):
         rows[:] = -1

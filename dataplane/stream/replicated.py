@@ -216,7 +216,7 @@ class Replicated:
             [self.leased.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
         )
 
-    def _do_give_up(self, command: r.GiveUp) -> r.AnyResult:
+    def _do_give_up(self, command: c.GiveUp) -> r.AnyResult:
         self.leased.give_up(command.row, command.token)
         return _DONE
 
@@ -435,5 +435,5 @@ _APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
     r.FinishRestore: Replicated._do_finish_restore,
     c.Grow: Replicated._do_grow,
     c.TakeUp: Replicated._do_take_up,
-    r.GiveUp: Replicated._do_give_up,
+    c.GiveUp: Replicated._do_give_up,
 }

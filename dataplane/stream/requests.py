@@ -240,11 +240,10 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
 
 class Find(Request, frozen=True, tag=28, kw_only=True):
     """Ask for the rows with these keys. With a digest: only if the first key is the first of an append with this
-    digest. With a token: -2 if its holder has finished or given up the row. Answered by `FoundRows`."""
+    digest. Answered by `FoundRows`."""
 
     keys: list[str]
     digest: bytes = b""
-    token: int = 0
 
 
 class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
@@ -311,36 +310,40 @@ class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
     """The checkpoint is complete. New rows get numbers that the old stream cannot have given since."""
 
 
-class Grow(Request, frozen=True, tag=43, kw_only=True):
-    """Add a piece to a row in progress. Answered by `Appended`; `new` is False if the piece came before."""
+class BegunRow(Request, frozen=True, kw_only=True):
+    """Base class of requests about a row in progress, named by number or by key."""
 
-    row: int
+    row: int = -1
+    key: str = ""
+
+
+class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
+    """Add a piece to a row in progress. Answered by `Appended`; `new` is False if the piece came before, or the holder
+    of its token has finished the row or given it up."""
+
     piece: Piece
     ref: BatchRef
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
 
 
-class TakeUp(Request, frozen=True, tag=44, kw_only=True):
-    """Make this client the producer of a row in progress, or of the first free one (-1). Answered by
+class TakeUp(BegunRow, frozen=True, tag=44, kw_only=True):
+    """Make this client the producer of a row in progress or, if none is named, of the first free one. Answered by
     `UnfinishedRows` with this row, or with none if none is free."""
 
-    row: int
     token: int
     lease_s: float
 
 
-class GiveUp(Request, frozen=True, tag=45, kw_only=True):
+class GiveUp(BegunRow, frozen=True, tag=45, kw_only=True):
     """Drop a row in progress, by its producer."""
 
-    row: int
     token: int
 
 
-class Hear(Request, frozen=True, tag=46, kw_only=True):
+class Hear(BegunRow, frozen=True, tag=46, kw_only=True):
     """Renew the lease of a row in progress or, with `free`, end it."""
 
-    row: int
     token: int
     free: bool = False
 
@@ -401,6 +404,9 @@ FromClient = (
     | DeadLetters
     | Measure
     | ListUnfinished
+    | TakeUp
+    | GiveUp
+    | Hear
     | TakeSnapshot
     | ReadSnapshot
     | ReleaseSnapshot

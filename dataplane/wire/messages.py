@@ -462,19 +462,6 @@ class ExtendInline(Message, frozen=True, tag="extend-inline"):
     piece: Piece | None = None
 
 
-class TendRow(Message, frozen=True, tag="tend-row"):
-    """About a row in progress, by the producer with this token: "take" takes it over, "hear" renews its lease,
-    "release" lets another producer take it over, "give-up" drops it. "take" is answered by a `StreamAnswer` with
-    `UnfinishedRows`, the others by `Done`."""
-
-    id: int
-    stream: bytes
-    key: str
-    what: str
-    token: int
-    lease_s: float = 0.0
-
-
 class DropStream(Message, frozen=True, tag="drop-stream"):
     """Free a stream with all its rows, delivered or not. Answered by `Done`."""
 
@@ -617,7 +604,6 @@ Request = (
     | AppendInline
     | Extend
     | ExtendInline
-    | TendRow
     | DropStream
     | AskStream
     | TakeLost
@@ -640,7 +626,6 @@ SHARED = frozenset(
         AppendInline,
         Extend,
         ExtendInline,
-        TendRow,
         DropStream,
         AskStream,
         TakeLost,

@@ -23,14 +23,16 @@ from dataplane.errors import (
     DataplaneError,
     Misuse,
     OutcomeUnknown,
+    ProtocolMismatch,
 )
-from dataplane.node.streams import request_checks, unfinished_rows
+from dataplane.node.streams import request_checks
 from dataplane.node.streams.deliveries import Deliveries, Room
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.permits import Permits, Ticket
 from dataplane.node.streams.restores import Restores
 from dataplane.node.streams.sessions import (
     ColumnClaim,
+    Outcome,
     Service,
     Stream,
     Waiting,
@@ -59,7 +61,6 @@ StreamRequest = (
     | m.GiveBack
     | m.Append
     | m.Extend
-    | m.TendRow
     | m.AskStream
     | m.DropStream
     | m.TakeLost
@@ -169,10 +170,25 @@ class StreamClient:
         result: Any = r.Done()
         if isinstance(asked, r.Ack):
             await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
+        elif isinstance(asked, r.TakeUp):
+            result = await self._on(stream, lambda at: self._take_up(at, asked))
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
             result = await self._ask(stream, asked, r.Result, deadline)
         return m.StreamAnswer(identifier, stream.token, result)
+
+    async def _take_up(self, partition: Any, asked: r.TakeUp) -> r.UnfinishedRows:
+        """Take over a row in progress. If the request was cancelled meanwhile, release the row."""
+        waits = True
+
+        def settled(outcome: Outcome) -> None:
+            if not waits and isinstance(outcome, r.UnfinishedRows) and outcome.rows:
+                self._session.soon(partition, r.Hear(row=outcome.rows[0].row, token=asked.token, free=True))
+
+        try:
+            return await self._session.ask(partition, asked, r.UnfinishedRows, settled=settled)
+        finally:
+            waits = False
 
     def _soon(self, answer: Waiting) -> m.Reply | Waiting:
         """For streams of this node, the reply; else `answer` itself."""
@@ -190,8 +206,6 @@ class StreamClient:
                 return await self._append(request, stream, deadline)
             case m.Extend():
                 await self._more(request, stream)
-            case m.TendRow():
-                return await self._on(stream, lambda at: unfinished_rows.tend(self._session, request, stream, at))
             case m.DropStream():
                 await self._service.drop(stream)
             case m.TakeLost():
@@ -338,12 +352,12 @@ class StreamClient:
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         nodes, lengths = _nodes(request), request_checks.lengths(request.lengths, ref)
 
+        if len(request.keys) != 1:
+            raise ProtocolMismatch(f"a piece of {len(request.keys)} rows")
+        asked = r.Grow(key=request.keys[0], piece=piece, ref=ref, lengths=lengths, nodes=nodes)
+
         async def grow(partition: Any) -> bool:
-            row = await unfinished_rows.row_of(self._session, partition, request.keys, piece.token)
-            if row == unfinished_rows.ENDED:
-                return False
             claim = await self._claim(partition, ref, nodes)
-            asked = r.Grow(row=row, piece=piece, ref=ref, lengths=lengths, nodes=nodes)
             settled = partial(happened, (claim,))
             return (await self._session.ask(partition, asked, r.Appended, settled=settled)).new
 

@@ -84,7 +84,7 @@ class Model:
             self._grow(command, result)
         elif isinstance(command, c.TakeUp):
             self.rows[command.row].token = command.token
-        elif isinstance(command, r.GiveUp):
+        elif isinstance(command, c.GiveUp):
             if command.row in self.rows and self.rows[command.row].token == command.token:
                 self.rows[command.row].dropped = True
                 self.dropped.add(command.row)
