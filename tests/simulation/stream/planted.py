@@ -128,7 +128,7 @@ def a_key_has_two_rows(plant: Plant) -> None:
 
 
 def a_copy_is_taken_for_none(plant: Plant) -> None:
-    plant(ColumnBatch, "lives", lambda self, there: all(there(*shard) for shard in self.shards))
+    plant(ColumnBatch, "lives", lambda self, there: all(there(*shard) for shard in self.ref.shards()))
 
 
 def a_lost_row_is_not_named(plant: Plant) -> None:
@@ -166,14 +166,14 @@ def an_entry_is_lost_with_its_leader(plant: Plant) -> None:
 
 def entries_are_numbered_anew(plant: Plant) -> None:
     """From 1, whenever all were told."""
-    told = Outboxes.told
+    confirm = Outboxes.confirm
 
     def forgotten(self: Any, node: bytes, last: int) -> None:
-        told(self, node, last)
+        confirm(self, node, last)
         if node not in self._entries:
             self._last.pop(node, None)
 
-    plant(Outboxes, "told", forgotten)
+    plant(Outboxes, "confirm", forgotten)
 
 
 def who_is_told_twice_frees_twice(plant: Plant) -> None:
