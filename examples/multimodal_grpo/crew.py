@@ -145,7 +145,10 @@ class Crew:
                 process = self._processes.pop(ready)
                 ready.close()
                 process.join(STOP_S)
-                if process.exitcode != 0:
+                if process.is_alive():  # its work is over, and its end takes long
+                    process.kill()
+                    process.join()
+                elif process.exitcode != 0:
                     yield Failed(process.name, f"ended with exit code {process.exitcode}")  # a signal's, if negative
 
     def __enter__(self) -> Crew:
