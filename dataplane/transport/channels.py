@@ -1,4 +1,5 @@
-"""Transports whose bytes go by a library: a socket opens and ends each read, a channel carries its bytes.
+"""Transports over sockets: a socket opens and ends each read, and a channel carries its bytes: a connection of a
+library beside the socket, or the socket itself (`tcp`).
 
     reader -> server: ticket (16 bytes) | ranges (4) | of each: start (8) | stop (8), little-endian
     server -> reader: one byte: granted
@@ -13,7 +14,7 @@ then what it has is worthless. An offer ends when its readers have gone, or were
 
 A channel is one thread's at a time, and has a worker of the library of its own: what stands still on one holds up no
 other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read from
-the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
+the same address, for `_KEPT_S` seconds, `kept` of them at most.
 
 Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from one
 that has named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no channel
@@ -33,6 +34,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -45,8 +47,8 @@ from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, Offered
+from dataplane.transport.sockets import ByteRange, connect, mapping
 from dataplane.transport.sockets import exactly as exactly
-from dataplane.transport.sockets import mapping
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +60,9 @@ _MOST = 1 << 14  # ranges of a request
 _TOLD = 1 << 20  # bytes that one end of a channel tells the other
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds for a request
-_KEPT, _KEPT_S = 64, 20.0
-_AT_ONCE = 3  # reads of one address: more are no faster, and need more workers (measured: decision 0017)
-_PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
+_KEPT_S = 20.0
+_CONNECT_S = 20.0
+_PIECE = 4 << 20  # bytes, at least, of a connection's share
 
 
 class DataChannel(ABC):
@@ -68,7 +70,7 @@ class DataChannel(ABC):
     EOFError, at the latest soon after the socket was shut down; the caller then closes it."""
 
     @abstractmethod
-    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
         """Let the other end have these ranges, (start, stop), until it has confirmed that on the socket."""
 
     @abstractmethod
@@ -107,20 +109,20 @@ class _Attempt:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stream: socket.socket | None = None
-        self._over = False
+        self.over = False
         self.reading = False
 
     def use(self, stream: socket.socket | None) -> None:
         """This connection ends if the attempt is cancelled. Raises EOFError if it was."""
         with self._lock:
-            if self._over:
+            if self.over:
                 raise EOFError("given up")
             self._stream = stream
 
     def give_up(self, how: int = socket.SHUT_RDWR) -> None:
         """End it, or (SHUT_WR) ask the server to, if it reads already."""
         with self._lock:
-            self._over = True
+            self.over = True
             if self._stream is not None:
                 with suppress(OSError):
                     self._stream.shutdown(how if self.reading else socket.SHUT_RDWR)
@@ -129,6 +131,15 @@ class _Attempt:
 class ChannelTransport(Transport):
     """A transport over channels. A subclass defines how a channel is made. `host`: where to listen, on any port;
     `told`: the address for others, if it differs."""
+
+    streams = 1
+    """Connections that one read uses, if it has as many pieces."""
+    at_once = 3
+    """Reads of one address: of libraries more are no faster, and need more workers (measured: decision 0017)."""
+    kept = 64
+    """Connections that are kept for the next read, at most."""
+    patience_s = 0.5
+    """Seconds that a reader has to stop when an offer ends."""
 
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
@@ -158,8 +169,11 @@ class ChannelTransport(Transport):
     # serving
 
     def offer(self, memory: Memory) -> bytes:
+        return self._offer(Offered(memory))
+
+    def _offer(self, offered: Offered) -> bytes:
         ticket = secrets.token_bytes(16)
-        self._offers[ticket] = Offered(memory)
+        self._offers[ticket] = offered
         return ticket
 
     def had(self) -> list[bytes]:
@@ -169,18 +183,18 @@ class ChannelTransport(Transport):
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:
-            await self._reading.aside(offered.end, _PATIENCE_S)
+            await self._reading.aside(offered.end, self.patience_s)
 
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one connection, from its first request to its end."""
         channel, wait_s = None, _SAY_S
         try:
-            while _ready(connected, wait_s) and (claim := self._claim(connected)) is not None:
+            while _asks(connected, wait_s) and (claim := self._claim(connected)) is not None:
                 offered, asked = claim
                 try:
                     connected.sendall(_GRANTED)
                     channel = channel or self._channel(connected)
-                    channel.give(offered.memory, asked)
+                    channel.give(offered, asked)
                     exactly(connected, len(DONE))
                     offered.confirm(connected)
                 except BaseException:
@@ -217,37 +231,41 @@ class ChannelTransport(Transport):
         timeout_s: float,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        asked = [(0, len(into))] if ranges is None else ranges
+        shares = _shared_out([(0, len(into))] if ranges is None else ranges, self.streams)
         if not self._listening.open or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
-        turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
+        turn = self._turns.setdefault(address, asyncio.Semaphore(self.at_once))
         try:
             async with asyncio.timeout(timeout_s), turn:
-                await self._carried(address, ticket, into, timeout_s, asked)
+                await self._carried(address, ticket, into, timeout_s, shares)
         except TimeoutError as error:
             raise TransportError(f"{self.name} from {address}: too slow") from error
 
     async def _carried(
-        self, address: str, ticket: bytes, into: memoryview, timeout_s: float, asked: Iterable[tuple[int, int]]
+        self, address: str, ticket: bytes, into: memoryview, timeout_s: float, shares: Sequence[Sequence[ByteRange]]
     ) -> None:
-        attempt = _Attempt()
+        attempts = [_Attempt() for _ in shares]
+        running: list[Future[None]] = []
+
+        def give_up(how: int) -> None:
+            for attempt in attempts:
+                attempt.give_up(how)
+
+        self._attempts.update(attempts)
         try:
-            running = self._reading.submit(self._read, attempt, address, ticket, into, asked, timeout_s)
-        except OSError as error:
-            raise TransportError(f"{self.name} from {address}: {error.strerror}") from None
-        self._attempts.add(attempt)
-        try:
-            await asyncio.wrap_future(running)
+            for attempt, share in zip(attempts, shares, strict=True):
+                running.append(self._reading.submit(self._read, attempt, address, ticket, into, share, timeout_s))
+            await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException as error:
-            attempt.give_up(socket.SHUT_WR)
-            cut = asyncio.get_running_loop().call_later(_PATIENCE_S, attempt.give_up)
-            await stopped([running])
+            give_up(socket.SHUT_WR)
+            cut = asyncio.get_running_loop().call_later(self.patience_s, give_up, socket.SHUT_RDWR)
+            await stopped(running)
             cut.cancel()
             if isinstance(error, OSError | EOFError | TimeoutError | ValueError | OverflowError):
                 raise TransportError(f"{self.name} from {address}: {str(error) or 'too slow'}") from error
             raise
         finally:
-            self._attempts.discard(attempt)
+            self._attempts.difference_update(attempts)
 
     def _read(
         self,
@@ -255,16 +273,16 @@ class ChannelTransport(Transport):
         address: str,
         ticket: bytes,
         into: memoryview,
-        asked: Iterable[tuple[int, int]],
+        asked: Iterable[ByteRange],
         timeout_s: float,
     ) -> None:
-        """In a thread: one read."""
+        """In a thread: the share of a read that one connection has."""
         way = self._way(attempt, address, timeout_s)
         try:
             ranges = iter(asked)
             while part := list(islice(ranges, _MOST)):
                 way.stream.settimeout(timeout_s)
-                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_RANGE.pack(*each) for each in part))
+                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + np.array(part, "<u8").tobytes())
                 exactly(way.stream, len(_GRANTED), timeout_s)
                 attempt.reading = True
                 way.channel = way.channel or self._channel(way.stream)
@@ -291,18 +309,11 @@ class ChannelTransport(Transport):
             host, _, port = address.rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise ValueError("that is no address")
-            family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-            way = _Connection(address, socket.socket(family, socket.SOCK_STREAM))
-            try:
-                attempt.use(way.stream)
-                way.stream.settimeout(timeout_s)
-                way.stream.connect(where)
-                way.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                way.stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            except BaseException:
-                way.close()
-                raise
-            return way
+            stream = connect(host.strip("[]"), int(port), min(timeout_s, _CONNECT_S), lambda: attempt.over)
+            way = _Connection(address, stream)
+            stream.settimeout(timeout_s)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             attempt.use(way.stream)
         except EOFError:
@@ -313,7 +324,7 @@ class ChannelTransport(Transport):
     def _keep(self, way: _Connection) -> None:
         way.since = time.monotonic()
         with self._keeping:
-            if self._listening.open and len(self._kept) < _KEPT:
+            if self._listening.open and len(self._kept) < self.kept:
                 self._kept.append(way)
                 return
         way.close()
@@ -336,6 +347,23 @@ class ChannelTransport(Transport):
             kept, self._kept = self._kept, []
         for way in kept:
             await asyncio.to_thread(way.close)
+
+
+def _shared_out(ranges: Sequence[ByteRange], streams: int) -> list[list[ByteRange]]:
+    """The ranges in shares of about as many bytes each, one for each connection."""
+    total = sum(stop - start for start, stop in ranges)
+    most, left = -(-total // max(1, min(streams, total // _PIECE))), 0
+    shares: list[list[ByteRange]] = []
+    for start, stop in ranges:
+        while start < stop:
+            if not left:
+                shares.append([])
+                left = most
+            end = min(stop, start + left)
+            shares[-1].append((start, end))
+            left -= end - start
+            start = end
+    return shares
 
 
 def tell(stream: socket.socket, what: bytes) -> None:
@@ -367,6 +395,11 @@ def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
     if not stream.recv(1, socket.MSG_PEEK):
         raise EOFError("the other end has gone")
     return True
+
+
+def _asks(stream: socket.socket, within_s: float) -> bool:
+    """Whether the other end asks for something in time, and has not gone."""
+    return _ready(stream, within_s) and bool(stream.recv(1, socket.MSG_PEEK))
 
 
 def _ready(stream: socket.socket, within_s: float) -> bool:

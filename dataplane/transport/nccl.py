@@ -35,6 +35,7 @@ from dataplane.threads import Pool
 from dataplane.transport.base import Memory
 from dataplane.transport.channels import ChannelTransport, DataChannel, agree, exactly, mapped, tell, told
 from dataplane.transport.messages import messages
+from dataplane.transport.offers import Offered
 from dataplane.transport.pairs import Pair, Wait, joined
 
 _HAVE = b"\x04"  # said by the reader on the socket for each message
@@ -121,9 +122,9 @@ class _NcclChannel(DataChannel):
         self._waits = waits
         self._pair: Pair = joined(stream, int(mine > told(stream)), device)
 
-    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
         under_way: deque[Wait] = deque()
-        with _turn(self._device, 0), _tensor(memory) as source:
+        with _turn(self._device, 0), _tensor(offered.memory) as source:
             try:
                 for message in messages(ranges):
                     if len(under_way) == _UNDER_WAY:

@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.transport.base import Memory
 from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
+from dataplane.transport.offers import Offered
 
 _PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
 _MOST = 4096  # ranges of a transfer
@@ -96,9 +96,9 @@ class _NixlChannel(DataChannel):
         self._stream = stream
         self._agent: Any = _agent(library)
 
-    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
         first, last = ranges[0][0], max(stop for _, stop in ranges)
-        with _errors(), mapped(memory) as source:
+        with _errors(), mapped(offered.memory) as source:
             start = source.ctypes.data
             with self._registered(start + first, last - first) as registered:
                 tell(self._stream, _WHERE.pack(start))

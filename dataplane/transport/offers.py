@@ -28,8 +28,10 @@ DONE = b"\x01"
 class Offered:
     """Offered memory, and the connections that read it. Used by the threads of its transport."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, *, on_disk: bool = False) -> None:
+        """`on_disk`: the memory is of a file, which may be cut short: to read that mapped would be fatal."""
         self.memory = memory
+        self.on_disk = on_disk
         self._taken: Asked = np.empty((0, 2), np.int64)
         self._streams: set[socket.socket] = set()
         self._over = False

@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.transport.base import Memory
 from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, exactly, heard, mapped, tell, told
 from dataplane.transport.messages import messages
+from dataplane.transport.offers import Offered
 
 _UNDER_WAY = 4  # messages
 _COMES = b"\x03"  # said by the owner on the socket before each message
@@ -126,8 +126,8 @@ class _UcxChannel(DataChannel):
             self.close()
             raise OSError("UCX: the other end can not be reached")
 
-    def give(self, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
-        with self._errors(), mapped(memory) as source:
+    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
+        with self._errors(), mapped(offered.memory) as source:
             under_way: deque[_Message] = deque()
             try:
                 for piece in messages(ranges):
