@@ -24,7 +24,6 @@ def each_case(
     """
     named = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     cases = [_case(named, value) for value in values]
-    told = [_told(case, ids, number) for number, case in enumerate(cases)]
 
     def decorate(test: Test) -> Test:
         signature = inspect.signature(test)
@@ -47,7 +46,7 @@ def each_case(
                 except pytest.skip.Exception as skip:
                     skipped.append(skip)
                 except (Exception, pytest.fail.Exception) as error:
-                    error.add_note(f"case {number}: {told[number]}")
+                    error.add_note(f"case {number}: {_told(cases[number], ids, number)}")
                     raise
 
         def end(skipped: list[BaseException]) -> None:
