@@ -28,7 +28,7 @@ class Checker(LogChecker):
         self.model = Model()
         self._granted: dict[tuple[int, int], tuple[int, float]] = {}  # (task, row) -> (grant, true time it ends)
         self._grants: dict[int, tuple[int, list[int]]] = {}  # -> task and rows
-        self._reading: dict[int, set[Shard]] = {}  # by grant
+        self._readers: dict[Shard, list[int]] = {}  # grants whose rows are read from it
         self._done: dict[tuple[str, int], tuple[bytes, int]] = {}  # sequences -> result and command
         self.acked: set[tuple[int, int]] = set()
         self.labels: dict[int, str] = {}  # of rows whose append was answered
@@ -144,7 +144,8 @@ class Checker(LogChecker):
                 raise Violation(f"1: row {offset} has another reward than its holder brought last")
             self._granted[key] = given.grant, now + request.lease_s / rate
         self._grants[given.grant] = task, offsets
-        self._reading[given.grant] = set(given.ref.shards())
+        for shard in set(given.ref.shards()):
+            self._readers.setdefault(shard, []).append(given.grant)
         if isinstance(request.sampler, CompleteGroups):
             self._whole(task, offsets)
 
@@ -176,10 +177,13 @@ class Checker(LogChecker):
         for offset, row in self.model.rows.items():
             if shard in row.shards.values():
                 raise Violation(f"1: {shard} is freed, and row {offset} needs it")
-        for (task, offset), (grant, until_s) in self._granted.items():
-            live = grant >> 32 == self._term and self._world.now < until_s and (task, offset) not in self.model.acked
-            if live and shard in self._reading.get(grant, ()):
-                raise Violation(f"1: {shard} is freed, and {grant} of row {offset} lives until {until_s:.3f}")
+        for grant in self._readers.get(shard, ()):
+            task, offsets = self._grants[grant]
+            for key in ((task, offset) for offset in offsets):
+                held, until_s = self._granted.get(key, (0, 0.0))
+                live = held == grant and grant >> 32 == self._term and self._world.now < until_s
+                if live and key not in self.model.acked:
+                    raise Violation(f"1: {shard} is freed, and {grant} of {key} lives until {until_s:.3f}")
 
     @property
     def _term(self) -> int:
