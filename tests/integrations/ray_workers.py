@@ -3,11 +3,12 @@ processor, and these tests start a hundred.
 
 Ray runs this file where it would run its own `default_worker.py` (`use`). It hands its arguments, environment and
 descriptors to the process that `preloaded` starts, which forks the worker, and waits until the worker has ended. The
-worker runs Ray's own, and imports Ray: only torch, TensorDict and transformers are there before.
+worker runs Ray's own, and imports Ray: only what Ray is not part of is there before.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -15,9 +16,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+_PRELOADED = [
+    *("torch", "torch.distributed.tensor", "tensordict", "transformers", "transformers.models.auto.modeling_auto"),
+    *("datasets", "accelerate", "fastapi", "hydra"),  # of verl's
+]
 VARIABLE = "PRELOADED_WORKERS"  # names the socket of the process that forks them
 
 
@@ -65,10 +70,9 @@ def _fork(listening: socket.socket) -> None:
     import gc
     import signal
 
-    import tensordict  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-
+    for name in _PRELOADED:
+        with suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that have ended
     while True:
