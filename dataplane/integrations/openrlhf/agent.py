@@ -11,21 +11,33 @@ OpenRLHF asks an executor for n samples of a prompt at once. It would run the pr
 tensors to the controller n times. With the mixin `LazyInputs`, the processor runs once for equal text and pictures, its
 result is put once, and a handle takes its place (`mm_train_inputs`), the same one for all samples with equal inputs.
 
+The process that draws samples (OpenRLHF's PPOTrainer; with asynchronous training its generator and then its
+TrainingActor) keeps a handle in an Experience, and drops it with a filter, an evaluation, or the end of the step. Only
+there an unpickled handle owns its inputs: they are freed with the last sample of the prompt. Workers of the models
+receive plain handles (`remote`), which own nothing.
+
 Invariants: calls of the processor with different text, pictures or options are all made; the result of a call is
-only kept while a sample of the prompt is being made; pixels without a sample are freed.
+only kept while a sample of the prompt is being made; pixels without a sample are freed. Pickling passes the ownership
+to the process that unpickles the handle, so nothing is freed that a process may still read; the inputs of a handle that
+is lost on the way stay until the node ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import xxhash
 
+from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import host_bits, is_tensor
-from dataplane.integrations.openrlhf.owned_row import OwnedRow
+from dataplane.integrations import freeing
 from dataplane.integrations.rows import LazyRow, put_rows
+
+#: What is imported wherever samples are drawn from rollout workers, and nowhere else.
+_DRAWS = "openrlhf.trainer.ppo_utils.samples_generator"
 
 
 class LazyInputs:
@@ -168,3 +180,40 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(value.tobytes())
     else:
         digest.update(f"{value!r};".encode())
+
+
+class OwnedRow(LazyRow):
+    """A handle that a rollout worker sends."""
+
+    __slots__ = ("__weakref__", "_watch")
+
+    def __init__(self, ref: BatchRef, column: str | None = None) -> None:
+        """As `LazyRow`; it owns nothing yet."""
+        super().__init__(ref, column)
+        self._watch: freeing.Watch | None = None
+
+    @property
+    def owning(self) -> bool:
+        """Whether its inputs are freed with it."""
+        return self._watch is not None and self._watch.active
+
+    def own(self) -> None:
+        """Take the ownership. Idempotent."""
+        if not self.owning:
+            self._watch = freeing.Watch(self.ref, [self])
+
+    def give_away(self) -> None:
+        """Leave the inputs to another owner. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def __reduce__(self) -> tuple[Callable[[bytes, str | None], OwnedRow], tuple[bytes, str | None]]:
+        self.give_away()
+        return _arrived, (self.ref.encode(), self.column)
+
+
+def _arrived(ref: bytes, column: str | None) -> OwnedRow:
+    row = OwnedRow(BatchRef.decode(ref), column)
+    if _DRAWS in sys.modules:
+        row.own()
+    return row

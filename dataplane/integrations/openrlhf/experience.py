@@ -1,7 +1,7 @@
 """An `Experience` of OpenRLHF, or several, into the plane and back.
 
     there = put(experience)              # or put([experience, ...]); picklable, a few hundred bytes
-    experience = get(there)              # tensors in place
+    experience = get(there)              # as it was
     experience = get(there, fields=["sequences", "action_mask"])      # nothing else is read
     free(there)
 
@@ -18,9 +18,7 @@ from typing import Any
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
-from dataplane.integrations.openrlhf.ledger import Ledger
-from dataplane.integrations.openrlhf.outline import is_experience
-from dataplane.integrations.openrlhf.remote import RemoteList
+from dataplane.integrations.openrlhf.remote import RemoteList, SentRows, is_experience
 from dataplane.integrations.process import plane as plane_of_process
 
 #: OpenRLHF's class, which is not imported here: it takes seconds.
@@ -36,7 +34,7 @@ class RemoteExperience:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """References to the columns, named as the fields, with one row a sample."""
+        """References to the columns: named as the fields, with one row an Experience, and those of the inputs."""
         return self.items.refs
 
     def __len__(self) -> int:
@@ -53,15 +51,15 @@ def put(
     """Store an Experience, or several.
 
     Raises SchemaMismatch with the field for a value that no column represents: tensors on a device or with
-    requires_grad, pictures. Raises Misuse for anything but Experiences, and as `Plane.put`.
+    requires_grad, functions. Raises Misuse for anything but Experiences, and as `Plane.put`.
     """
     several = isinstance(experience, Sequence)
     items = list(experience) if several else [experience]
     for item in items:
         if not is_experience(item):
             raise Misuse(f"put takes an openrlhf Experience or a list of them, not {type(item).__name__}")
-    ledger = Ledger(plane_of_process(), remembers=False, scope=scope, timeout=timeout)
-    return RemoteExperience(RemoteList.of("experience", items, ledger, strict=True), several)
+    sent = SentRows(plane_of_process(), remembers=False, scope=scope, timeout=timeout)
+    return RemoteExperience(RemoteList.of("experience", items, sent, strict=True), several)
 
 
 def get(
@@ -76,7 +74,9 @@ def get(
     Raises as `Plane.get`.
     """
     items = there.items[:]  # items stay mapped only while they are used, not as long as `there`
-    found = [items.item(index, fields, lazy=lazy, device=device) for index in range(len(items))]
+    found = [items.item(index, fields, lazy=lazy) for index in range(len(items))]
+    for each in found if device is not None else ():
+        each.to_device(device)
     return found if there.several else found[0]
 
 

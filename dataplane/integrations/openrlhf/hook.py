@@ -26,12 +26,11 @@ from dataplane.client.sync import Plane
 from dataplane.config import NodeConfig, environment
 from dataplane.errors import Misuse
 from dataplane.integrations import process
-from dataplane.integrations.openrlhf.ledger import Ledger
-from dataplane.integrations.openrlhf.remote import RemoteList
+from dataplane.integrations.openrlhf.remote import RemoteList, SentRows
 
 _lock = threading.RLock()
 _originals: dict[str, Any] = {}  # of RayActorGroup: what each replaced name was, None where it was inherited
-_ledger: Ledger | None = None
+_sent_rows: SentRows | None = None
 _config: NodeConfig | None = None
 
 
@@ -59,7 +58,7 @@ def install(config: NodeConfig | None = None) -> None:
 def uninstall() -> None:
     """Let the groups of this process send slices again. Idempotent. Earlier references stay readable while their
     samples live."""
-    global _ledger, _config
+    global _sent_rows, _config
     with _lock:
         for name, original in _originals.items():
             if original is None:
@@ -67,7 +66,7 @@ def uninstall() -> None:
             else:
                 setattr(_group(), name, original)
         _originals.clear()
-        _ledger = _config = None
+        _sent_rows = _config = None
 
 
 def installed() -> bool:
@@ -136,15 +135,15 @@ def _arrived(kind: Any, state: Mapping[str, Any]) -> Any:
 def _sent(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, with each list stored in the plane."""
     with _lock:
-        ledger = _ledger_of(process.plane())
+        sent = _sent_to(process.plane())
         return {
-            name: RemoteList.of(name, value, ledger) if type(value) is list and value else value
+            name: RemoteList.of(name, value, sent) if type(value) is list and value else value
             for name, value in arguments.items()
         }
 
 
-def _ledger_of(plane: Plane) -> Ledger:
-    global _ledger
-    if _ledger is None or _ledger.plane is not plane:
-        _ledger = Ledger(plane)
-    return _ledger
+def _sent_to(plane: Plane) -> SentRows:
+    global _sent_rows
+    if _sent_rows is None or _sent_rows.plane is not plane:
+        _sent_rows = SentRows(plane)
+    return _sent_rows

@@ -20,7 +20,7 @@ from PIL import Image
 import dataplane as dp
 from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf import LazyInputs
-from dataplane.integrations.openrlhf.owned_row import OwnedRow
+from dataplane.integrations.openrlhf.agent import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import same

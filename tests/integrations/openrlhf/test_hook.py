@@ -21,7 +21,7 @@ from PIL import Image
 import dataplane as dp
 from dataplane.integrations import freeing, process
 from dataplane.integrations.openrlhf import hook, install, uninstall
-from dataplane.integrations.openrlhf.owned_row import OwnedRow
+from dataplane.integrations.openrlhf.agent import OwnedRow
 from examples.openrlhf_rollout.meter import Meter
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.marks import SYSTEMS
