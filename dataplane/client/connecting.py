@@ -76,9 +76,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         return opened
 
     def _kind(self) -> type[AsyncPlane]:
-        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry. The
-        synchronous face makes spans of its own calls."""
-        if self._soon is not None or not spans.enabled():
+        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry."""
+        if not spans.enabled():
             return AsyncPlane
         from dataplane.client.traced import TracedAsyncPlane  # above this
 

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
@@ -59,6 +59,9 @@ class AsyncPlane:
 
     Used from the event loop in which it was connected. After a fork, the child must connect by itself.
     """
+
+    traced: ClassVar[bool] = False
+    """Whether calls are spans (`client.traced`), so that none may be made without its coroutine."""
 
     def __init__(
         self, connection: Connection, node: embedded.EmbeddedNode | None = None, gpu_budget: int = GPU_BUDGET

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 
@@ -49,6 +49,8 @@ A = TypeVar("A", bound=r.Result)
 class AsyncStream:
     """A stream of the node of this plane. Created by `plane.stream`; any number of processes may use it at once."""
 
+    traced: ClassVar[bool] = False
+    """As of `AsyncPlane`."""
     follower: Follower | None = None
     """What records the stream's rows in a history, if `plane.stream` was given one."""
     replay: Replay | None = None

@@ -15,7 +15,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
-from dataplane.client import blocking, delivery, draft, spans
+from dataplane.client import blocking, delivery, draft
 from dataplane.client.blocking import Blocking
 from dataplane.client.blocking_calls import PlaneCalls
 from dataplane.client.connecting import Connecting
@@ -114,7 +114,7 @@ class Plane(PlaneCalls):
     ) -> BatchRef:
         if device is not None:
             close_at_end(self)
-        one = self._turns.free and not narrow and objects == "store"
+        one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
         asked = self._inner.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
         if asked is not None:
             return self._turns.ask(asked)
@@ -131,7 +131,7 @@ class Plane(PlaneCalls):
         group: Any = None,
     ) -> Batch:
         device = None if device is None else device_of(device)  # by this thread's current device
-        alone = group is None and device is None and self._turns.free
+        alone = group is None and device is None and self._turns.free and not self._inner.traced
         asked = self._inner.getting(ref, timeout) if alone else None
         if asked is not None:
             try:
@@ -208,10 +208,6 @@ def connect(
     try:
         plane = turns.wait(attach())
         turns.busy = plane.busy
-        if spans.enabled():
-            from dataplane.client.traced import TracedPlane  # above this
-
-            return TracedPlane(plane, turns)
         return Plane(plane, turns)
     except BaseException:
         turns.close()

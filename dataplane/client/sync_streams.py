@@ -211,7 +211,7 @@ class Stream(StreamCalls):
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> list[str]:
-        if self._turns.free and not narrow and objects == "store":
+        if self._turns.free and not narrow and objects == "store" and not self._inner.traced:
             asked = self._inner.writes.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return self._turns.ask(asked)
@@ -239,7 +239,7 @@ class Stream(StreamCalls):
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        one = self._turns.free and not narrow and objects == "store"
+        one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
         asked = self._inner.writes.extending(rows, columns, replace, timeout) if one else None
         if asked is None:
             how: dict[str, Any] = {"replace": replace, "timeout": timeout, "narrow": narrow, "objects": objects}

@@ -1,101 +1,21 @@
-"""Planes and streams whose calls are spans (`client.spans`): both faces. They add nothing else."""
+"""Planes and streams whose calls are spans (`client.spans`). They add nothing else, and serve both faces: a call of the
+synchronous one runs that of the asynchronous one, in the caller's context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
-from dataplane.client import delivery, spans, streams, sync, sync_streams
+from dataplane.client import delivery, spans, streams
+from dataplane.client.blocking import CLASSES
 from dataplane.client.plane import AsyncPlane
-
-
-class TracedPlane(sync.Plane):
-    """See `Plane`."""
-
-    def put(self, columns: Any, **how: Any) -> BatchRef:
-        with spans.span("put", "PRODUCER", scope=how.get("scope")) as span:
-            ref = super().put(columns, **how)
-            _made(span, ref)
-            return ref
-
-    def get(self, ref: BatchRef, **how: Any) -> Batch:
-        with spans.span("get", "CONSUMER") as span:
-            _read(span, ref)
-            return super().get(ref, **how)
-
-    def stream(self, name: str, *given: Any, **how: Any) -> sync_streams.Stream:
-        return TracedStream(super().stream(name, *given, **how))
-
-
-class TracedStream(sync_streams.Stream):
-    """See `Stream`."""
-
-    def __init__(self, made: sync_streams.Stream) -> None:
-        super().__init__(made._inner, made._wait, made._turns)
-
-    def append(self, columns: Any, **how: Any) -> list[str]:
-        about = spans.about_append(how.get("group"), how.get("keys"), how.get("tags"))
-        with spans.span("append", "PRODUCER", self.name, **about) as span:
-            spans.link(span, getattr(columns, "traces", ()))
-            keys = super().append(columns, **how | {"tags": spans.tagged(span, how.get("tags"))})
-            spans.appended(span, keys, how.get("tags"))
-            return keys
-
-    def extend(self, rows: Any, columns: Any, **how: Any) -> None:
-        with spans.span("extend", "PRODUCER", self.name, rows=len(rows)) as span:
-            spans.link(span, getattr(rows, "traces", ()))
-            super().extend(rows, columns, **how)
-
-    def consume(self, task: str, **how: Any) -> sync_streams.Delivery:
-        with spans.span("consume", "CONSUMER", self.name, task=task) as span:
-            found = super().consume(task, **how)
-            spans.consumed(span, found)
-            return TracedDelivery(found, self.name, task, spans.parent(span))
-
-    def deliveries(self, task: str, **how: Any) -> Iterator[sync_streams.Delivery]:
-        for found in super().deliveries(task, **how):
-            with spans.span("consume", "CONSUMER", self.name, task=task) as span:
-                spans.consumed(span, found)
-                made = spans.parent(span)
-            traced = TracedDelivery(found, self.name, task, made)
-            yield traced
-            if not traced.settled:
-                traced.ack()
-
-
-class TracedDelivery(sync_streams.Delivery):
-    """See `Delivery`."""
-
-    def __init__(self, made: sync_streams.Delivery, stream: str, task: str, parents: tuple[str, ...]) -> None:
-        super().__init__(made._inner, made._wait, made._turns)
-        self._stream, self._task, self._parents = stream, task, parents
-
-    def get(self, *columns: str, **how: Any) -> Batch:
-        with spans.span("get", "CONSUMER", task=self._task) as span:
-            _read(span, self.ref)
-            return super().get(*columns, **how)
-
-    def ack(self) -> None:
-        with spans.span("ack", "CLIENT", self._stream, task=self._task, rows=len(self)) as span:
-            spans.link(span, self._parents)
-            super().ack()
-
-    def nack(self, reason: str = "") -> None:
-        with spans.span("nack", "CLIENT", self._stream, task=self._task, rows=len(self)) as span:
-            spans.link(span, self._parents)
-            super().nack(reason)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
-        operation = "ack" if kind is None else "nack"
-        with spans.span(operation, "CLIENT", self._stream, task=self._task, rows=len(self)) as span:
-            spans.link(span, self._parents)
-            super().__exit__(kind, error)
 
 
 class TracedAsyncPlane(AsyncPlane):
     """See `AsyncPlane`."""
+
+    traced: ClassVar[bool] = True
 
     async def put(self, columns: Any, **how: Any) -> BatchRef:
         with spans.span("put", "PRODUCER", scope=how.get("scope")) as span:
@@ -103,10 +23,10 @@ class TracedAsyncPlane(AsyncPlane):
             _made(span, ref)
             return ref
 
-    async def get(self, ref: BatchRef, **how: Any) -> Batch:
+    async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
         with spans.span("get", "CONSUMER") as span:
             _read(span, ref)
-            return await super().get(ref, **how)
+            return await super().read(ref, timeout, device)
 
     async def stream(self, name: str, *given: Any, **how: Any) -> streams.AsyncStream:
         return TracedAsyncStream(await super().stream(name, *given, **how))
@@ -114,6 +34,8 @@ class TracedAsyncPlane(AsyncPlane):
 
 class TracedAsyncStream(streams.AsyncStream):
     """See `AsyncStream`."""
+
+    traced: ClassVar[bool] = True
 
     def __init__(self, made: streams.AsyncStream) -> None:
         self.__dict__.update(made.__dict__)
@@ -170,3 +92,8 @@ def _read(span: Any, ref: Any) -> None:
         spans.link(span, ref.traces)
         span.set_attribute("rows", len(ref))
         span.set_attribute("bytes", ref.nbytes)
+
+
+for _kind, _plain in ((TracedAsyncStream, streams.AsyncStream), (TracedAsyncDelivery, delivery.Delivery)):
+    if _plain in CLASSES:  # the synchronous face is there
+        CLASSES[_kind] = CLASSES[_plain]
