@@ -33,7 +33,9 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.batch.batch import Batch
+from dataplane.batch.values import Values
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 
 _MAGIC_2 = b"dataplane/strm\x02\n"
 MAGIC = b"dataplane/strm\x03\n"
@@ -78,7 +80,9 @@ class CheckpointWriter:
             self._file = self._open()
             self._file.write(MAGIC)
         self._chain = _Chain()
-        self.frame(START, secrets.token_bytes(_ID))
+        self.id = secrets.token_bytes(_ID)
+        """What no other file has."""
+        self.frame(START, self.id)
 
     def _open(self) -> BinaryIO:
         try:
@@ -100,6 +104,12 @@ class CheckpointWriter:
             self._file.write(_FRAME.pack(kind, len(view), checksum))
             self._file.write(view)
         self._chain.add(checksum)
+
+    def table(self, batch: Batch) -> None:
+        """Add these rows as a frame of `TABLE`. Raises as `frame`."""
+        from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
+
+        self.frame(TABLE, arrow_validate.encode_table(batch.to_arrow()))
 
     def commit(self) -> None:
         """Put the file on the disk and under its name. Raises as `frame`."""
@@ -153,8 +163,8 @@ class CheckpointReader:
         if magic not in (MAGIC, _MAGIC_2):
             raise self.corrupt("is no checkpoint of a stream, or one of another version", 0)
         self._chain = _Chain(_FORMAT if magic == MAGIC else 0)
-        kind, file_id = self.frame()
-        if kind != START or len(file_id) != _ID:
+        kind, self.id = self.frame()
+        if kind != START or len(self.id) != _ID:
             raise self.corrupt("does not begin with its id", len(MAGIC))
         if magic == _MAGIC_2:
             raise ProtocolMismatch(
@@ -192,6 +202,18 @@ class CheckpointReader:
             raise self.corrupt(f"was changed: its frame {number} is not the one that was written there", begin)
         self._chain.add(checksum)
         return kind, payload
+
+    def columns(self) -> dict[str, Values]:
+        """The columns of the next frame, which is a `TABLE`. Raises Corrupt."""
+        from dataplane.batch import arrow_in, arrow_validate  # as in `table`
+
+        kind, payload = self.frame()
+        if kind != TABLE:
+            raise self.corrupt("lacks a table")
+        try:
+            return dict(arrow_in.columns_of(arrow_validate.decode_table(payload), checked=True))
+        except (Corrupt, SchemaMismatch) as error:
+            raise self.corrupt(f"holds what is no table of rows: {error}") from error
 
     @property
     def ended(self) -> bool:

@@ -1,8 +1,8 @@
 """Checkpoints of a TransferQueue with rows in the plane, and the steps to resume from one.
 
     controller_state.pkl       TransferQueue's own: rows, keys, tags, what was consumed, and our cells
-    dataplane/metadata.json    each file of the checkpoint with its size and digest, this one's and the state's too
     dataplane/<n>.rows         rows with their values (`row_file`)
+    dataplane/files            the id of each of those files, and the digest of the state
 
 TransferQueue has a storage manager save its part, and restore it before the controller restores its own. The cells in
 the controller's state are the old ones, so after it has loaded that state, it gets the new cells of the values.
@@ -14,13 +14,16 @@ the directory in place as a whole, after all of it is written.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dataplane.errors import DataplaneError, Misuse
+import msgspec
+
+from dataplane.client.checkpointfile import END, CheckpointReader, CheckpointWriter
+from dataplane.errors import Corrupt, DataplaneError, Misuse
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.transfer_queue import manifest
 from dataplane.integrations.verl import cells, row_file
 from dataplane.integrations.verl.controller import Controller, Index
 from dataplane.integrations.verl.hosts import each_host, results
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _OURS = "dataplane"
 _STATE = "controller_state.pkl"
-_SUFFIX = ".rows"
+_FILES, _SUFFIX = "files", ".rows"
 _MESSAGE_ROWS = 4096
 
 #: All cells, by partition and row.
@@ -46,10 +49,10 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
     own = directory / _OURS
     own.mkdir()
     first = indexes(controller)
-    files, lost = _write(own, first, 0, timeout)
+    ids, lost = _write(own, first, 0, timeout)
     controller.save(str(directory / _STATE))
     seen = set(_all(first))
-    more, lost_since = _write(own, _without(indexes(controller), seen), len(files), timeout)
+    more, lost_since = _write(own, _without(indexes(controller), seen), len(ids), timeout)
     if lost_since or lost:
         log.warning(
             "%d values were cleared, replaced or lost while the checkpoint %s was written: rows of it that still need"
@@ -57,8 +60,9 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
             lost + lost_since,
             directory,
         )
-    state = [f"../{_STATE}"] if (directory / _STATE).is_file() else []
-    manifest.write(own, [*files, *more, *state], {})
+    with CheckpointWriter(own / _FILES) as file:
+        file.frame(END, msgspec.msgpack.encode((ids | more, _digest(directory / _STATE))))
+        file.commit()
 
 
 def load(directory: Path, timeout: float) -> Restored:
@@ -73,10 +77,9 @@ def load(directory: Path, timeout: float) -> Restored:
             f"the checkpoint {directory} was saved with another storage backend: load it with that, or save it again"
             " with this one"
         )
-    listed = manifest.Manifest(own)
-    listed.check()
+    ids = _listed(own / _FILES, directory / _STATE)
     restored = Restored()
-    outcomes = each_host([(None, row_file.read, (own / name, timeout)) for name in listed.names(_SUFFIX)])
+    outcomes = each_host([(None, row_file.read, (own / name, file_id, timeout)) for name, file_id in ids.items()])
     for outcome in outcomes:
         if not isinstance(outcome, Exception):
             restored.cells.update(outcome)
@@ -86,6 +89,31 @@ def load(directory: Path, timeout: float) -> Restored:
         restored.free()
         raise
     return restored
+
+
+def _listed(path: Path, state: Path) -> dict[str, bytes]:
+    """The ids of the files of a checkpoint, by name. Raises Corrupt if they or the state were changed."""
+    if not path.is_file():
+        raise Corrupt(f"{path} is missing", path=str(path))
+    with CheckpointReader(path) as file:
+        try:
+            ids, digest = msgspec.msgpack.decode(file.frame()[1], type=tuple[dict[str, bytes], str])
+        except msgspec.MsgspecError as error:
+            raise file.corrupt(f"names no files: {error}") from error
+    for each in [path.parent / name for name in ids] + [state] * bool(digest):
+        if not each.is_file():
+            raise Corrupt(f"{each} is missing", path=str(each))
+    if digest != _digest(state):
+        raise Corrupt(f"{state} is not the file that was written there", path=str(state))
+    return ids
+
+
+def _digest(path: Path) -> str:
+    """The digest of a file; empty without one."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def indexes(controller: Controller) -> Indexes:
@@ -136,8 +164,8 @@ def _without(several: Indexes, seen: set[bytes]) -> Indexes:
     return left
 
 
-def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tuple[list[str], int]:
-    """Write a file for each node that has rows, on its own host if possible. Returns their names, and how many
+def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tuple[dict[str, bytes], int]:
+    """Write a file for each node that has rows, on its own host if possible. Returns their ids by name, and how many
     values were lost."""
     by_node: dict[bytes, list[row_file.Rows]] = {}
     for index in several.values():
@@ -148,7 +176,8 @@ def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tup
         (node, row_file.write, (directory / name, rows, timeout))
         for name, (node, rows) in zip(names, by_node.items(), strict=True)
     ]
-    return names, sum(results(each_host(jobs)))
+    written = results(each_host(jobs))
+    return {name: own for name, (own, _) in zip(names, written, strict=True)}, sum(lost for _, lost in written)
 
 
 def _by_node(index: Index) -> dict[bytes, dict[str, Sequence[bytes | None]]]:

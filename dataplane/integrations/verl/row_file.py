@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from dataplane.batch.ref import BatchRef
-from dataplane.client.checkpointfile import COLUMNS, END, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, SchemaMismatch
+from dataplane.client.checkpointfile import COLUMNS, END, CheckpointReader, CheckpointWriter
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, sharing
 
@@ -31,9 +31,9 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 Rows = Mapping[str, Sequence[bytes | None]]
 
 
-def write(path: Path, several: Sequence[Rows], timeout: float) -> int:
-    """Write the rows to a file. Returns how many values are missing because they were freed, or their node has died,
-    meanwhile.
+def write(path: Path, several: Sequence[Rows], timeout: float) -> tuple[bytes, int]:
+    """Write the rows to a file. Returns its id, and how many values are missing because they were freed, or their node
+    has died, meanwhile.
 
     timeout: seconds to wait for room for spilled values. Raises Backpressure, LimitExceeded (the disk is full),
     PeerUnavailable.
@@ -50,7 +50,7 @@ def write(path: Path, several: Sequence[Rows], timeout: float) -> int:
                     writing.page(found.ref[page], {name: own[page] for name, own in old.items()})
         file.frame(END, _encode(writing.tables))
         file.commit()
-    return writing.lost
+    return file.id, writing.lost
 
 
 class _Writing:
@@ -64,8 +64,6 @@ class _Writing:
 
     def page(self, ref: BatchRef, old: Mapping[str, Sequence[bytes | None]]) -> None:
         """Write these rows; in smaller pages if they cannot be read together."""
-        from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
-
         try:
             batch = with_plane(lambda plane: plane.get(ref, timeout=self._timeout))
         except (Freed, OwnerDied, LimitExceeded) as error:
@@ -81,10 +79,8 @@ class _Writing:
             else:
                 self.lost += 1
             return
-        table = arrow_validate.encode_table(batch.to_arrow())
-        del batch
         self._file.frame(COLUMNS, _encode(old))
-        self._file.frame(TABLE, table)
+        self._file.table(batch)
         self.tables += 1
 
 
@@ -106,8 +102,8 @@ def free(several: Sequence[bytes]) -> None:
         with_plane(lambda plane, ref=found.ref: plane.free(ref))  # type: ignore[misc]  # mypy knows no such lambda
 
 
-def read(path: Path, timeout: float) -> dict[bytes, bytes]:
-    """Put the rows of a file into the plane. Returns the new cell of each old one.
+def read(path: Path, file_id: bytes, timeout: float) -> dict[bytes, bytes]:
+    """Put the rows of the file with this id into the plane. Returns the new cell of each old one.
 
     timeout: seconds to wait for room for a page. Raises Corrupt, ProtocolMismatch, Backpressure, LimitExceeded,
     PeerUnavailable; then nothing of it stays.
@@ -115,6 +111,8 @@ def read(path: Path, timeout: float) -> dict[bytes, bytes]:
     made = Restored()
     try:
         with CheckpointReader(path) as file:
+            if file.id != file_id:
+                raise file.corrupt("is of another checkpoint")
             _read(file, made.cells, timeout)
     except BaseException:
         made.free()
@@ -123,8 +121,6 @@ def read(path: Path, timeout: float) -> dict[bytes, bytes]:
 
 
 def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> None:
-    from dataplane.batch import arrow_in, arrow_validate  # as in `page`
-
     tables = 0
     while True:
         kind, payload = file.frame()
@@ -134,15 +130,11 @@ def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> N
             return
         try:
             old: dict[str, list[bytes]] = _decode(payload, type=dict[str, list[bytes]])
-            if kind != COLUMNS or not old:
-                raise file.corrupt("has a table without the cells of its rows")
-            kind, payload = file.frame()
-            if kind != TABLE:
-                raise file.corrupt("lacks a table")
-            columns = dict(arrow_in.columns_of(arrow_validate.decode_table(payload), checked=True))
-            del payload
-        except (msgspec.MsgspecError, SchemaMismatch) as error:
+        except msgspec.MsgspecError as error:
             raise file.corrupt(f"holds what is no table of rows: {error}") from error
+        if kind != COLUMNS or not old:
+            raise file.corrupt("has a table without the cells of its rows")
+        columns = file.columns()
         if columns.keys() != old.keys() or any(columns[name].rows != len(own) for name, own in old.items()):
             raise file.corrupt("has values of other rows than it says")
         _put(columns, old, made, timeout)

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_is_not_what_was_written(nursery: Nursery, saved: tupl
     os.truncate(damaged[1] / rows[0], (damaged[1] / rows[0]).stat().st_size - 40)
     (damaged[2] / rows[0]).unlink()
     changed(damaged[3] / "controller_state.pkl")
-    changed(damaged[4] / "dataplane" / "metadata.json")
+    changed(damaged[4] / "dataplane" / "files")
     shutil.rmtree(damaged[5] / "dataplane")
     with run(nursery, REFUSED, tmp_path, COUNT=str(len(damaged))) as running:
         told = running.hear()
