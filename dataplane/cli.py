@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane import __version__
 from dataplane.client import command as recording
-from dataplane.client import tracing
 from dataplane.config import ClusterConfig, NodeConfig, format_size
 from dataplane.diagnosis import command as diagnosis
 from dataplane.errors import DataplaneError
@@ -108,7 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
     top.set_defaults(run=_top)
 
-    tracing.add_parser(commands)
     diagnosis.add_parser(commands, _connecting)
     web.add_parser(commands)
 

@@ -58,7 +58,7 @@ class AppenderCalls(Blocking):
 @blocking(
     AsyncTable,
     *("__repr__", "upsert", "upsert_and_look", "numbers", "keys", "read", "schema", "look", "ready", "claim"),
-    *("find_claim", "release", "claimed", "clear", "drop"),
+    *("find_claim", "release", "claimed", "clear", "drop", "_put_row"),
 )
 class TableCalls(Blocking):
     """The calls of `Table`."""

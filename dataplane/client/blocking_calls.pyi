@@ -18,11 +18,9 @@ from dataplane.client.delivery import DeadLetters, LostRows
 from dataplane.client.draft import Spec
 from dataplane.client.histories import Following, StoredResponse
 from dataplane.client.recorder import Recording
-from dataplane.client.row_names import Named
-from dataplane.client.sync import Draft
+from dataplane.client.sync import Draft, History, Table, Weights
 from dataplane.client.sync_streams import Appender, Delivery, Row, Stream, Taken
-from dataplane.client.sync_tables import History, Table, Weights
-from dataplane.client.table_rows import Flags, Index, Rows
+from dataplane.client.table_rows import Flags, Index, Named, Rows
 from dataplane.client.unfinished import Unfinished
 from dataplane.client.weight_map import Tensors
 from dataplane.diagnosis.causes import Diagnosis
@@ -672,6 +670,12 @@ class TableCalls(Blocking):
 
     def drop(self) -> None:
         """Remove all rows and claims. A later write to the name creates another table."""
+
+    def _put_row(
+        self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
+    ) -> tuple[Rows, list[str]]:
+        """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
+        message without a plan. references: further columns, of one row and one column each, that are in a table."""
 
 class HistoryCalls(Blocking):
     """The calls of `History`."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dataplane.client.launch import first_words, node_command
+from dataplane.client.embedded import first_words, node_command
 from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.store.directory_claim import DirectoryClaim
 

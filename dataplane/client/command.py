@@ -1,8 +1,10 @@
-"""`dataplane record` and `dataplane replay`: a stream to a directory, and back."""
+"""`dataplane record` and `dataplane replay`: a stream to a directory, and back. `dataplane trace`: the last seconds of
+all processes of a cluster, as a file that Perfetto opens."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import sys
@@ -37,6 +39,12 @@ def add_parsers(commands: Any) -> None:
     replay.add_argument("--check", action="store_true", help="read all of it, and say what there is; needs no node")
     replay.add_argument("--json", action="store_true", help="with --check: as JSON")
     replay.set_defaults(run=_replay)
+
+    trace = commands.add_parser("trace", help="write what all nodes and clients did in the last seconds, for Perfetto")
+    trace.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    trace.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how many (default: 10)")
+    trace.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
+    trace.set_defaults(run=_trace)
 
 
 def _address(chosen: argparse.Namespace) -> str:
@@ -142,4 +150,25 @@ def _check(chosen: argparse.Namespace) -> int:
         print(f"{manifest.skipped} rows were passed over, since the disk was full", file=sys.stderr)
     if not manifest.complete:
         print("the stream was not closed, or the recorder was ended before", file=sys.stderr)
+    return 0
+
+
+def _trace(chosen: argparse.Namespace) -> int:
+    from dataplane.client.connecting import Connecting
+    from dataplane.client.observing import collect
+    from dataplane.observe.trace import Trace
+
+    address = _address(chosen)
+
+    async def ask() -> Trace:
+        async with Connecting(address, None, writes=False) as plane:
+            return await collect(plane, chosen.seconds)
+
+    trace = asyncio.run(ask())
+    with chosen.out.open("w") as file:
+        spans = trace.write(file)
+    for node, why in trace.missing.items():
+        sys.stderr.write(f"node {node} is missing: {why}\n")
+    what = f"{spans} events of {len(trace.processes)} processes"
+    sys.stdout.write(f"{chosen.out}: {what}; open it at https://ui.perfetto.dev\n")
     return 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import sys
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
-from dataplane.client import address_resolvers, embedded, spans
+from dataplane.client import embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.plane import GPU_BUDGET, AsyncPlane
 from dataplane.config import NodeConfig, parse_size
@@ -48,7 +50,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         address, node = str(self._address), None
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
-        if address_resolvers.is_door(address):
+        if _is_door(address):
             return self._kind()(await self._through(address, soon), None, self._gpu_budget)
         try:
             opened = await self._opened(address, soon, started=node is not None)
@@ -77,7 +79,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 
     def _kind(self) -> type[AsyncPlane]:
         """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry."""
-        if not spans.enabled():
+        if "opentelemetry.trace" not in sys.modules:
             return AsyncPlane
         from dataplane.client.traced import TracedAsyncPlane  # above this
 
@@ -86,11 +88,11 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     async def _through(self, system: str, soon: Soon) -> Connection:
         """A connection to the node that another system names. If that node has just died, unknown to the system yet,
         to the next."""
-        address = await asyncio.to_thread(address_resolvers.find, system, self._config)
+        address = await asyncio.to_thread(_resolved, system, self._config)
         try:
             return await self._open(address, soon)
         except PeerUnavailable:
-            address = await asyncio.to_thread(address_resolvers.find, system, None, address)
+            address = await asyncio.to_thread(_resolved, system, None, address)
             return await self._open(address, soon)
 
     async def __aenter__(self) -> AsyncPlane:
@@ -122,3 +124,18 @@ def connect(
     ValueError for an invalid address.
     """
     return Connecting(address, config, gpu_budget=gpu_budget, name=name)
+
+
+_DOORS = {"ray": "dataplane.integrations.ray"}
+
+
+def _is_door(address: str) -> bool:
+    """Whether another system says which node this is."""
+    return address in _DOORS
+
+
+def _resolved(address: str, config: NodeConfig | None, dead: str = "") -> str:
+    """The address of this host's node, as that system says; not that of one that is `dead`, whatever it says. Blocks.
+    Raises as the integration does."""
+    found: str = importlib.import_module(_DOORS[address]).find(config, dead)
+    return found

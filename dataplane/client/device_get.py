@@ -12,13 +12,21 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Protocol
 
+import numpy as np
+
 from dataplane import threads
-from dataplane.batch import copy_into
-from dataplane.batch.batch import Batch
+from dataplane.batch import tensors
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.dtypes import name_of
+from dataplane.batch.field import Field
+from dataplane.batch.layout import Bytes
+from dataplane.batch.put_plan import values_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_sources import Job
+from dataplane.batch.values import mismatch
 from dataplane.device import ordering
-from dataplane.errors import DataplaneError
+from dataplane.device.copies import fill
+from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 
 _SHARED = 4  # jobs from which on threads share them
 
@@ -45,10 +53,10 @@ def placed(
     batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor, streams: Sequence[Any] = ()
 ) -> Batch:
     """The batch on a device, after its columns were copied into `out`. No copy is running any more when this returns
-    or raises. `streams`: the caller's, where this is another thread. Raises as `Batch.to` and `copy_into.jobs`."""
+    or raises. `streams`: the caller's, where this is another thread. Raises as `Batch.to` and `jobs_into`."""
     with ordering.as_called(streams):
         if out is not None:
-            jobs = copy_into.jobs(batch, out)
+            jobs = jobs_into(batch, out)
             if len(jobs) >= _SHARED and _on_host(out):
                 threads.together(pool, _do, jobs)
             else:
@@ -85,3 +93,81 @@ async def together(plane: AsyncReader, ref: BatchRef, group: Any, timeout: float
         with suppress(DataplaneError):
             await calling
         raise
+
+
+_PIECE = 8 << 20
+
+
+def jobs_into(batch: Batch, out: Mapping[str, Any]) -> list[Job]:
+    """Copies, independent of each other, that together fill `out`: arrays of NumPy and tensors by the names of columns.
+
+    What is copied is checked before anything is. A dense column takes [rows, *shape], a ragged one of one varying
+    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype or that which narrower
+    integers are stored in (`Column.narrow`), and contiguous unless on a device. Copies to devices run in the caller's
+    thread, when their job is called.
+
+    Raises SchemaMismatch where a column is not there or has another dtype or shape, Misuse for what can not be written.
+    """
+    if not isinstance(out, Mapping):
+        raise Misuse(f"out is a mapping of columns' names to tensors, not {type(out).__name__}")
+    found: list[Job] = []
+    for name, target in out.items():
+        found += _jobs(batch[name], target)
+    return found
+
+
+def _jobs(column: Column, target: Any) -> list[Job]:
+    name, field = column.name, column.field
+    if field.kind not in ("dense", "ragged") or field.varying > 1:
+        raise mismatch(name, f"{field!r} is not copied into a tensor", expected="numbers", found=repr(field))
+    if column.is_narrow and str(getattr(target, "dtype", "")).removeprefix("torch.") == column.narrow().dtype:
+        column = column.narrow()
+    if tensors.is_tensor(target) and target.device.type != "cpu":
+        _check(column, str(target.dtype)[6:], tuple(target.shape))
+        source = column.torch(device="cpu") if field.kind == "dense" else column.packed()[0]
+        return [lambda: fill(target, source)]
+    memory = _memory(column, target)
+    values = values_of(name, column)
+    return [] if values.data is None or not len(memory) else list(values.data.jobs(memory, _PIECE))
+
+
+def _memory(column: Column, target: Any) -> Bytes:
+    """The bytes of an array or host tensor, to be written."""
+    if tensors.is_tensor(target):
+        _check(column, str(target.dtype)[6:], tuple(target.shape))
+        if target.requires_grad:
+            raise Misuse(f"column {column.name!r}: what requires grad is not written in place: pass tensor.detach()")
+        if target.is_contiguous():
+            _, array = tensors.host_bits(column.name, target)
+            return array.reshape(-1).view(np.uint8)
+    elif isinstance(target, np.ndarray):
+        _check(column, _dtype(target, column.field), target.shape)
+        if target.flags.c_contiguous and target.flags.writeable:
+            return target.reshape(-1).view(np.uint8)
+    else:
+        raise Misuse(f"column {column.name!r}: out takes arrays and tensors, not {type(target).__name__}")
+    raise Misuse(f"column {column.name!r}: out takes contiguous memory that can be written")
+
+
+def _dtype(target: np.ndarray[Any, Any], field: Field) -> str:
+    """The name of an array's dtype; that of the field where it is of the field's storage type."""
+    from dataplane.batch.dtypes import storage
+
+    return field.dtype if target.dtype == storage(field.dtype) else name_of(target.dtype) or str(target.dtype)
+
+
+def _check(column: Column, dtype: str, shape: tuple[int, ...]) -> None:
+    field = column.field
+    if field.kind == "dense":
+        wanted: tuple[int, ...] = (len(column), *field.item_shape)
+    else:
+        lengths = column.lengths()
+        wanted = (0 if lengths is None else int(lengths.sum()), *field.item_shape)
+    if (dtype, shape) != (field.dtype, wanted):
+        expected, found = f"{field.dtype} {list(wanted)}", f"{dtype} {list(shape)}"
+        raise SchemaMismatch(
+            f"column {column.name!r} is {expected}, and the tensor to be filled {found}",
+            column=column.name,
+            expected=expected,
+            found=found,
+        )

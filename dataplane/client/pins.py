@@ -5,8 +5,14 @@ middle of the same code. So nothing here blocks or takes a lock that is not reen
 views exist leaves its socket here, out of its event loop; the last view closes it.
 
 Invariants: each pin is dropped once. A forked child has its own pins for the views that it inherits
-(`client.fork_pins`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
+(`inherit`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
 read.
+
+A child shares the views of its parent. Its pins are those of a connection of its own, made before the fork
+(`InheritedPins`): without them the bytes would change under it as soon as the parent drops its views.
+
+Rejected: to fork before the node has answered. The parent may drop its pins, or end, before the node has read what the
+child inherits, and the child would read other bytes or none.
 """
 
 from __future__ import annotations
@@ -20,12 +26,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from dataplane.client import fork_pins, memory
-from dataplane.client.fork_pins import InheritedPins, inherit
+import msgspec
+
+from dataplane.client import memory
 from dataplane.clock import Deadline
+from dataplane.config import program
+from dataplane.errors import DataplaneError
 from dataplane.wire import messages as m
-from dataplane.wire.framing import frame
+from dataplane.wire.framing import Framer, frame
+from dataplane.wire.local import connect, parse_address
 
 _all: weakref.WeakSet[Pins] = weakref.WeakSet()
 
@@ -187,7 +199,7 @@ _forking = threading.Lock()
 
 def _before_fork() -> None:
     _forking.acquire()  # each fork has heirs of its own
-    deadline = Deadline.after(fork_pins.ANSWER_S)
+    deadline = Deadline.after(ANSWER_S)
     for pins in list(_all):
         pins.before_fork(deadline)
 
@@ -214,3 +226,73 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
+
+
+ANSWER_S = 5.0
+"""Seconds that a fork waits for the nodes of all planes together."""
+
+_READ = 64 << 10
+_decoder = m.decoder(m.Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class InheritedPins:
+    """A connection for a child, and its token, with which the child's own children inherit. Without a connection the
+    node has ended, so that nobody can change what it held."""
+
+    connected: socket.socket | None = None
+    token: bytes = b""
+
+
+def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | None:
+    """A connection with the pins of the client with this token; None if the node does not answer by the deadline."""
+    path = parse_address(address)
+    with suppress(DataplaneError, OSError, msgspec.MsgspecError):
+        if _ended(path):
+            return InheritedPins()
+        if not deadline.remaining_s:
+            return None
+        connected = connect(path, deadline.remaining_s)
+        try:
+            own = _inherited(connected, token, deadline)
+            if own:
+                connected.setblocking(False)
+                return InheritedPins(connected, own)
+            connected.close()
+        except BaseException:
+            connected.close()
+            raise
+    return None
+
+
+def _ended(path: Path) -> bool:
+    """Whether nobody listens there any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except BlockingIOError:
+            pass
+        return False
+
+
+def _inherited(connected: socket.socket, token: bytes, deadline: Deadline) -> bytes:
+    """The new client's token; empty if it inherits nothing. Raises TimeoutError and BlockingIOError."""
+    own = b""
+    connected.settimeout(deadline.remaining_s)
+    label = f"child of {program()}"
+    connected.sendall(frame(m.Hello(1, m.MAJOR, m.MINOR, label, False)) + frame(m.InheritPins(2, token)))
+    framer = Framer()
+    while data := connected.recv(_READ):
+        connected.settimeout(deadline.remaining_s)  # at zero it does not block
+        for body in framer.feed(data):
+            reply = _decoder.decode(body)
+            if isinstance(reply, m.Welcome):
+                own = reply.token
+            elif isinstance(reply, m.Failure):
+                return b""
+            elif isinstance(reply, m.Done):
+                return own
+    return b""

@@ -23,10 +23,9 @@ from dataplane.client import (
     background,
     device_get,
     embedded,
-    free_requests,
     histories,
     history_follower,
-    link_requests,
+    row_requests,
     weights,
 )
 from dataplane.client.connection import Connection, Exchange
@@ -249,7 +248,7 @@ class AsyncPlane:
         self.check()
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
-        await free_requests.free(self._connection, None if ref is None else _reference(ref), _scope(scope))
+        await row_requests.free(self._connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
@@ -282,12 +281,12 @@ class AsyncPlane:
         """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
         raises as `retain`."""
         self.check()
-        return await link_requests.links(self._connection, node, rows)
+        return await row_requests.links(self._connection, node, rows)
 
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
         self.check()
-        return await link_requests.retain(self._connection, [_reference(ref) for ref in refs])
+        return await row_requests.retain(self._connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member of its cluster that `members` names so.

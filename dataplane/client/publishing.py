@@ -27,8 +27,8 @@ from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, 
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.held_shards import PinnedShard
-from dataplane.client.row_names import ranges
 from dataplane.client.sources import Source, source_of
+from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline

@@ -18,9 +18,8 @@ from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, consuming, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
-from dataplane.client.client_sampler import Sampling, check_sampler
 from dataplane.client.connection import Connection
-from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Consuming, WaitLog
+from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Consuming, Sampling, WaitLog, check_sampler
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites

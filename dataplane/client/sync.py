@@ -3,11 +3,14 @@
 
 Most methods are compiled: `client.blocking_calls` names them. Written by hand are those that send a small request
 without a task (`LoopRunner.ask`), that take a blocking object as an argument, or that do not wait. Streams are in
-`client.sync_streams`, tables in `client.sync_tables`.
+`client.sync_streams`.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,23 +20,23 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import blocking, delivery, draft
 from dataplane.client.blocking import Blocking
-from dataplane.client.blocking_calls import PlaneCalls
+from dataplane.client.blocking_calls import HistoryCalls, PlaneCalls, TableCalls, WeightsCalls
 from dataplane.client.connecting import Connecting
-from dataplane.client.exit_hook import close_at_end
 from dataplane.client.histories import AsyncHistory
 from dataplane.client.loop_runner import LoopRunner
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane
 from dataplane.client.reader import with_columns
 from dataplane.client.streams import AsyncStream
-from dataplane.client.sync_streams import Delivery, Row, Stream, Taken
-from dataplane.client.sync_tables import History, Table, Weights
+from dataplane.client.sync_streams import Delivery, Row, Stream, Taken, opened
 from dataplane.client.tables import AsyncTable
 from dataplane.client.unfinished import AsyncRow
 from dataplane.client.weights import AsyncWeights
 from dataplane.config import NodeConfig
 from dataplane.device.naming import device_of
 from dataplane.device.ordering import called, streams
-from dataplane.errors import Freed
+from dataplane.errors import DataplaneError, Freed
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -113,7 +116,7 @@ class Plane(PlaneCalls):
         objects: Objects = "store",
     ) -> BatchRef:
         if device is not None:
-            close_at_end(self)
+            _close_at_end(self)
         one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
         asked = self._inner.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
         if asked is not None:
@@ -167,6 +170,71 @@ class Plane(PlaneCalls):
         self.close()
 
 
+class Table(TableCalls):
+    """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
+
+    Over several hosts it survives the death of any one of them: columns that were stored there alone raise `OwnerDied`
+    when they are read, until they are written again. If all hosts that have the table die at once, its methods raise
+    `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are restarted on their
+    data directories.
+
+    Rows are named by key or by number: an array of integers in the order of arrival, which are never reused in the
+    table.
+    """
+
+    _inner: AsyncTable
+    _plane: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of `Stream`."""
+        return opened, (self._inner._connection.address, "table", self.name)
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self._inner.name
+
+
+class History(HistoryCalls):
+    """The responses of earlier epochs, by prompt. Made by `plane.history`; any number of processes may use it."""
+
+    _inner: AsyncHistory
+
+    @property
+    def name(self) -> str:
+        """The name of the history."""
+        return self._inner.name
+
+    def follow(
+        self,
+        stream: Stream,
+        *,
+        task: str = "history",
+        tokens: str = "response_ids",
+        key: str | None = None,
+        reward: str | None = None,
+        rows: int = 256,
+    ) -> int:
+        inner = stream._inner
+        return self._wait(self._inner.follow(inner, task=task, tokens=tokens, key=key, reward=reward, rows=rows))
+
+
+class Weights(WeightsCalls):
+    """Versions of a model's tensors. Made by `plane.weights`; any number of processes may use it."""
+
+    _inner: AsyncWeights
+
+    @property
+    def name(self) -> str:
+        """The name of the weights."""
+        return self._inner.name
+
+    @property
+    def keep(self) -> int:
+        """How many versions are kept."""
+        return self._inner.keep
+
+
 blocking.CLASSES.update(
     {
         draft.Draft: Draft,
@@ -212,3 +280,24 @@ def connect(
     except BaseException:
         turns.close()
         raise
+
+
+_keeping: weakref.WeakSet[Plane] = weakref.WeakSet()
+_registered = threading.Lock()  # owned by the first to register
+
+
+def _close_at_end(plane: Plane) -> None:
+    """Have a plane that keeps columns closed when the process ends, unless it is before, so that they are copied to the
+    arena. That takes threads, which the interpreter ends before it calls what `atexit` knows: the pools of
+    `concurrent.futures` end theirs here too, and what is registered last is called first."""
+    _keeping.add(plane)
+    if _registered.acquire(blocking=False):
+        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+
+
+def _close_all() -> None:
+    for plane in list(_keeping):
+        try:
+            plane.close()
+        except DataplaneError as error:
+            log.warning("what a plane keeps is lost, since it could not be closed: %s", error)

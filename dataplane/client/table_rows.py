@@ -1,17 +1,22 @@
-"""The answers of a table about its rows.
+"""Rows of tables: how callers name and tag them, checked and divided into messages that fit; and a table's answers.
 
-Invariant: arrays are those of the message, read-only.
+Invariant: arrays of an answer are those of the message, read-only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.client import arguments
+from dataplane.errors import LimitExceeded, Misuse
 from dataplane.table import requests as r
+from dataplane.wire import messages as m
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -61,3 +66,83 @@ def rows_of(replies: list[r.Looked], columns: int) -> Rows:
         have,
         replies[0].changes,
     )
+
+
+Named: TypeAlias = Sequence[str] | Index | Sequence[int]
+"""Rows by key, or by number."""
+
+_NAMES_BYTES = m.MAX_FRAME // 2  # of the keys and tags of one message
+
+_encoder = msgspec.msgpack.Encoder()
+_decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
+
+
+def rows_named(rows: Any) -> tuple[list[str], Index]:
+    """Rows by key, or by number. Raises Misuse."""
+    nothing = np.empty(0, np.int64)
+    if isinstance(rows, str | bytes):
+        raise Misuse(f"rows are named by a list of keys or numbers, not by {rows!r:.100}")
+    if isinstance(rows, np.ndarray) or hasattr(rows, "tolist"):
+        array = np.asarray(rows)
+        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iuU"):
+            raise Misuse(f"rows are named by a list of keys or numbers, not by {array.dtype} {array.shape}")
+        if array.dtype.kind != "U":
+            return [], np.ascontiguousarray(array, np.int64)
+    listed = arguments.listed("rows", rows)
+    if listed and not isinstance(listed[0], str):
+        return [], np.array([arguments.whole("a row's number", each) for each in listed], np.int64)
+    return keys_of_rows(listed), nothing
+
+
+def by_number(rows: Any) -> Index:
+    """Rows by number. Raises Misuse."""
+    keys, numbers = rows_named(rows)
+    if keys:
+        raise Misuse(f"rows are named by their numbers here, not by keys; table.numbers({keys[:3]!r}) gives them")
+    return numbers
+
+
+def keys_of_rows(keys: Any) -> list[str]:
+    found = arguments.names("keys", keys)
+    long = next((key for key in found if len(key) > m.MAX_SCOPE), None)
+    if long is not None:
+        raise LimitExceeded(
+            f"a key of {len(long)} characters; at most {m.MAX_SCOPE}",
+            what="characters of a key",
+            asked=len(long),
+            limit=m.MAX_SCOPE,
+        )
+    return found
+
+
+def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
+    """A dict a row that a message can hold. Raises Misuse."""
+    if tags is None:
+        return []
+    listed = arguments.listed("tags", tags)
+    if len(listed) != count or not all(isinstance(each, Mapping) for each in listed):
+        raise Misuse(f"tags are a mapping a row, {count} of them")
+    try:
+        encoded = _encoder.encode(listed)
+        found: list[dict[str, Any]] = _decode(encoded)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise Misuse(f"a tag is a value that MessagePack holds, by a name as text: {error}") from None
+    return found
+
+
+def ranges(count: int, keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The range of rows of each message."""
+    pending, found = [(0, count)], []
+    while pending:
+        start, stop = pending.pop()
+        large = stop - start > m.MAX_ROWS or (
+            stop - start > 1
+            and sum(map(len, keys[start:stop])) * 4 + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES * 2
+            and len(_encoder.encode(keys[start:stop])) + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES
+        )
+        if large:
+            middle = (start + stop) // 2
+            pending += [(middle, stop), (start, middle)]
+        else:
+            found.append((start, stop))
+    return found

@@ -20,10 +20,23 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
-from dataplane.client.row_names import Named, by_number, keys_of_rows, ranges, rows_named, tags_of
-from dataplane.client.table_rows import Flags, Index, Rows, joined, rows_of, widened
+from dataplane.client.table_rows import (
+    Flags,
+    Index,
+    Named,
+    Rows,
+    by_number,
+    joined,
+    keys_of_rows,
+    ranges,
+    rows_named,
+    rows_of,
+    tags_of,
+    widened,
+)
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
@@ -147,7 +160,7 @@ class AsyncTable:
         parts = ranges(count, keys, tagged)
         carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
         if carried is not None:
-            return [await self.write_inline(carried, written_as(keys, numbers, ref, tagged, kind), kind, deadline)]
+            return [await self._write_inline(carried, written_as(keys, numbers, ref, tagged, kind), kind, deadline)]
         try:
             if staged:
                 written = await self._writer.write(planned, staged, deadline.remaining_s)
@@ -165,7 +178,20 @@ class AsyncTable:
             stored(ref)
         return found
 
-    async def write_inline(self, columns: m.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
+    async def _put_row(
+        self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
+    ) -> tuple[Rows, list[str]]:
+        """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
+        message without a plan. references: further columns, of one row and one column each, that are in a table."""
+        refs = [ref.rename({ref.columns[0]: name}) for name, ref in references.items()]
+        inline = m.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
+        ref = functools.reduce(BatchRef.union, refs) if refs else None
+        write = written_as(keys_of_rows([key]), np.empty(0, np.int64), ref, tags_of(tags, 1), r.Looked)
+        reply = await self._write_inline(inline, write, r.Looked, Deadline.after(TIMEOUT_S))
+        names = reply.columns
+        return rows_of([msgspec.structs.replace(reply, have=widened(reply, len(names)))], len(names)), names
+
+    async def _write_inline(self, columns: m.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
         """Write rows with columns that are in the message."""
         timeout_s = deadline.remaining_s
         request = m.WriteInline(self._connection.next_id(), columns, self._asking(write), timeout_s)

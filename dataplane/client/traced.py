@@ -1,15 +1,32 @@
-"""Planes and streams whose calls are spans (`client.spans`). They add nothing else, and serve both faces: a call of the
-synchronous one runs that of the asynchronous one, in the caller's context."""
+"""Spans of OpenTelemetry for puts, gets, appends, extends, consumes and acks (the extra `otel`).
+
+Planes make them that are connected in a process which has imported `opentelemetry`; elsewhere nothing of this is
+loaded, and no call takes longer. Where they go is up to the SDK that the process configures, such as an OTLP exporter.
+The planes and streams here add nothing but spans, and serve both faces: a call of the synchronous one runs that of the
+asynchronous one, in the caller's context.
+
+A reference carries the trace parents of the spans that made its rows, also pickled and through every operation; rows
+of a stream carry theirs as the tag `traceparent` (W3C Trace Context). So the span of a consume or get has links to
+those of the appends and puts, in whatever process they were. A span has the attributes `stream`, `task`, `group`,
+`rollout_id` (the tag of that name, else the rows' keys) and `rows`; of several rows the first `_SOME` different ones.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
-from dataplane.client import delivery, spans, streams
+from dataplane.batch.ref_codec import MOST_TRACES
+from dataplane.client import delivery, streams
 from dataplane.client.blocking import CLASSES
 from dataplane.client.plane import AsyncPlane
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext
 
 
 class TracedAsyncPlane(AsyncPlane):
@@ -18,13 +35,13 @@ class TracedAsyncPlane(AsyncPlane):
     traced: ClassVar[bool] = True
 
     async def put(self, columns: Any, **how: Any) -> BatchRef:
-        with spans.span("put", "PRODUCER", scope=how.get("scope")) as span:
+        with spanned("put", "PRODUCER", scope=how.get("scope")) as span:
             ref = await super().put(columns, **how)
             _made(span, ref)
             return ref
 
     async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
-        with spans.span("get", "CONSUMER") as span:
+        with spanned("get", "CONSUMER") as span:
             _read(span, ref)
             return await super().read(ref, timeout, device)
 
@@ -41,23 +58,23 @@ class TracedAsyncStream(streams.AsyncStream):
         self.__dict__.update(made.__dict__)
 
     async def append(self, columns: Any, **how: Any) -> list[str]:
-        about = spans.about_append(how.get("group"), how.get("keys"), how.get("tags"))
-        with spans.span("append", "PRODUCER", self.name, **about) as span:
-            spans.link(span, getattr(columns, "traces", ()))
-            keys = await super().append(columns, **how | {"tags": spans.tagged(span, how.get("tags"))})
-            spans.appended(span, keys, how.get("tags"))
+        about = about_append(how.get("group"), how.get("keys"), how.get("tags"))
+        with spanned("append", "PRODUCER", self.name, **about) as span:
+            link(span, getattr(columns, "traces", ()))
+            keys = await super().append(columns, **how | {"tags": tagged(span, how.get("tags"))})
+            appended(span, keys, how.get("tags"))
             return keys
 
     async def extend(self, rows: Any, columns: Any, **how: Any) -> None:
-        with spans.span("extend", "PRODUCER", self.name, rows=len(rows)) as span:
-            spans.link(span, getattr(rows, "traces", ()))
+        with spanned("extend", "PRODUCER", self.name, rows=len(rows)) as span:
+            link(span, getattr(rows, "traces", ()))
             await super().extend(rows, columns, **how)
 
     async def _consume(self, task: str, *given: Any) -> delivery.Delivery:
-        with spans.span("consume", "CONSUMER", self.name, task=task) as span:
+        with spanned("consume", "CONSUMER", self.name, task=task) as span:
             found = await super()._consume(task, *given)
-            spans.consumed(span, found)
-            return TracedAsyncDelivery(found, self.name, task, spans.parent(span))
+            consumed(span, found)
+            return TracedAsyncDelivery(found, self.name, task, parent(span))
 
 
 class TracedAsyncDelivery(delivery.Delivery):
@@ -68,7 +85,7 @@ class TracedAsyncDelivery(delivery.Delivery):
         self._of, self._task, self._parents = stream, task, parents
 
     async def get(self, *columns: str, **how: Any) -> Batch:
-        with spans.span("get", "CONSUMER", task=self._task) as span:
+        with spanned("get", "CONSUMER", task=self._task) as span:
             _read(span, self.ref)
             return await super().get(*columns, **how)
 
@@ -76,20 +93,20 @@ class TracedAsyncDelivery(delivery.Delivery):
         if self.settled:
             await super()._settle(done=done, seen=seen, reason=reason)
             return
-        with spans.span("ack" if done else "nack", "CLIENT", self._of, task=self._task, rows=len(self)) as span:
-            spans.link(span, self._parents)
+        with spanned("ack" if done else "nack", "CLIENT", self._of, task=self._task, rows=len(self)) as span:
+            link(span, self._parents)
             await super()._settle(done=done, seen=seen, reason=reason)
 
 
 def _made(span: Any, ref: BatchRef) -> None:
-    ref.traces = spans.parent(span)
+    ref.traces = parent(span)
     span.set_attribute("rows", len(ref))
     span.set_attribute("bytes", ref.nbytes)
 
 
 def _read(span: Any, ref: Any) -> None:
     if isinstance(ref, BatchRef):
-        spans.link(span, ref.traces)
+        link(span, ref.traces)
         span.set_attribute("rows", len(ref))
         span.set_attribute("bytes", ref.nbytes)
 
@@ -97,3 +114,96 @@ def _read(span: Any, ref: Any) -> None:
 for _kind, _plain in ((TracedAsyncStream, streams.AsyncStream), (TracedAsyncDelivery, delivery.Delivery)):
     if _plain in CLASSES:  # the synchronous face is there
         CLASSES[_kind] = CLASSES[_plain]
+
+
+TAG = "traceparent"
+"""The tag by which rows of a stream carry their span."""
+
+_SOME = 16
+_PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+@contextmanager
+def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> Iterator[Span]:
+    """A span of this call, the current one while it lasts; an error ends it as such. kind: of `SpanKind`."""
+    from opentelemetry import trace
+
+    tracer = trace.get_tracer("dataplane")
+    name = f"{operation} {stream}" if stream else operation
+    given = {"messaging.system": "dataplane", "messaging.operation.name": operation, **attributes}
+    if stream:
+        given |= {"messaging.destination.name": stream, "stream": stream}
+    found = {name: value for name, value in given.items() if value is not None}
+    with tracer.start_as_current_span(name, kind=trace.SpanKind[kind], attributes=found) as current:
+        yield current
+
+
+def parent(current: Span) -> tuple[str, ...]:
+    """The trace parent of a span, as references carry it; none where it is not recorded anywhere."""
+    context = current.get_span_context()
+    if not context.is_valid:
+        return ()
+    return (f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}",)
+
+
+def link(current: Span, parents: Iterable[Any]) -> None:
+    """Link the span to these trace parents, each once; what is none is passed over."""
+    for each in list(dict.fromkeys(each for each in parents if isinstance(each, str)))[:MOST_TRACES]:
+        context = _context(each)
+        if context is not None:
+            current.add_link(context)
+
+
+def _context(text: str) -> SpanContext | None:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    match = _PARENT.fullmatch(text)
+    if match is None:
+        return None
+    trace_id, span_id, flags = (int(group, 16) for group in match.groups())
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid else None
+
+
+def some(values: Any) -> Any:
+    """Values as an attribute: one as itself, several as a list of the first different ones; None for none."""
+    if values is None or isinstance(values, str | int | float | bool):
+        return values
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    found = list(dict.fromkeys(str(each) for each in values if each is not None))[:_SOME]
+    return None if not found else found[0] if len(found) == 1 else found
+
+
+def about_append(group: Any, keys: Sequence[str] | None, tags: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The attributes of an append, as far as its caller says them."""
+    rollouts = (tags or {}).get("rollout_id", keys)
+    return {"group": some(group), "rollout_id": some(rollouts)}
+
+
+def appended(current: Span, keys: Sequence[str], tags: Mapping[str, Any] | None) -> None:
+    """The append gave its rows these keys."""
+    current.set_attribute("rows", len(keys))
+    if "rollout_id" not in (tags or {}):
+        current.set_attribute("rollout_id", some(keys) or "")
+
+
+def tagged(current: Span, tags: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The tags of an append with its span's trace parent; one that the caller gives stays."""
+    made = parent(current)
+    if not made or TAG in (tags or {}):
+        return tags
+    return {**(tags or {}), TAG: made[0]}
+
+
+def consumed(current: Span, delivery: Any) -> None:
+    """The span got this delivery, whose reference carries on the spans that made its rows. Its tags are the user's."""
+    parents = [each for each in delivery.tags.get(TAG, ()) if isinstance(each, str)]
+    parents = list(dict.fromkeys([*delivery.ref.traces, *parents]))[:MOST_TRACES]
+    delivery.ref.traces = tuple(parents)
+    link(current, parents)
+    current.set_attribute("rows", len(delivery))
+    about = {"group": some(delivery.groups), "rollout_id": some(delivery.tags.get("rollout_id", delivery.keys))}
+    for name, value in about.items():
+        if value is not None:
+            current.set_attribute(name, value)

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dataplane.client.sync_tables import Weights
+from dataplane.client.sync import Weights
 from dataplane.errors import Misuse
 from dataplane.integrations import process
 

@@ -10,6 +10,10 @@ the extra installs there.
 Invariants: the nodes belong to one Ray job, share a key that was created for it, and end with it, or with the
 process that called `up`; a node's process that ends is replaced by another node; Ray's view of live Ray nodes only
 decides where nodes run.
+
+The actor with the process of a node reads its statistics every `EVERY_S` and reports them as metrics of Ray
+(`Exporting`), next to those of its actors: `dataplane_put_bytes_total` of `/metrics` is `ray_dataplane_put_bytes_total`
+there, with the tag `node`. Statistics that cannot be read now are read later; no error there ends the node.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import logging
 import os
 import random
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -29,15 +34,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.cluster_node_process import Hosted, claimed_directory, new_key
+from dataplane.client.connecting import Connecting
+from dataplane.client.observing import series
 from dataplane.client.sync import connect
 from dataplane.clock import Deadline
 from dataplane.config import ClusterConfig, NodeConfig, check_host
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, Rejected
 from dataplane.integrations import process
-from dataplane.integrations.ray_metrics import Exporting
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
 
 log = logging.getLogger(__name__)
 
@@ -410,3 +417,53 @@ class _DataplaneManager:
         """Wake all that wait for a change of the running nodes."""
         async with self._changed:
             self._changed.notify_all()
+
+
+EVERY_S = 5.0
+
+
+class Exporting:
+    """A thread that reports a node's statistics until it is closed."""
+
+    def __init__(self, address: str, every_s: float = EVERY_S) -> None:
+        self._address = address
+        self._every_s = every_s
+        self._metrics: dict[str, Any] = {}
+        self._counted: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dataplane-metrics", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._pass_on())
+        except DataplaneError as error:  # the node has ended, and so does this
+            log.info("the figures of the node at %s are passed on no more: %s", self._address, error)
+
+    async def _pass_on(self) -> None:
+        async with Connecting(self._address, None, writes=False) as plane:
+            while not await asyncio.to_thread(self._ended.wait, self._every_s):
+                self.export(await series(plane))
+
+    def export(self, found: Iterable[tuple[str, str, str, Mapping[str, str], float]]) -> None:
+        """Report series: for each its kind ("counter" or "gauge"), name, text, labels and value."""
+        from ray.util.metrics import Counter, Gauge
+
+        for kind, name, text, labels, value in found:
+            metric = self._metrics.get(name)
+            if metric is None:
+                made = Counter if kind == "counter" else Gauge
+                metric = self._metrics[name] = made(name, text, tag_keys=tuple(sorted(labels)))
+            if kind == "gauge":
+                metric.set(value, tags=dict(labels))
+                continue
+            key = name, tuple(sorted(labels.items()))
+            more = value - self._counted.get(key, 0.0)
+            self._counted[key] = value
+            if more > 0:
+                metric.inc(more, tags=dict(labels))
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._ended.set()
+        self._thread.join(self._every_s)

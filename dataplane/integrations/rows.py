@@ -10,11 +10,13 @@ Invariants: a handle holds no memory and keeps nothing in place, only the values
 zero-copy, writable and private to this process, and after they are dropped, an access returns the original values;
 the keys of a row and the types of its values are the original ones. Tensors and NumPy arrays of numbers are stored
 as columns; all other values of a row as MessagePack, in one more column, under a key that no input can have. NumPy
-treats a handle as one element, although it has a length.
+treats a handle as one element, although it has a length. Neighbouring rows are read together (`Windows`), and held only
+while a tensor of them is alive; if that cannot be done, they are read one by one.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +27,8 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane
-from dataplane.errors import Misuse
+from dataplane.errors import Backpressure, Lost, Misuse
 from dataplane.integrations.process import plane as plane_of_process
-from dataplane.integrations.windows import Windows
 
 #: Under this key of a stored row is what no tensor column holds: (values by key, None for what has a column; keys of
 #: NumPy arrays), None for a row that was None. Inputs are passed to models as keyword arguments, which can not be
@@ -231,3 +232,45 @@ def _value(column: Column) -> Any:
 
 def _received(ref: bytes, column: str | None) -> LazyRow:
     return LazyRow(BatchRef.decode(ref), column)
+
+
+_WINDOW = 16
+
+
+class Windows:
+    """Rows of one reference. Any thread may read."""
+
+    def __init__(self, ref: BatchRef) -> None:
+        self._ref = ref
+        self._open: dict[int, Batch] = {}
+        self._living: dict[int, dict[int, weakref.ref[Any]]] = {}  # by window: of the tensors that it gave
+
+    def batch(self, row: int) -> tuple[Batch, int]:
+        """A batch with the row, and the position of the row in it. Raises as `Plane.get`."""
+        number = row // _WINDOW
+        batch = self._open.get(number)
+        if batch is None:
+            try:
+                batch = plane_of_process().get(self._ref[number * _WINDOW : (number + 1) * _WINDOW])
+            except (Lost, Backpressure):
+                return plane_of_process().get(self._ref[row]), 0
+        return batch, row % _WINDOW
+
+    def keep(self, row: int, batch: Batch, given: dict[str, Any]) -> None:
+        """Keep that batch while any of these tensors, which are views of it, is alive."""
+        number = row // _WINDOW
+        if len(batch) != len(self._ref[number * _WINDOW : (number + 1) * _WINDOW]):
+            return  # it is one row of it
+        living = self._living.setdefault(number, {})
+
+        def gone(reference: weakref.ref[Any]) -> None:
+            living.pop(id(reference), None)
+            if not living:
+                self._open.pop(number, None)
+
+        for value in given.values():
+            if is_tensor(value):
+                reference = weakref.ref(value, gone)
+                living[id(reference)] = reference
+        if living:
+            self._open[number] = batch

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dataplane.client.launch import Launched
+from dataplane.client.embedded import Launched
 from dataplane.client.sync import Plane, connect
 from dataplane.clock import Clock, monotonic
 from dataplane.config import NodeConfig, environment, export_address

@@ -84,7 +84,7 @@ DERIVED = {
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
     for name in (
-        *("commits", "dispatch", "entries", "equality", "proto", "reading", "storage", "proto_columns", "views"),
+        *("commits", "dispatch", "entries", "proto", "reading", "storage", "columns"),
         *("neo", "neo_plane", "checkpointing"),
     )
 }

@@ -139,7 +139,7 @@ def test_a_child_whose_node_does_not_answer_can_not_read_views(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would read other people's bytes later. The parent's views stay."""
-    monkeypatch.setattr("dataplane.client.fork_pins.ANSWER_S", 0.2)
+    monkeypatch.setattr("dataplane.client.pins.ANSWER_S", 0.2)
     with dp.connect(node.address) as plane:
         view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
         node.freeze()

@@ -18,7 +18,7 @@ from bench.workloads import __main__ as workloads
 from dataplane import cli, config, errors
 from dataplane.client.blocking import Blocking
 from dataplane.client.loader import Loader
-from dataplane.client.sync_tables import History, Weights
+from dataplane.client.sync import History, Weights
 from tests.cases import each_case
 from tests.docs import running
 from tests.processes import eventually

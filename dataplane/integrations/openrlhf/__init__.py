@@ -6,9 +6,9 @@ torch.
 """
 
 from dataplane.integrations.openrlhf.agent import LazyInputs as LazyInputs
-from dataplane.integrations.openrlhf.experience import RemoteExperience as RemoteExperience
-from dataplane.integrations.openrlhf.experience import free as free
-from dataplane.integrations.openrlhf.experience import get as get
-from dataplane.integrations.openrlhf.experience import put as put
 from dataplane.integrations.openrlhf.hook import install as install
 from dataplane.integrations.openrlhf.hook import uninstall as uninstall
+from dataplane.integrations.openrlhf.remote import RemoteExperience as RemoteExperience
+from dataplane.integrations.openrlhf.remote import free as free
+from dataplane.integrations.openrlhf.remote import get as get
+from dataplane.integrations.openrlhf.remote import put as put

@@ -16,6 +16,9 @@ Invariants: an item has its original types, shapes and dtypes, and its tensors a
 a list of the same rows and copies no bytes; a reference has the contents of its tensors at the call of `of`; an item
 without tensors, or of a value that no column represents exactly (a tensor on a device, or with requires_grad), stays
 in the list. A write that bypasses torch, as through the NumPy array of a tensor, is not noticed.
+
+An `Experience`, or several, is put by hand too: `put`, `get` and `free`. Equal inputs are stored once, as those of the
+responses of one prompt. The stored rows stay until they, or their scope, are freed.
 """
 
 from __future__ import annotations
@@ -327,3 +330,68 @@ def _called(name: str, ref: BatchRef | None) -> BatchRef:
     assert ref is not None, "what was not known has been put"
     (own,) = ref.columns
     return ref if own == name else ref.rename({own: name})
+
+
+#: OpenRLHF's class, which is not imported here: it takes seconds.
+Experience = Any
+
+
+class RemoteExperience:
+    """The result of `put`: a stored Experience, or a list of them. Picklable."""
+
+    def __init__(self, items: RemoteList, several: bool) -> None:
+        self.items = items
+        self.several = several
+
+    @property
+    def refs(self) -> list[BatchRef]:
+        """References to the columns: named as the fields, with one row an Experience, and those of the inputs."""
+        return self.items.refs
+
+    def __len__(self) -> int:
+        """The number of Experiences."""
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"RemoteExperience({len(self)} of them, {sum(ref.nbytes for ref in self.refs)} bytes)"
+
+
+def put(
+    experience: Experience | Sequence[Experience], *, scope: str | None = None, timeout: float = 60.0
+) -> RemoteExperience:
+    """Store an Experience, or several.
+
+    Raises SchemaMismatch with the field for a value that no column represents: tensors on a device or with
+    requires_grad, functions. Raises Misuse for anything but Experiences, and as `Plane.put`.
+    """
+    several = isinstance(experience, Sequence)
+    items = list(experience) if several else [experience]
+    for item in items:
+        if not is_experience(item):
+            raise Misuse(f"put takes an openrlhf Experience or a list of them, not {type(item).__name__}")
+    sent = SentRows(plane_of_process(), remembers=False, scope=scope, timeout=timeout)
+    return RemoteExperience(RemoteList.of("experience", items, sent, strict=True), several)
+
+
+def get(
+    there: RemoteExperience, *, fields: Collection[str] | None = None, lazy: bool = False, device: Any = None
+) -> Experience:
+    """The Experience, or the list of them.
+
+    fields: read these; the others have the values of a new Experience. None: all.
+    device: the device of its tensors, instead of a later `experience.to_device(device)`.
+    lazy: return `mm_train_inputs` as handles that read them at the first access.
+
+    Raises as `Plane.get`.
+    """
+    items = there.items[:]  # items stay mapped only while they are used, not as long as `there`
+    found = [items.item(index, fields, lazy=lazy) for index in range(len(items))]
+    for each in found if device is not None else ():
+        each.to_device(device)
+    return found if there.several else found[0]
+
+
+def free(there: RemoteExperience) -> None:
+    """Free the stored rows; idempotent. Batches that were read stay valid."""
+    for ref in there.refs:
+        plane_of_process().free(ref)

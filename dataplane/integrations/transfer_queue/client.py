@@ -15,12 +15,12 @@ import numpy as np
 
 from dataplane.client.table_rows import Flags, Rows
 from dataplane.errors import Misuse
-from dataplane.integrations.transfer_queue import reading, sampling, writing
+from dataplane.integrations.transfer_queue import row_access, sampling
 from dataplane.integrations.transfer_queue.async_calls import twin
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
 from dataplane.integrations.transfer_queue.partition import Partition, has_own_key
+from dataplane.integrations.transfer_queue.row_access import Parser
 from dataplane.integrations.transfer_queue.session import Session, session
-from dataplane.integrations.transfer_queue.writing import Parser
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta
@@ -56,14 +56,14 @@ class TransferQueueClient:
         Raises ValueError if neither is given, StorageKeyNotFoundError if rows were cleared, SchemaMismatch,
         Backpressure, LimitExceeded.
         """
-        rows, columns = writing.rows_of(data), writing.columns(data, data_parser)
+        rows, columns = row_access.rows_of(data), row_access.columns(data, data_parser)
         if metadata is None:
             if partition_id is None:
                 raise ValueError("put takes metadata or a partition_id, and there is neither")
             if not rows:
                 raise ValueError("there are no rows to put")
             partition = session().partition(partition_id)
-            numbers = writing.insert(partition, rows, columns)
+            numbers = row_access.insert(partition, rows, columns)
             return _new(partition, partition.indexes(numbers), list(columns)).add_fields(data)
         if not len(metadata):
             raise ValueError("the metadata has no rows")
@@ -71,7 +71,7 @@ class TransferQueueClient:
             raise ValueError(f"{rows} rows of fields for metadata of {len(metadata)}")
         if len(set(metadata.partition_ids)) > 1:
             raise ValueError("rows are put into one partition at a time: use metadata.chunk_by_partition()")
-        writing.by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
+        row_access.by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
         return metadata.add_fields(data)
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
@@ -79,7 +79,7 @@ class TransferQueueClient:
         own = session()
         for part in metadata.chunk_by_partition():
             if any(part.custom_meta):
-                writing.by_meta(own.partition(part.partition_ids[0]), part, None)
+                row_access.by_meta(own.partition(part.partition_ids[0]), part, None)
 
     # getting
 
@@ -109,7 +109,7 @@ class TransferQueueClient:
         if batch_size is None or batch_size < 1:
             raise ValueError(f"batch_size is 1 or more in mode {mode!r}, not {batch_size}")
         if mode == "insert":
-            return _new(partition, partition.indexes(writing.insert(partition, batch_size, None)), fields)
+            return _new(partition, partition.indexes(row_access.insert(partition, batch_size, None)), fields)
         if mode != "fetch":
             raise ValueError(f"mode is 'fetch', 'force_fetch' or 'insert', not {mode!r}")
         if not task_name or not fields:
@@ -123,7 +123,7 @@ class TransferQueueClient:
             from tensordict import TensorDict
 
             return TensorDict({}, batch_size=[0])
-        return reading.by_meta(session(), metadata)
+        return row_access.read_by_meta(session(), metadata)
 
     # by key
 

@@ -11,12 +11,12 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
-from dataplane.integrations.transfer_queue import coalescing, reading, writing
+from dataplane.integrations.transfer_queue import coalescing, row_access
 from dataplane.integrations.transfer_queue.async_calls import executor, run, twin
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
+from dataplane.integrations.transfer_queue.row_access import Parser
 from dataplane.integrations.transfer_queue.session import joined, session
-from dataplane.integrations.transfer_queue.writing import Parser
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta
@@ -38,9 +38,9 @@ def kv_put(
     if fields is None:
         columns = None
     elif data_parser is not None and not isinstance(fields, Mapping):
-        columns = writing.columns(fields, data_parser)
+        columns = row_access.columns(fields, data_parser)
     else:
-        columns = writing.one_row(fields)
+        columns = row_access.one_row(fields)
     return _put([key], partition_id, columns, None if tag is None else [tag])
 
 
@@ -60,10 +60,10 @@ def kv_batch_put(
         raise ValueError("rows are put with fields, tags, or both; there is neither")
     columns = None
     if fields is not None:
-        rows = writing.rows_of(fields)
+        rows = row_access.rows_of(fields)
         if rows != len(keys):
             raise ValueError(f"{len(keys)} keys for {rows} rows of fields: give one a row")
-        columns = writing.columns(fields, data_parser)
+        columns = row_access.columns(fields, data_parser)
     if tags is not None and len(tags) != len(keys):
         raise ValueError(f"{len(keys)} keys for {len(tags)} tags: give one a row")
     return _put(keys, partition_id, columns, tags)
@@ -71,7 +71,7 @@ def kv_batch_put(
 
 def _put(keys: Sequence[str], partition_id: str, columns: Any, tags: Any) -> KVBatchMeta:
     named, own = named_keys(list(keys)), session()
-    found, fields = writing.by_key(
+    found, fields = row_access.by_key(
         own.partition(partition_id), named, columns, tags, grouped=own.settings.grouped and columns is not None
     )
     return _meta(partition_id, named, found.tags, fields)
@@ -93,7 +93,7 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
     """
     own = session()
     fields = [select_fields] if isinstance(select_fields, str) else select_fields
-    return reading.by_key(own, own.partition(partition_id), named_keys(keys), fields)
+    return row_access.read_by_key(own, own.partition(partition_id), named_keys(keys), fields)
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> Any:
@@ -177,7 +177,7 @@ def _together(
     known_keys: Mapping[str, Sequence[bytes | None]] | None,
 ) -> list[KVBatchMeta]:
     """Put these rows. Returns the metadata of each."""
-    found, names = writing.put(session().partition(partition_id), keys, columns, tags, known_keys)
+    found, names = row_access.put(session().partition(partition_id), keys, columns, tags, known_keys)
     return [
         _meta(partition_id, [key], [own], sorted(compress(names, have)))
         for key, own, have in zip(keys, found.tags, found.have, strict=True)

@@ -3,7 +3,13 @@
 `install()` replaces TransferQueue's calls, client, data sets and errors by those of this package in all modules of this
 process, and sets an environment variable that child processes inherit. There, `if_asked()` does the same: the entry
 point `verl.plugins` calls it in every process that imports verl (`plugin`), and so does the first import of
-`transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`). `uninstall()` reverts all of it.
+`transfer_queue` in a worker of a Ray that is initialised afterwards. `uninstall()` reverts all of it.
+
+For the workers of a Ray job, `install()` names `environment_of_workers` in `$RAY_RUNTIME_ENV_HOOK`, which `ray.init()`
+calls in the driver: it gives all workers of the job the variables that children inherit, and `stand_in` as the hook
+that each worker calls at its start. The calls are replaced at the first import of `transfer_queue`. Earlier hooks are
+called too. A Ray that was initialised before `install()` is not reached; there `job_registry` reports it.
+
 Metadata and samplers are TransferQueue's own classes in both cases.
 
 Invariants: all modules have the calls of one system, whenever they were imported. If TransferQueue itself runs in
@@ -16,10 +22,14 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from dataplane.errors import Misuse
+from dataplane.integrations.transfer_queue import job
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +60,7 @@ def install(*, dense: bool = False) -> None:
             " first"
         )
     os.environ[VARIABLE] = "dense" if dense else "nested"
-    importlib.import_module(f"{_HERE}.workers").arrange()
+    arrange()
     if not is_in():
         here = importlib.import_module(_HERE)
         both = {name: getattr(theirs, name, getattr(theirs.client, name, None)) for name in here.__all__}
@@ -61,7 +71,7 @@ def install(*, dense: bool = False) -> None:
 def uninstall() -> None:
     """Undo `install`: this process, and those that it starts, use TransferQueue itself again. Idempotent."""
     os.environ.pop(VARIABLE, None)
-    importlib.import_module(f"{_HERE}.workers").withdraw()
+    withdraw()
     _exchange(_ours(), _theirs)
     _theirs.clear()
 
@@ -98,3 +108,93 @@ def _exchange(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         names = getattr(module, "__dict__", None)
         if isinstance(names, dict) and not str(names.get("__name__")).startswith(_HERE):  # some are no modules
             names.update({name: wanted[name] for name, held in have.items() if names.get(name) is held})
+
+
+_HOOK = "RAY_RUNTIME_ENV_HOOK"
+_BEFORE = "DATAPLANE_RAY_RUNTIME_ENV_HOOK"  # the one that was there before ours
+_OURS = f"{__name__}.environment_of_workers"
+
+
+def arrange() -> None:
+    """Have `ray.init()` of this process and of its children call `environment_of_workers`. Idempotent."""
+    before = os.environ.get(_HOOK)
+    if before == _OURS:
+        return
+    if before:
+        os.environ[_BEFORE] = before
+    os.environ[_HOOK] = _OURS
+
+
+def withdraw() -> None:
+    """Undo `arrange`. Idempotent."""
+    if os.environ.get(_HOOK) == _OURS:
+        before = os.environ.pop(_BEFORE, None)
+        if before is None:
+            del os.environ[_HOOK]
+        else:
+            os.environ[_HOOK] = before
+
+
+def environment_of_workers(runtime_env: Any) -> Any:
+    """The `runtime_env` of a Ray job with the variables and the hook of its workers. Raises as
+    `install` if the environment asks for the replacement and this process has not made it."""
+    before = os.environ.get(_BEFORE)
+    if before:
+        module, _, name = before.rpartition(".")
+        runtime_env = getattr(importlib.import_module(module), name)(runtime_env)
+    if not os.environ.get(VARIABLE):
+        return runtime_env
+    if not is_in():
+        stand_in()
+    found = dict(runtime_env or {})
+    told = {name: os.environ[name] for name in (VARIABLE, job.VARIABLE) if os.environ.get(name)}
+    found["env_vars"] = {**told, **(found.get("env_vars") or {})}
+    found["worker_process_setup_hook"] = _both(found.get("worker_process_setup_hook"))
+    return found
+
+
+def stand_in() -> None:
+    """Replace the calls of `transfer_queue` at its import, if the environment asks for that. Idempotent."""
+    if _NAME in sys.modules:
+        if_asked()
+    elif os.environ.get(VARIABLE) and not any(isinstance(each, _Finder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _both(user: Any) -> Any:
+    """`stand_in`, then the hook of the user: a function, or the path of one."""
+    if user is None:
+        return f"{__name__}.{stand_in.__name__}"
+
+    def hook() -> None:
+        stand_in()
+        called: Callable[[], object] = user
+        if isinstance(user, str):
+            module, _, name = user.rpartition(".")
+            called = getattr(importlib.import_module(module), name)
+        called()
+
+    return hook
+
+
+class _Finder(MetaPathFinder):
+    """A finder that replaces the calls of TransferQueue as soon as it is imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if fullname != _NAME or f"{__package__}.streaming" in sys.modules:  # which imports it, and stands in itself
+            return None
+        others = [other for other in sys.meta_path if other is not self]
+        spec = next(filter(None, (other.find_spec(fullname, path, target) for other in others)), None)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                if_asked()
+
+            loader.exec_module = exec_module
+        return spec

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.client.sync import Plane
-from dataplane.client.sync_tables import Table
+from dataplane.client.sync import Plane, Table
 from dataplane.client.table_rows import Rows
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere

@@ -1,54 +1,44 @@
-"""The parts of TransferQueue that the backend uses: each name with its arguments, and each request.
+"""The names of TransferQueue that the backend uses.
 
-Invariants: `differences` inspects the installed code and not a version number, imports what it inspects, and changes
+Invariants: `differences` looks at the installed code and not at a version number, imports what it looks at, and changes
 nothing. The backend works with a TransferQueue without differences; any other is refused, or replaced by its own
 storage, at the start of a job (`plugin.start`) and never later.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-#: Callables, and what they are called with: (module, name, positional arguments, keywords).
-_CALLED: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
-    ("metadata", "extract_field_schema", 1, ()),
-    ("storage.managers.base", "StorageManager.__init__", 3, ()),
-    ("storage.managers.base", "StorageManager.close", 1, ()),
-    ("storage.managers.base", "StorageManagerFactory.register", 1, ()),
-    ("storage.bootstrap.provider", "StorageBootstrapProvider.register_provider", 1, ()),
-    ("utils.zmq_utils", "ZMQMessage.create", 0, ("request_type", "sender_id", "receiver_id", "body")),
-    ("utils.zmq_utils", "ZMQMessage.serialize", 1, ()),
-    ("utils.zmq_utils", "ZMQMessage.deserialize", 1, ()),
-    ("utils.zmq_utils", "ZMQServerInfo.to_addr", 2, ()),
-    ("utils.zmq_utils", "create_zmq_socket", 0, ("ctx", "socket_type", "ip", "identity")),
-)
-#: What the backend overrides, and what TransferQueue calls it with, the manager itself left out.
-_OVERRIDDEN = {
-    "put_data": ("data", "metadata", "data_parser"),
-    "get_data": ("metadata",),
-    "clear_data": ("metadata",),
+#: By module, names of what it has.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "metadata": (
+        "extract_field_schema",
+        *("BatchMeta.global_indexes", "BatchMeta.partition_ids", "BatchMeta.field_schema", "BatchMeta.field_names"),
+        *("BatchMeta.size", "BatchMeta._custom_backend_meta"),
+    ),
+    "storage.managers.base": (
+        *("StorageManager.put_data", "StorageManager.get_data", "StorageManager.clear_data", "StorageManager.close"),
+        "StorageManagerFactory.register",
+    ),
+    "storage.bootstrap.provider": ("StorageBootstrapProvider.register_provider",),
+    "utils.zmq_utils": (
+        *("ZMQMessage.create", "ZMQMessage.serialize", "ZMQMessage.deserialize", "ZMQServerInfo.to_addr"),
+        *("ZMQRequestType.NOTIFY_DATA_UPDATE", "ZMQRequestType.NOTIFY_DATA_UPDATE_ACK"),
+        *("ZMQRequestType.GET_PARTITION_META", "ZMQRequestType.GET_PARTITION_META_RESPONSE"),
+        *("ZMQRequestType.GET_PRODUCTION", "ZMQRequestType.PRODUCTION_RESPONSE"),
+    ),
+    "client": ("AsyncTransferQueueClient._clear_meta_in_controller",),
 }
-_READ = ("global_indexes", "partition_ids", "field_schema", "field_names", "size", "_custom_backend_meta")
-_REQUESTS = (
-    "NOTIFY_DATA_UPDATE",
-    "NOTIFY_DATA_UPDATE_ACK",
-    "GET_PARTITION_META",
-    "GET_PARTITION_META_RESPONSE",
-    "GET_PRODUCTION",
-    "PRODUCTION_RESPONSE",
-)
-_CHECKPOINTS = (
-    "SAVE_CONTROLLER_CHECKPOINT",
-    "SAVE_CONTROLLER_CHECKPOINT_RESPONSE",
-    "GET_LIST_PARTITIONS",
-    "LIST_PARTITIONS_RESPONSE",
-    "CLEAR_META",
-    "CLEAR_META_RESPONSE",
-)
+_OF_CHECKPOINTS: dict[str, tuple[str, ...]] = {
+    "utils.zmq_utils": (
+        *("ZMQRequestType.SAVE_CONTROLLER_CHECKPOINT", "ZMQRequestType.SAVE_CONTROLLER_CHECKPOINT_RESPONSE"),
+        *("ZMQRequestType.GET_LIST_PARTITIONS", "ZMQRequestType.LIST_PARTITIONS_RESPONSE"),
+        *("ZMQRequestType.CLEAR_META", "ZMQRequestType.CLEAR_META_RESPONSE"),
+    ),
+    "client": ("AsyncTransferQueueClient.async_load_controller_checkpoint",),
+}
 
 
 def differences() -> list[str]:
@@ -57,7 +47,14 @@ def differences() -> list[str]:
     Raises ImportError without TransferQueue.
     """
     import_module("transfer_queue")
-    return list(_differences())
+    needed = [_NAMES, _OF_CHECKPOINTS] if _is_there("storage.managers.base", _CHECKPOINT) else [_NAMES]
+    return [
+        f"there is no {module}.{name}"
+        for each in needed
+        for module, names in each.items()
+        for name in names
+        if not _is_there(module, name)
+    ]
 
 
 def versions() -> str:
@@ -65,62 +62,25 @@ def versions() -> str:
     return f"dataplane {_version('rollout-dataplane')} and TransferQueue {_version('TransferQueue')}"
 
 
+_CHECKPOINT = "StorageManager.load_checkpoint"
+
+
 def has_checkpoints() -> bool:
-    """Whether this TransferQueue writes checkpoints, as 0.1.9 and later do."""
-    from transfer_queue.storage.managers.base import StorageManager
-
-    return hasattr(StorageManager, "load_checkpoint")
-
-
-def forgets_first() -> bool:
-    """Whether the client deletes rows at the controller before it clears the storage, as 0.1.8 does."""
-    return not has_checkpoints()
+    """Whether this TransferQueue writes checkpoints, as 0.1.9 and later do. One that does not deletes rows at the
+    controller before it clears the storage."""
+    return _is_there("storage.managers.base", _CHECKPOINT)
 
 
-def _differences() -> Iterator[str]:
-    for module, name, count, keywords in _CALLED:
-        called = _find(module, name)
-        if called is None:
-            yield f"there is no {module}.{name}"
-        elif not _takes(called, count, keywords):
-            yield f"{module}.{name} takes other arguments: {inspect.signature(called)}"
-    base = _find("storage.managers.base", "StorageManager")
-    for name, taken in _OVERRIDDEN.items():
-        method = getattr(base, name, None)
-        if method is None:
-            yield f"a storage manager has no {name}"
-        elif tuple(inspect.signature(method).parameters)[1:] != taken:
-            yield f"a storage manager's {name} is given other arguments: {inspect.signature(method)}"
-    meta = _find("metadata", "BatchMeta")
-    known = {*getattr(meta, "__slots__", ()), *getattr(meta, "__annotations__", ()), *dir(meta)}
-    yield from (f"a BatchMeta has no {name}" for name in _READ if name not in known)
-    requests = _find("utils.zmq_utils", "ZMQRequestType")
-    needed = _REQUESTS + (_CHECKPOINTS if hasattr(base, "load_checkpoint") else ())
-    yield from (f"its controller knows no request {name}" for name in needed if not hasattr(requests, name))
-    client = _find("client", "AsyncTransferQueueClient")
-    if not hasattr(client, "_clear_meta_in_controller"):
-        yield "its client clears rows in another way"
-    if hasattr(base, "load_checkpoint") and not hasattr(client, "async_load_controller_checkpoint"):
-        yield "its client does not load checkpoints of a controller"
-
-
-def _find(module: str, name: str) -> Any:
+def _is_there(module: str, name: str) -> bool:
     found: Any
     try:
         found = import_module(f"transfer_queue.{module}")
     except ImportError:
-        return None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _takes(called: Any, count: int, keywords: tuple[str, ...]) -> bool:
-    """Whether it can be called with these arguments."""
-    try:
-        inspect.signature(called).bind(*[None] * count, **dict.fromkeys(keywords))
-    except TypeError:
         return False
+    for part in name.split("."):
+        if not hasattr(found, part):
+            return part in getattr(found, "__annotations__", ())  # of a field of a data class
+        found = getattr(found, part)
     return True
 
 

@@ -22,8 +22,8 @@ from verl.protocol import DataProto
 from verl.single_controller.base.decorator import Dispatch, Execute
 from verl.single_controller.base.decorator import register as register_of_verl
 
+from dataplane.integrations.verl.columns import SHARED
 from dataplane.integrations.verl.proto import RemoteProto, put
-from dataplane.integrations.verl.proto_columns import SHARED
 
 
 def register(

@@ -7,14 +7,27 @@ tokens and verl's own operations (`Ref.apply_funcs`) are applied to the rows aft
 of rows that are put together are one put.
 
 Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, change it
-for nobody else. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field.
+for nobody else. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field. A process
+has one `Handle` of a value, the `dataptr` of verl's `Ref`, and a borrowed one frees nothing.
+
+The trainer's process owns each value that it has a handle of. Another process owns what it put until it passes the
+handle on, by which the value reaches the trainer; a handle that it got is borrowed. An owner frees the value when its
+last handle of it is gone. So values that the trainer has dropped are freed, wherever they were put, and no process
+counts the handles of others.
+
+Rejected: Ray's references as the owners of handles, because Ray does not tell a process outside its own object store
+when the last one is gone; a link of the plane for each process (`Plane.retain`), which costs a message for each
+process that passes a batch on.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +35,13 @@ from verl.experimental.neoproto import neo as theirs
 from verl.experimental.neoproto.storage import default as defaults
 from verl.experimental.neoproto.storage.engine import Ref, _BaseStorageEngine, _infer_dtype, _infer_shape
 
+from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.scopes import ending_scope
 from dataplane.errors import Misuse
+from dataplane.integrations.freeing import Watch
 from dataplane.integrations.process import plane as plane_of_process
-from dataplane.integrations.verl.columns import Columns, concatenated
-from dataplane.integrations.verl.neo_handles import Form, Handle, is_home, make_home
-from dataplane.integrations.verl.proto_columns import load, store
+from dataplane.integrations.verl.columns import Columns, Kind, concatenated, load, store
 
 BACKEND = "dataplane"
 
@@ -311,3 +324,95 @@ def attach() -> None:
     if chosen is None or type(chosen) is defaults.DefaultStorageEngine:
         defaults.set_default_storage_engine(engine)
     theirs.GLOBAL_ENGINE_DICT[BACKEND] = engine
+
+
+_lock = threading.RLock()  # a finalizer may run where it is held
+_known: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
+_home = 0
+"""The process that owns its values: this one, or the parent that it was forked from."""
+
+
+def make_home() -> None:
+    """Make this process the trainer's."""
+    global _home
+    _home = os.getpid()
+
+
+def is_home() -> bool:
+    """Whether this process is the trainer's."""
+    return _home == os.getpid()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value is made of stored rows: the one column, or, with `single`, the one row of it."""
+
+    name: str
+    kind: Kind
+    single: bool
+
+
+class Handle:
+    """The location of one value: rows of one column. Create it with `own`."""
+
+    __slots__ = ("__weakref__", "_watch", "form", "ref", "uid")
+
+    def __init__(self, uid: str, ref: BatchRef, form: Form) -> None:
+        self.uid = uid
+        self.ref = ref
+        self.form = form
+        self._watch: Watch | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The stored columns, as `proto_columns.load` takes them."""
+        kind = self.form.kind
+        return Columns(self.ref, {self.form.name: kind}, len(self.ref), kind == "tensor")
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process frees the value."""
+        return self._watch is not None
+
+    def own(self) -> Handle:
+        """Free the value when this handle is gone. Idempotent."""
+        with _lock:
+            _known[self.uid] = self
+            if self._watch is None:
+                self._watch = Watch(self.ref, [self])
+        return self
+
+    def disown(self) -> None:
+        """Leave the value to another process."""
+        with _lock:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch = None
+
+    def release(self) -> None:
+        """Free the value now, for all processes, if this process owns it. Raises PeerUnavailable."""
+        with _lock:
+            owned = self.owned
+            self.disown()
+        if owned:
+            plane_of_process().free(self.ref)
+
+    def __deepcopy__(self, memo: Any) -> Handle:
+        return self
+
+    def __copy__(self) -> Handle:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not is_home():
+            self.disown()
+        return _received, (self.uid, self.ref.encode(), self.form.name, self.form.kind, self.form.single)
+
+
+def _received(uid: str, ref: bytes, name: str, kind: Kind, single: bool) -> Handle:
+    attach()
+    with _lock:
+        handle = _known.get(uid)
+        if handle is None:
+            handle = _known[uid] = Handle(uid, BatchRef.decode(ref), Form(name, kind, single))
+    return handle.own() if is_home() else handle

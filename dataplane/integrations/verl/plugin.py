@@ -128,11 +128,11 @@ def _start(conf: Any) -> dict[str, Any]:
 
 
 def _manager() -> Any:
-    from dataplane.integrations.verl import hooks, usage_checks
+    from dataplane.integrations.verl import hooks
     from dataplane.integrations.verl.storage import DataplaneStorageManager
 
     hooks.attach()
-    usage_checks.attach()
+    hooks.attach_checks()
     return DataplaneStorageManager
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of a TransferQueue with rows in the plane, and the steps to resume from one.
 
     controller_state.pkl       TransferQueue's own: rows, keys, tags, what was consumed, and our cells
-    dataplane/<n>.rows         rows with their values (`row_file`)
+    dataplane/<n>.rows         rows with their values (a chain of frames, `client.checkpointfile`)
     dataplane/files            the id of each of those files, and the digest of the state
 
 TransferQueue has a storage manager save its part, and restore it before the controller restores its own. The cells in
@@ -10,24 +10,34 @@ the controller's state are the old ones, so after it has loaded that state, it g
 Invariants: nothing is changed if a file was changed; a row of the restored state has all its values, or is cleared,
 and a warning says how many were; the rows that the plane had before the load are freed after it. TransferQueue puts
 the directory in place as a whole, after all of it is written.
+
+A file of rows has for each table of them the old cells, by field, and the values as an Arrow IPC stream. One page of
+the values is in memory at a time, or one row if that is larger; the values read are those that were written, or
+`Corrupt` is raised and nothing of them stays in the plane. Nothing is unpickled.
+
+Files are written and read on the hosts of a Ray job, each where its node is (`each_host`); a job of one host does it in
+this process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from dataplane.client.checkpointfile import END, CheckpointReader, CheckpointWriter
-from dataplane.errors import Corrupt, DataplaneError, Misuse
+from dataplane.batch.ref import BatchRef
+from dataplane.client.checkpointfile import COLUMNS, END, CheckpointReader, CheckpointWriter
+from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
+from dataplane.integrations import process
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.verl import cells, row_file
+from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller, Index
-from dataplane.integrations.verl.hosts import each_host, results
-from dataplane.integrations.verl.row_file import Restored
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +54,7 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
     """Add the rows to the checkpoint that TransferQueue writes to this directory.
 
     Rows are put and cleared meanwhile, so the controller writes its state once more after the values are on disk,
-    and the rows put in between are added. Raises OSError, and as `row_file.write`.
+    and the rows put in between are added. Raises OSError, and as `write`.
     """
     own = directory / _OURS
     own.mkdir()
@@ -68,7 +78,7 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
 def load(directory: Path, timeout: float) -> Restored:
     """Put the rows of a checkpoint into the plane. The controller does not know them yet.
 
-    Raises Misuse if the checkpoint has no rows of the backend, Corrupt if it was changed, and as `row_file.read`;
+    Raises Misuse if the checkpoint has no rows of the backend, Corrupt if it was changed, and as `read`;
     then nothing was changed.
     """
     own = directory / _OURS
@@ -79,7 +89,7 @@ def load(directory: Path, timeout: float) -> Restored:
         )
     ids = _listed(own / _FILES, directory / _STATE)
     restored = Restored()
-    outcomes = each_host([(None, row_file.read, (own / name, file_id, timeout)) for name, file_id in ids.items()])
+    outcomes = each_host([(None, read, (own / name, file_id, timeout)) for name, file_id in ids.items()])
     for outcome in outcomes:
         if not isinstance(outcome, Exception):
             restored.cells.update(outcome)
@@ -126,7 +136,7 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
     after = indexes(controller)
     if restored is None:  # it was saved without its rows
         kept = set(_all(after))
-        row_file.free([cell for cell in _all(before) if cell not in kept])
+        free([cell for cell in _all(before) if cell not in kept])
         _warn_of_lost(after)
         return
     kept, cleared = set(), 0
@@ -148,7 +158,7 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
     if cleared:
         log.warning("%d rows of the checkpoint were cleared: they have no values in it", cleared)
     restored.free(kept)
-    row_file.free(list(_all(before)))
+    free(list(_all(before)))
 
 
 def _all(several: Indexes) -> Iterable[bytes]:
@@ -167,13 +177,13 @@ def _without(several: Indexes, seen: set[bytes]) -> Indexes:
 def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tuple[dict[str, bytes], int]:
     """Write a file for each node that has rows, on its own host if possible. Returns their ids by name, and how many
     values were lost."""
-    by_node: dict[bytes, list[row_file.Rows]] = {}
+    by_node: dict[bytes, list[Rows]] = {}
     for index in several.values():
         for node, rows in _by_node(index).items():
             by_node.setdefault(node, []).append(rows)
     names = [f"{number}{_SUFFIX}" for number in range(first, first + len(by_node))]
     jobs = [
-        (node, row_file.write, (directory / name, rows, timeout))
+        (node, write, (directory / name, rows, timeout))
         for name, (node, rows) in zip(names, by_node.items(), strict=True)
     ]
     written = results(each_host(jobs))
@@ -213,3 +223,194 @@ def _warn_of_lost(after: Indexes) -> None:
             " them have ended; save with include_storage=True",
             lost,
         )
+
+
+#: The node of the plane that is best suited, or None; what to call; with what.
+Job = tuple[bytes | None, Callable[..., Any], tuple[Any, ...]]
+
+
+def each_host(jobs: Sequence[Job]) -> list[Any]:
+    """The results of the jobs, or the exceptions that they raised, in order. Each runs where its node is; jobs
+    without a node run on all hosts in turn. Raises PeerUnavailable, before any begins, if a host does not answer."""
+    places = _places() if len(jobs) > 1 else {}
+    if len(places) < 2:
+        return [_run(work, arguments) for _, work, arguments in jobs]
+    every = list(places.values())
+    started = []
+    for number, (node, work, arguments) in enumerate(jobs):
+        place = every[number % len(every)] if node is None else places.get(node, every[0])
+        started.append(_task(_run, place).remote(work, arguments))
+    return [_outcome(each) for each in started]
+
+
+def results(outcomes: Sequence[Any]) -> list[Any]:
+    """The results; raises the first exception among them."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return list(outcomes)
+
+
+def _run(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return work(*arguments)
+    except (DataplaneError, OSError) as error:
+        return error
+
+
+def _task(work: Callable[..., Any], place: str) -> Any:
+    """A Ray task on this Ray node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    on = NodeAffinitySchedulingStrategy(place, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(work).options(scheduling_strategy=on)
+
+
+def _outcome(started: Any) -> Any:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.get(started)
+    except RayError as error:
+        return PeerUnavailable(f"work on a Ray node did not end well: {error}", address="ray")
+
+
+def _places() -> dict[bytes, str]:
+    """The Ray node of each node of the plane; empty without Ray, or with a single Ray node."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    if len(alive) < 2:
+        return {}
+    found = results([_outcome(started) for started in [_task(_node_here, name).remote() for name in alive]])
+    return dict(zip(found, alive, strict=True))
+
+
+def _node_here() -> bytes:
+    return bytes.fromhex(process.plane().stats().node)
+
+
+_PAGE_BYTES = 32 << 20
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+#: Rows: by field, the cell of each row, or None where it has none.
+Rows = Mapping[str, Sequence[bytes | None]]
+
+
+def write(path: Path, several: Sequence[Rows], timeout: float) -> tuple[bytes, int]:
+    """Write the rows to a file. Returns its id, and how many values are missing because they were freed, or their node
+    has died, meanwhile.
+
+    timeout: seconds to wait for room for spilled values. Raises Backpressure, LimitExceeded (the disk is full),
+    PeerUnavailable.
+    """
+    with CheckpointWriter(path) as file:
+        writing = _Writing(file, timeout)
+        for rows in several:
+            for found in cells.find(rows):
+                places = range(len(found.ref)) if found.positions is None else found.positions.tolist()
+                old = {name: [rows[name][place] for place in places] for name in found.how}
+                step = max(1, _PAGE_BYTES * len(found.ref) // max(1, found.ref.nbytes))
+                for start in range(0, len(found.ref), step):
+                    page = slice(start, start + step)
+                    writing.page(found.ref[page], {name: own[page] for name, own in old.items()})
+        file.frame(END, _encode(writing.tables))
+        file.commit()
+    return file.id, writing.lost
+
+
+class _Writing:
+    """A file that is being written."""
+
+    def __init__(self, file: CheckpointWriter, timeout: float) -> None:
+        self._file = file
+        self._timeout = timeout
+        self.tables = 0
+        self.lost = 0
+
+    def page(self, ref: BatchRef, old: Mapping[str, Sequence[bytes | None]]) -> None:
+        """Write these rows; in smaller pages if they cannot be read together."""
+        try:
+            batch = with_plane(lambda plane: plane.get(ref, timeout=self._timeout))
+        except (Freed, OwnerDied, LimitExceeded) as error:
+            if len(ref) > 1:
+                half = len(ref) // 2
+                self.page(ref[:half], {name: own[:half] for name, own in old.items()})
+                self.page(ref[half:], {name: own[half:] for name, own in old.items()})
+            elif len(old) > 1:
+                for name, own in old.items():
+                    self.page(ref.select(name), {name: own})
+            elif isinstance(error, LimitExceeded):
+                raise
+            else:
+                self.lost += 1
+            return
+        self._file.frame(COLUMNS, _encode(old))
+        self._file.table(batch)
+        self.tables += 1
+
+
+class Restored:
+    """Rows that were read into the plane: the new cell of each old one."""
+
+    def __init__(self) -> None:
+        self.cells: dict[bytes, bytes] = {}
+
+    def free(self, kept: frozenset[bytes] | set[bytes] = frozenset()) -> None:
+        """Free the values of all new cells except those kept."""
+        with suppress(DataplaneError):
+            free([cell for cell in self.cells.values() if cell not in kept])
+
+
+def free(several: Sequence[bytes]) -> None:
+    """Free the values of these cells. The values of a dead node are gone already. Raises PeerUnavailable, Corrupt."""
+    for found in cells.find({"": several}) if several else ():
+        with_plane(lambda plane, ref=found.ref: plane.free(ref))  # type: ignore[misc]  # mypy knows no such lambda
+
+
+def read(path: Path, file_id: bytes, timeout: float) -> dict[bytes, bytes]:
+    """Put the rows of the file with this id into the plane. Returns the new cell of each old one.
+
+    timeout: seconds to wait for room for a page. Raises Corrupt, ProtocolMismatch, Backpressure, LimitExceeded,
+    PeerUnavailable; then nothing of it stays.
+    """
+    made = Restored()
+    try:
+        with CheckpointReader(path) as file:
+            if file.id != file_id:
+                raise file.corrupt("is of another checkpoint")
+            _read(file, made.cells, timeout)
+    except BaseException:
+        made.free()
+        raise
+    return made.cells
+
+
+def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> None:
+    tables = 0
+    while True:
+        kind, payload = file.frame()
+        if kind == END:
+            if not file.ended or payload != _encode(tables):
+                raise file.corrupt("has tables too few or too many")
+            return
+        try:
+            old: dict[str, list[bytes]] = _decode(payload, type=dict[str, list[bytes]])
+        except msgspec.MsgspecError as error:
+            raise file.corrupt(f"holds what is no table of rows: {error}") from error
+        if kind != COLUMNS or not old:
+            raise file.corrupt("has a table without the cells of its rows")
+        columns = file.columns()
+        if columns.keys() != old.keys() or any(columns[name].rows != len(own) for name, own in old.items()):
+            raise file.corrupt("has values of other rows than it says")
+        _put(columns, old, made, timeout)
+        tables += 1
+
+
+def _put(columns: dict[str, Any], old: Mapping[str, list[bytes]], made: dict[bytes, bytes], timeout: float) -> None:
+    new = sharing.restore(columns, {name: cells.way(own[0]) for name, own in old.items()}, timeout)
+    for name, own in old.items():
+        made.update({was: cells.given_back_as(is_, was) for was, is_ in zip(own, new[name], strict=True)})

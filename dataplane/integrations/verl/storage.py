@@ -32,7 +32,7 @@ from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, compat, entries, resume
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller, Index
-from dataplane.integrations.verl.row_file import Restored
+from dataplane.integrations.verl.resume import Restored
 from dataplane.integrations.verl.settings import Settings
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
         self._restored: Restored | None = None
-        self._forgets_first = compat.forgets_first()
+        self._forgets_first = not compat.has_checkpoints()
 
     # What TransferQueue calls
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
-from dataplane.integrations.transfer_queue import coalescing, writing
+from dataplane.integrations.transfer_queue import coalescing, row_access
 from tests.integrations.images import check, trajectories
 from tests.integrations.marks import PLANE
 
@@ -39,14 +39,14 @@ def singly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each put that was made together, where none is laid out at once."""
     found: list[int] = []
-    whole = writing.put
+    whole = row_access.put
     monkeypatch.setattr(coalescing, "put_row", lambda *_: None)
 
     def counted(partition: Any, keys: list[str], *args: Any) -> Any:
         found.append(len(keys))
         return whole(partition, keys, *args)
 
-    monkeypatch.setattr(writing, "put", counted)
+    monkeypatch.setattr(row_access, "put", counted)
     return found
 
 
@@ -151,14 +151,14 @@ def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
 def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, whole = threading.Event(), writing.put
+    room, whole = threading.Event(), row_access.put
 
     def waits(partition: Any, keys: list[str], *args: Any) -> Any:
         if keys[0].startswith("large"):
             assert room.wait(60)
         return whole(partition, keys, *args)
 
-    monkeypatch.setattr(writing, "put", waits)
+    monkeypatch.setattr(row_access, "put", waits)
 
     async def put() -> None:
         large = [asyncio.ensure_future(ours.async_kv_batch_put([f"large{i}"], pid, with_images(i, i))) for i in (1, 1)]

@@ -221,9 +221,9 @@ def test_the_disk_is_full(program: Callable[..., Process]) -> None:
     """Or what a node may use of it."""
     code = """
         tq.init({"backend": {"Dataplane": {"node": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}}})
-        from dataplane.client import sync_tables
-        write = sync_tables.Table.upsert_and_look
-        sync_tables.Table.upsert_and_look = lambda *args, **kwargs: write(*args, **{**kwargs, "timeout": 0.5})
+        from dataplane.client import sync
+        write = sync.Table.upsert_and_look
+        sync.Table.upsert_and_look = lambda *args, **kwargs: write(*args, **{**kwargs, "timeout": 0.5})
         put = lambda i: tq.kv_put(f"k{i}", "p", {"x": torch.full((1 << 20,), i, dtype=torch.uint8)})
         tell(error_of(lambda: [put(i) for i in range(12)]))
     """

@@ -191,34 +191,37 @@ def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: C
 
 
 def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataplane.integrations.transfer_queue import module_patch, workers
+    from dataplane.integrations.transfer_queue import module_patch
 
     called: list[str] = []
     monkeypatch.setattr(os, "ctermid", lambda: called.append("user's"))
     monkeypatch.setenv(module_patch.VARIABLE, "nested")
     monkeypatch.setenv("DATAPLANE_JOB", "mine")
-    monkeypatch.setattr(workers, "stand_in", lambda: called.append("ours"))
+    monkeypatch.setattr(module_patch, "stand_in", lambda: called.append("ours"))
     monkeypatch.setattr(module_patch, "is_in", lambda: True)
     for hook in (os.ctermid, "os.ctermid"):
-        found = workers.environment_of_workers({"worker_process_setup_hook": hook, "env_vars": {"A": "1"}})
+        found = module_patch.environment_of_workers({"worker_process_setup_hook": hook, "env_vars": {"A": "1"}})
         assert found["env_vars"] == {module_patch.VARIABLE: "nested", "DATAPLANE_JOB": "mine", "A": "1"}
         found["worker_process_setup_hook"]()
     assert called == ["ours", "user's"] * 2
     monkeypatch.delenv(module_patch.VARIABLE)
-    assert workers.environment_of_workers({"env_vars": {"A": "1"}}) == {"env_vars": {"A": "1"}}
+    assert module_patch.environment_of_workers({"env_vars": {"A": "1"}}) == {"env_vars": {"A": "1"}}
 
 
 def test_the_environment_is_as_it_was_after_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataplane.integrations.transfer_queue import workers
+    from dataplane.integrations.transfer_queue import module_patch
 
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "users.hook")
     for _ in range(2):
-        workers.arrange()
-    assert os.environ["RAY_RUNTIME_ENV_HOOK"] == "dataplane.integrations.transfer_queue.workers.environment_of_workers"
+        module_patch.arrange()
+    assert (
+        os.environ["RAY_RUNTIME_ENV_HOOK"]
+        == "dataplane.integrations.transfer_queue.module_patch.environment_of_workers"
+    )
     for _ in range(2):
-        workers.withdraw()
+        module_patch.withdraw()
     assert os.environ["RAY_RUNTIME_ENV_HOOK"] == "users.hook"
     monkeypatch.delenv("RAY_RUNTIME_ENV_HOOK")
-    workers.arrange()
-    workers.withdraw()
+    module_patch.arrange()
+    module_patch.withdraw()
     assert "RAY_RUNTIME_ENV_HOOK" not in os.environ

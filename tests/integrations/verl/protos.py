@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from verl.protocol import DataProto
 
-from dataplane.integrations.verl.equality import same
+from dataplane.integrations.verl.proto import same
 
 MIXED = [1, None, "a", [1, 2], {"a": [1.0], 3: "b"}, (1, (2,)), 2.5, True]
 

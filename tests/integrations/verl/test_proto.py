@@ -16,8 +16,7 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 import dataplane as dp
 from dataplane.errors import Freed, Misuse, SchemaMismatch
 from dataplane.integrations.rows import LazyRow, put_rows
-from dataplane.integrations.verl.equality import same
-from dataplane.integrations.verl.proto import RemoteProto, put
+from dataplane.integrations.verl.proto import RemoteProto, put, same
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.driving import alone
 from tests.integrations.verl.inputs import EXTRAS, file, look, messages, opened

@@ -15,7 +15,7 @@ from verl.utils.model import extract_multi_modal_inputs
 
 import dataplane as dp
 from dataplane.integrations.rows import LazyRow, put_rows
-from dataplane.integrations.verl.equality import same
+from dataplane.integrations.verl.proto import same
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.driving import alone
 from tests.integrations.verl.protos import image, objects

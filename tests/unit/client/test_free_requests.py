@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.rows import Rows
-from dataplane.client.free_requests import portions
+from dataplane.client.row_requests import portions
 from dataplane.wire import messages as m
 
 

@@ -13,7 +13,7 @@ from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.ref import BatchRef, Span, span_of
 from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin
-from dataplane.client.span import SpanShard
+from dataplane.client.reader import SpanShard
 from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
 from dataplane.wire import messages as m

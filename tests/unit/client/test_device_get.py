@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.copy_into import jobs
+from dataplane.client.device_get import jobs_into as jobs
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from tests.cases import each_case
 from tests.unit.batch.exact import local_batch

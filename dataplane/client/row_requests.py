@@ -1,15 +1,17 @@
-"""Further references to what is stored: links to its rows, in as many requests as needed.
+"""Requests about stored rows: further references to them (links), and their end, in as many messages as needed.
 
-Invariant: a call that fails or is cancelled has retained nothing.
+Invariants: a `retain` that fails or is cancelled has retained nothing; each part of a `free` fits a message, however
+many rows are named one by one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
 from dataplane.errors import DataplaneError, LimitExceeded
 from dataplane.wire import messages as m
@@ -84,3 +86,49 @@ def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
         nbytes += size
     if portion:
         yield portion
+
+
+Part = tuple[int, list[int], tuple[int, int, bytes]]
+
+_ROWS = 1 << 18  # named one by one in a part: two mebibytes at most
+_FREED = 32  # bytes that a part takes beside its rows, and
+_ORDINAL = 2  # for each column
+
+
+async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:
+    """Free a reference, and what was put under the scope (empty: none). Raises as `AsyncPlane.free`."""
+    parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
+    for (owner, shard), selected in ({} if ref is None else ref.footprint()).items():
+        parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
+    if scope:
+        await connection.request(m.Free(connection.next_id(), [], [], scope), m.Done, 0.0)
+    for part in portions(parts.pop(connection.welcome.node, [])):
+        await connection.request(m.Free(connection.next_id(), [], part, ""), m.Done, 0.0)
+    for owner, others in parts.items():  # a node that has gone has nothing to free
+        for part in portions(others):
+            await connection.request(m.FreeElsewhere(connection.next_id(), owner, part), m.Done, 0.0)
+
+
+def portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
+    """Rows of columns of shards, as parts of messages."""
+    portion: list[Part] = []
+    nbytes = 0
+    for shard, ordinals, rows in selected:
+        for some in _split(rows):
+            encoded = some.encode()
+            size = _FREED + _ORDINAL * len(ordinals) + len(encoded[2])
+            if portion and nbytes + size > _BYTES:
+                yield portion
+                portion, nbytes = [], 0
+            portion.append((shard, list(ordinals), encoded))
+            nbytes += size
+    if portion:
+        yield portion
+
+
+def _split(rows: Rows) -> Iterator[Rows]:
+    if rows.slice is not None:
+        yield rows
+        return
+    for start in range(0, len(rows), _ROWS):
+        yield rows.take(Rows.range(start, min(start + _ROWS, len(rows))))
