@@ -41,7 +41,7 @@ _COLUMN = "inputs"
 class LazyRow(Mapping[str, Any]):
     """One row: of a struct column that `encoded` produced, or of several columns, by name. Picklable, hashable."""
 
-    __slots__ = ("_column", "_keys", "_ref", "_row", "_windows")
+    __slots__ = ("__weakref__", "_column", "_keys", "_ref", "_row", "_windows")
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """ref: one row. column: the struct column of the row; None: each column of `ref` is a key of it.

@@ -185,7 +185,7 @@ def _feed(digest: Any, value: Any) -> None:
 class OwnedRow(LazyRow):
     """A handle that a rollout worker sends."""
 
-    __slots__ = ("__weakref__", "_watch")
+    __slots__ = ("_watch",)
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """As `LazyRow`; it owns nothing yet."""

@@ -71,6 +71,7 @@ class _Parts:
     def _without_inputs(self, path: str, value: Any) -> Any:
         """The value, with placeholders for inputs."""
         if isinstance(value, LazyRow):
+            self.owners.append(value)
             return self._input(value) if value.column is not None else value
         if is_tensor(value):
             if not _is_plain(value):
@@ -308,7 +309,7 @@ def _parts(name: str, item: Any, kind: type | None, *, strict: bool) -> _Parts |
         if strict:
             raise
         return None
-    return parts if parts.owners or parts.inputs or strict else None
+    return parts if parts.owners or strict else None
 
 
 def _is_plain(tensor: Any) -> bool:

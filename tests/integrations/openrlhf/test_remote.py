@@ -12,6 +12,7 @@ import torch
 import dataplane as dp
 from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf.remote import RemoteList, SentRows
+from dataplane.integrations.rows import put_rows
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import experience, inputs, same
 
@@ -87,6 +88,19 @@ def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> Non
     gc.collect()
     assert freeing.settle()
     assert plane.stats().memory_used == 0
+
+
+def test_what_was_put_of_handles_is_freed_with_them(plane: dp.Plane) -> None:
+    handles = [each for each in put_rows([inputs(seed) for seed in range(3)], plane=plane) if each is not None]
+    before, rows = plane.stats().memory_used, [each.ref for each in handles]
+    there = RemoteList.of("mm_train_inputs_list", [handles[:2], handles[2:]], SentRows(plane))
+    assert plane.stats().memory_used > before
+    assert same([each.read() for each in there[0]], [inputs(0), inputs(1)])
+    del there, handles
+    gc.collect()
+    assert freeing.settle()
+    assert plane.stats().memory_used == before
+    assert len(plane.get(rows[2])) == 1
 
 
 def test_one_tensor_twice_in_a_list_is_put_once(plane: dp.Plane) -> None:
