@@ -95,11 +95,11 @@ def test_rows_of_equal_lengths_come_nested_all_the_same(node: str) -> None:
 def test_a_process_that_is_asked_to_may_import_either_first(nursery: Nursery) -> None:
     """As Ray's workers do, in which the first import of TransferQueue stands in."""
     head = """
-from dataplane.integrations.transfer_queue import workers
+from dataplane.integrations.transfer_queue import module_patch
 for name in [name for name in sys.modules if name.startswith("dataplane.integrations.transfer_queue")]:
-    if not name.endswith((".workers", ".standing", ".job")):
+    if not name.endswith((".module_patch", ".job")):
         del sys.modules[name]
-workers.stand_in()
+module_patch.stand_in()
 import importlib.util
 importlib.util.find_spec("transfer_queue")  # as who asks whether it is there: that is no import
 """
