@@ -81,7 +81,7 @@ class BatchRef:
     _frames: tuple[Frame, ...]
     _origin: Frame | None
     traces: tuple[str, ...]
-    """The spans that made its rows, as W3C trace parents, where they were traced; see `client.spans`."""
+    """The spans that made its rows, as W3C trace parents, where they were traced; see `client.traced`."""
 
     def __init__(
         self,

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import operator
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from dataplane.client.loop_runner import LoopRunner
 from dataplane.errors import Closed, Forked
@@ -67,6 +68,21 @@ class Blocking:
         finally:
             with suppress(Closed, Forked):
                 self._wait(close())
+
+
+class Context(Blocking):
+    """A blocking object that is a context manager as its asynchronous one is."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
+        self._wait(self._inner.__aexit__(kind, error, None))
+
+
+def of_inner(name: str, shown: str = "") -> Any:
+    """A property: this attribute of the asynchronous object. `shown`: its docstring."""
+    return property(operator.attrgetter(f"_inner.{name}"), doc=shown or None)
 
 
 def blocking(of: type, *names: str) -> Callable[[K], K]:

@@ -19,7 +19,7 @@ from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import blocking, delivery, draft
-from dataplane.client.blocking import Blocking
+from dataplane.client.blocking import Blocking, of_inner
 from dataplane.client.blocking_calls import HistoryCalls, PlaneCalls, TableCalls, WeightsCalls
 from dataplane.client.connecting import Connecting
 from dataplane.client.histories import AsyncHistory
@@ -184,26 +184,18 @@ class Table(TableCalls):
 
     _inner: AsyncTable
     _plane: Any = None
+    name: str = of_inner("name", "The name of the table.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As of `Stream`."""
         return opened, (self._inner._connection.address, "table", self.name)
-
-    @property
-    def name(self) -> str:
-        """The name of the table."""
-        return self._inner.name
 
 
 class History(HistoryCalls):
     """The responses of earlier epochs, by prompt. Made by `plane.history`; any number of processes may use it."""
 
     _inner: AsyncHistory
-
-    @property
-    def name(self) -> str:
-        """The name of the history."""
-        return self._inner.name
+    name: str = of_inner("name", "The name of the history.")
 
     def follow(
         self,
@@ -223,16 +215,8 @@ class Weights(WeightsCalls):
     """Versions of a model's tensors. Made by `plane.weights`; any number of processes may use it."""
 
     _inner: AsyncWeights
-
-    @property
-    def name(self) -> str:
-        """The name of the weights."""
-        return self._inner.name
-
-    @property
-    def keep(self) -> int:
-        """How many versions are kept."""
-        return self._inner.keep
+    name: str = of_inner("name", "The name of the weights.")
+    keep: int = of_inner("keep", "How many versions are kept.")
 
 
 blocking.CLASSES.update(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import blocks, delivery
 from dataplane.client.appender import AsyncAppender
-from dataplane.client.blocking import Wait
+from dataplane.client.blocking import Context, Wait, of_inner
 from dataplane.client.blocking_calls import AppenderCalls, DeliveryCalls, RowCalls, StreamCalls, TakenCalls
-from dataplane.client.loop_runner import LoopRunner
 from dataplane.client.streams import AsyncStream
 from dataplane.client.unfinished import AsyncRow
-from dataplane.errors import DataplaneError
 from dataplane.stream.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,80 +22,41 @@ if TYPE_CHECKING:
     from dataplane.client.replay import Replay
 
 
-class Delivery(DeliveryCalls):
+class Delivery(DeliveryCalls, Context):
     """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
 
     _inner: delivery.Delivery
-
-    def __init__(self, inner: delivery.Delivery, wait: Wait, turns: LoopRunner) -> None:
-        super().__init__(inner, wait, turns)
-        self.ref = inner.ref
-        self.groups = inner.groups
-        self.versions = inner.versions
-        self.tags = inner.tags
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the rows."""
-        return self._inner.keys
-
-    @property
-    def settled(self) -> bool:
-        """Whether it was acked or given back."""
-        return self._inner.settled
-
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
-        self._wait(self._inner.__aexit__(kind, error))
+    ref: BatchRef = of_inner("ref")
+    groups: list[str | int | None] = of_inner("groups")
+    versions: list[int] = of_inner("versions")
+    tags: dict[str, list[Any]] = of_inner("tags")
+    keys: list[str] = of_inner("keys", "The keys of the rows.")
+    settled: bool = of_inner("settled", "Whether it was acked or given back.")
 
 
-class Taken(TakenCalls, Sequence[BatchRef]):
+class Taken(TakenCalls, Context, Sequence[BatchRef]):
     """The rows of one step, a reference for each rank. One delivery, settled as a whole."""
 
     _inner: delivery.Taken
 
-    def __init__(self, inner: delivery.Taken, wait: Wait, turns: LoopRunner) -> None:
-        super().__init__(inner, wait, turns)
-        self.delivery = Delivery(inner.delivery, wait, turns)
-
-    def __enter__(self) -> Taken:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, _: object = None) -> None:
-        self._wait(self._inner.__aexit__(kind, error))
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery of all rows."""
+        return Delivery(self._inner.delivery, self._wait, self._turns)
 
 
-class Row(RowCalls):
+class Row(RowCalls, Context):
     """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager it
     is finished when the block is left, and released for others when it is left by an exception."""
 
     _inner: AsyncRow
-
-    def __init__(self, inner: AsyncRow, wait: Wait, turns: LoopRunner) -> None:
-        super().__init__(inner, wait, turns)
-        self.key = inner.key
-        self.group = inner.group
-        self.tags = inner.tags
-        self.spans = inner.spans
-        self.tokens = inner.tokens
-
-    @property
-    def version(self) -> int:
-        """The policy version of the last piece."""
-        return self._inner.version
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was finished or abandoned here."""
-        return self._inner.ended
-
-    def __enter__(self) -> Row:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._wait(self._inner.__aexit__(kind))
+    key: str = of_inner("key")
+    group: str | int | None = of_inner("group")
+    tags: dict[str, Any] = of_inner("tags")
+    spans: list[tuple[int, int]] = of_inner("spans")
+    tokens: int = of_inner("tokens", "The number of tokens that it had when it was begun or resumed.")
+    version: int = of_inner("version", "The policy version of the last piece.")
+    ended: bool = of_inner("ended", "Whether it was finished or abandoned here.")
 
 
 class Sent:
@@ -120,7 +78,7 @@ class Sent:
         return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
 
 
-class Appender(AppenderCalls):
+class Appender(AppenderCalls, Context):
     """Gathers rows of this process into blocks, each appended as one. As a context manager it is closed at the end of
     the block."""
 
@@ -158,16 +116,6 @@ class Appender(AppenderCalls):
         """Accept no more rows, and `flush`. Idempotent."""
         self._wait(self._inner.aclose())
 
-    def __enter__(self) -> Appender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            with suppress(DataplaneError):  # the caller sees the error that ended the block
-                self.close()
-
 
 def opened(address: str, kind: str, name: str) -> Any:
     """An unpickled stream or table, on a plane of its own, which it keeps open."""
@@ -184,20 +132,16 @@ class Stream(StreamCalls):
 
     _inner: AsyncStream
     _plane: Any = None
+    name: str = of_inner("name", "The name of the stream.")
+    settings: Settings = of_inner("settings", "The tasks and limits of the stream.")
+    follower: Follower | None = of_inner(
+        "follower", "What records its rows in a history that `plane.stream` was given."
+    )
+    replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` created it.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickled, it is the stream of this name, on a plane of its own to the same node."""
         return opened, (self._inner._connection.address, "stream", self.name)
-
-    @property
-    def name(self) -> str:
-        """The name of the stream."""
-        return self._inner.name
-
-    @property
-    def settings(self) -> Settings:
-        """The tasks and limits of the stream."""
-        return self._inner.settings
 
     def append(
         self,
@@ -251,13 +195,3 @@ class Stream(StreamCalls):
         from dataplane.client import recorder  # as for checkpoints
 
         return recorder.record(self._inner, directory, columns, **how)
-
-    @property
-    def follower(self) -> Follower | None:
-        """The recorder of the stream's rows in a history, if `plane.stream` was given one."""
-        return self._inner.follower
-
-    @property
-    def replay(self) -> Replay | None:
-        """The replay that fills the stream, if `plane.replay` created it."""
-        return self._inner.replay

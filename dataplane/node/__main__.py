@@ -1,5 +1,5 @@
 """The process of a node that another process starts: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`. Used by
-`client.launch` and `client.cluster_node_process` only.
+`client.embedded` and `client.cluster_node_process` only.
 
 CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or why it does not
 start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two more

@@ -365,7 +365,7 @@ class Handle:
 
     @property
     def columns(self) -> Columns:
-        """The stored columns, as `proto_columns.load` takes them."""
+        """The stored columns, as `columns.load` takes them."""
         kind = self.form.kind
         return Columns(self.ref, {self.form.name: kind}, len(self.ref), kind == "tensor")
 
