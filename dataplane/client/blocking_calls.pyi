@@ -180,9 +180,9 @@ class PlaneCalls(Blocking):
         """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
 
         Nobody else sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint),
-        ProtocolMismatch (its format is not supported any more), Misuse (there is no file to be read, or a stream
-        with the name exists), Backpressure, LimitExceeded.
+        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint
+        of this format), Misuse (there is no file to be read, or a stream with the name exists), Backpressure,
+        LimitExceeded.
         """
 
     def replay(

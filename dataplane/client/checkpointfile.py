@@ -15,8 +15,6 @@ it was written to, or is `Corrupt`: frames that change places, are missing, come
 checkpoint, say) do not pass. The file is under its name once all of it is on the disk, and not before; what takes its
 place stays until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE;
 NFS has not).
-
-Files of format 2 described rows in another way. They are refused, by `ProtocolMismatch`.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ import xxhash
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.values import Values
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, SchemaMismatch
 
-_MAGIC_2 = b"dataplane/strm\x02\n"
 MAGIC = b"dataplane/strm\x03\n"
 _FORMAT = 3
 START, HEAD, BLOCK, COLUMNS, TABLE, END = range(6)
@@ -51,10 +48,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _Chain:
     """The checksums of the frames of one file, in their order."""
 
-    def __init__(self, seed: int = _FORMAT) -> None:
-        """`seed`: the checksum before the first."""
+    def __init__(self) -> None:
         self.frames = 0
-        self._last = seed
+        self._last = _FORMAT
 
     def checksum(self, kind: int, payload: memoryview) -> int:
         """The checksum of the next frame, if it is this one."""
@@ -145,8 +141,7 @@ class CheckpointReader:
     """Reads one file. A context manager. For one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse where there is no file to be read, Corrupt where it is no checkpoint, ProtocolMismatch where it
-        is of a format that is not read any more."""
+        """Raises Misuse where there is no file to be read, Corrupt where it is no checkpoint of this format."""
         self.path = Path(path)
         with _typed(self.path):
             self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
@@ -160,18 +155,12 @@ class CheckpointReader:
 
     def _begin(self) -> None:
         magic = self._read(len(MAGIC))
-        if magic not in (MAGIC, _MAGIC_2):
-            raise self.corrupt("is no checkpoint of a stream, or one of another version", 0)
-        self._chain = _Chain(_FORMAT if magic == MAGIC else 0)
+        if magic != MAGIC:
+            raise self.corrupt("is no checkpoint, or one of another version", 0)
+        self._chain = _Chain()
         kind, self.id = self.frame()
         if kind != START or len(self.id) != _ID:
             raise self.corrupt("does not begin with its id", len(MAGIC))
-        if magic == _MAGIC_2:
-            raise ProtocolMismatch(
-                f"{self.path} is a checkpoint of format 2, which is not read any more: "
-                "restore it with the version that wrote it, and write it again with this one",
-                ours="3", theirs="2",
-            )  # fmt: skip
 
     @property
     def offset(self) -> int:

@@ -60,8 +60,7 @@ def save_checkpoint(
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
     """Replace all partitions by those of a checkpoint.
 
-    Raises FileNotFoundError if there is none, Corrupt if it was changed, ProtocolMismatch if it is of another format,
-    NotStarted, Backpressure.
+    Raises FileNotFoundError if there is none, Corrupt if it was changed, NotStarted, Backpressure.
     """
     own, path = session(), Path(checkpoint_dir) / _ROWS
     if not path.is_file():

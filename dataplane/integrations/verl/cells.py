@@ -15,7 +15,8 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +28,6 @@ from dataplane.batch.field import Field, check_field
 from dataplane.batch.frame import Cell, Shard
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.shard_ids import shard_of
-from dataplane.client.sync import Plane
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.process import with_plane
 
@@ -114,25 +114,29 @@ def retained(several: Sequence[bytes]) -> list[bytes]:
     found: list[bytes] = [b""] * len(several)
     try:
         for node, places in by_node.items():
-            links = with_plane(partial(_links, node, [wanted[at] for at in places]))
+            links = with_plane(methodcaller("_retain_rows", node, [wanted[at] for at in places]))
             for at, link in zip(places, links, strict=True):
                 cell = several[at]
                 found[at] = cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
     except BaseException:
-        made = [cell for cell in found if cell]
-        with suppress(DataplaneError):
-            for each in find({"": made}) if made else ():
-                with_plane(partial(_free, each.ref))
+        drop({"": found})
         raise
     return found
 
 
-def _links(node: bytes, rows: Sequence[tuple[int, int, int]], plane: Plane) -> list[int]:
-    return plane._retain_rows(node, rows)
+def free(fields: Mapping[str, Sequence[bytes | None]]) -> None:
+    """Free the values of these cells, by field, a row each. Those of a dead node are gone already. Raises
+    PeerUnavailable, Corrupt."""
+    for found in find(fields):
+        with_plane(methodcaller("free", found.ref))
 
 
-def _free(ref: BatchRef, plane: Plane) -> None:
-    plane.free(ref)
+def drop(made: Mapping[str, Sequence[bytes | None]]) -> None:
+    """As `free`, of what a failed call has made: fields of any numbers of rows, as far as that can be done."""
+    with suppress(DataplaneError):
+        for name, own in made.items():
+            if any(own):
+                free({name: [cell or None for cell in own]})
 
 
 def node(cell: bytes) -> bytes:

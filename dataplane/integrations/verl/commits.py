@@ -17,13 +17,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
-from dataplane.errors import Closed, DataplaneError, OutcomeUnknown
+from dataplane.errors import Closed, OutcomeUnknown
 from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller
 from dataplane.integrations.verl.entries import Objects
@@ -243,7 +242,7 @@ class Committer:
         except OutcomeUnknown:
             raise
         except BaseException:
-            _free(made, slice(None))
+            cells.drop(made)
             raise
 
     def _tell(self, puts: Sequence[Put], made: sharing.Cells) -> None:
@@ -254,7 +253,7 @@ class Committer:
             own = range(start, start + len(put.rows))
             start = own.stop
             if not put.begin_to_tell():
-                _free(made, slice(own.start, own.stop))
+                cells.drop({name: several[own.start : own.stop] for name, several in made.items()})
                 continue
             told.append(put)
             for row, place in zip(put.rows, own, strict=True):
@@ -385,8 +384,3 @@ def _size(values: Any) -> int:
     if isinstance(values, str | bytes):
         return len(values)
     return int(getattr(values, "nbytes", 0))
-
-
-def _free(made: sharing.Cells, rows: slice) -> None:
-    with suppress(DataplaneError):
-        sharing.free({name: cell} for name, several in made.items() for cell in several[rows])

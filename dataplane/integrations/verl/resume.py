@@ -25,7 +25,6 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
     after = indexes(controller)
     if restored is None:  # it was saved without its rows
         kept = set(_all(after))
-        free([cell for cell in _all(before) if cell not in kept])
+        _free([cell for cell in _all(before) if cell not in kept])
         _warn_of_lost(after)
         return
     kept, cleared = set(), 0
@@ -158,7 +157,12 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
     if cleared:
         log.warning("%d rows of the checkpoint were cleared: they have no values in it", cleared)
     restored.free(kept)
-    free(list(_all(before)))
+    _free(list(_all(before)))
+
+
+def _free(several: Sequence[bytes]) -> None:
+    if several:
+        cells.free({"": several})
 
 
 def _all(several: Indexes) -> Iterable[bytes]:
@@ -361,20 +365,13 @@ class Restored:
 
     def free(self, kept: frozenset[bytes] | set[bytes] = frozenset()) -> None:
         """Free the values of all new cells except those kept."""
-        with suppress(DataplaneError):
-            free([cell for cell in self.cells.values() if cell not in kept])
-
-
-def free(several: Sequence[bytes]) -> None:
-    """Free the values of these cells. The values of a dead node are gone already. Raises PeerUnavailable, Corrupt."""
-    for found in cells.find({"": several}) if several else ():
-        with_plane(lambda plane, ref=found.ref: plane.free(ref))  # type: ignore[misc]  # mypy knows no such lambda
+        cells.drop({"": [cell for cell in self.cells.values() if cell not in kept]})
 
 
 def read(path: Path, file_id: bytes, timeout: float) -> dict[bytes, bytes]:
     """Put the rows of the file with this id into the plane. Returns the new cell of each old one.
 
-    timeout: seconds to wait for room for a page. Raises Corrupt, ProtocolMismatch, Backpressure, LimitExceeded,
+    timeout: seconds to wait for room for a page. Raises Corrupt, Backpressure, LimitExceeded,
     PeerUnavailable; then nothing of it stays.
     """
     made = Restored()

@@ -6,20 +6,16 @@ Invariants: each returned cell belongs to its row alone, and is freed by itself;
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dataplane.batch import object_codec, object_rows
 from dataplane.batch.put_plan import values_of
-from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import Single, SmallColumns, laid_out_row, single
 from dataplane.batch.values import Values
-from dataplane.client.sync import Plane
-from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable
+from dataplane.errors import Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.sharing import FEW, LocationCache, keys_of
 from dataplane.integrations.verl import cells
@@ -56,8 +52,7 @@ def put_rows(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], tim
     try:
         node, shards = with_plane(lambda plane: plane._put_rows(rows, timeout))
     except BaseException:
-        with suppress(DataplaneError):
-            free([{name: cell} for name, own in made.items() for cell in own])
+        cells.drop(made)
         raise
     whole: Cells = {name: [] for name in several[0]}
     for number, (row, shard) in enumerate(zip(rows, shards, strict=True)):
@@ -74,8 +69,7 @@ def _one_by_one(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], 
             for name, own in put(columns, how, timeout).items():
                 whole[name] += own
     except BaseException:
-        with suppress(DataplaneError):
-            free([{name: cell} for name, own in whole.items() for cell in own])
+        cells.drop(whole)
         raise
     return whole
 
@@ -102,8 +96,7 @@ def _put_row(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: floa
     try:
         node, shard = with_plane(lambda plane: plane._put_row(row, timeout))
     except BaseException:
-        with suppress(DataplaneError):
-            free([{name: cell} for name, own in made.items() for cell in own])
+        cells.drop(made)
         raise
     return made | cells.of_row(node, shard, row.columns, how)
 
@@ -146,14 +139,6 @@ def _shared(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: flo
                 _known.forget(stale.places)
 
 
-def free(rows: Iterable[Mapping[str, bytes | None]]) -> None:
-    """Free the cells of these rows, by field."""
-    listed = list(rows)
-    names = dict.fromkeys([name for row in listed for name in row])
-    for found in cells.find({name: [row.get(name) for row in listed] for name in names}):
-        with_plane(partial(_free, found.ref))
-
-
 class _Stale(Exception):
     """A value that was known to be stored is gone."""
 
@@ -189,8 +174,7 @@ class _Put:
                 self._link()  # equal rows of this put
             return {name: [cell for cell in made if cell is not None] for name, made in self._made.items()}
         except BaseException:
-            with suppress(DataplaneError):
-                free([{name: cell} for name, made in self._made.items() for cell in made])
+            cells.drop(self._made)
             raise
 
     def _link(self) -> None:
@@ -266,10 +250,6 @@ class _Put:
         _known.learn(learnt)
 
 
-def _free(ref: BatchRef, plane: Plane) -> None:
-    plane.free(ref)
-
-
 def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
     return cells.cells(with_plane(lambda plane: plane.put(values, timeout=timeout)), how)
 
@@ -286,8 +266,7 @@ def _stored_apart(values: Mapping[str, Values], how: Mapping[str, bytes], timeou
             stored = _stored(own, {name: how[f"{number} {name}"] for name in own}, timeout)
             made |= {f"{number} {name}": several for name, several in stored.items()}
     except BaseException:
-        with suppress(DataplaneError):
-            free([{name: cell} for name, several in made.items() for cell in several])
+        cells.drop(made)
         raise
     return made
 

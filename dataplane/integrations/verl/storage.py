@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,7 @@ from tensordict import TensorDict
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.managers.base import StorageManager
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.object_codec import Copies
-from dataplane.batch.ref import BatchRef
-from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, compat, entries, resume
@@ -175,7 +172,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     def _get(self, names: Sequence[str], rows: Sequence[Mapping[str, bytes]]) -> TensorDict:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for ref, how, positions in cells.find({name: [row[name] for row in rows] for name in names}, reading=True):
-            batch = with_plane(partial(_get, ref, self._settings.timeout))
+            batch = with_plane(methodcaller("get", ref, timeout=self._settings.timeout))
             for name, column in batch.items():
                 parts[name].append((column, how[name], positions))
         dense, copies = self._settings.dense, Copies()
@@ -188,15 +185,10 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
                 whole[name] = entries.merged(several, len(rows), copies)
         return entries.tensordict(whole, len(rows))
 
-    def _free_refs(self, refs: Iterable[BatchRef]) -> None:
-        for ref in refs:
-            with_plane(partial(_free, ref))
-
     async def _free(self, rows: Sequence[Mapping[str, bytes]]) -> None:
         names = dict.fromkeys([name for row in rows for name in row])
         if names:
-            found = cells.find({name: [row.get(name) for row in rows] for name in names})
-            await self._in_thread(self._free_refs, [each.ref for each in found])
+            await self._in_thread(cells.free, {name: [row.get(name) for row in rows] for name in names})
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.wrap_future(self._pool.submit(work, *arguments))
@@ -245,14 +237,6 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         if hasattr(self, "_pool"):
             self._pool.shutdown(wait=False)
         super().close()
-
-
-def _get(ref: BatchRef, timeout: float, plane: Plane) -> Batch:
-    return plane.get(ref, timeout=timeout)
-
-
-def _free(ref: BatchRef, plane: Plane) -> None:
-    plane.free(ref)
 
 
 def _by_partition(metadata: BatchMeta) -> dict[str, list[int]]:

@@ -452,9 +452,9 @@ def test_cells_of_one_value_are_freed_one_by_one(queue: Any) -> None:
     """Also together, and twice: each cell is its own."""
     made = sharing.put({"x": [pixels(5)] * 3}, {"x": cells.ROWS}, 5.0)
     assert len(set(made["x"])) == 3
-    sharing.free({"x": cell} for cell in made["x"][:2])
-    sharing.free({"x": cell} for cell in made["x"][:2])
+    cells.free({"x": made["x"][:2]})
+    cells.free({"x": made["x"][:2]})
     (found,) = cells.find({"x": made["x"][2:]})
     assert torch.equal(process.plane().get(found.ref)["x"].torch()[0]["pixel_values"], pixels(5)["pixel_values"])
-    sharing.free({"x": cell} for cell in made["x"])
+    cells.free({"x": made["x"]})
     assert used() == 0

@@ -6,12 +6,10 @@ import errno
 import os
 import resource
 import stat
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
 from dataplane.client.checkpointfile import (
     BLOCK,
@@ -19,12 +17,11 @@ from dataplane.client.checkpointfile import (
     END,
     HEAD,
     MAGIC,
-    START,
     TABLE,
     CheckpointReader,
     CheckpointWriter,
 )
-from dataplane.errors import Corrupt, LimitExceeded, ProtocolMismatch
+from dataplane.errors import Corrupt, LimitExceeded
 from tests.processes import MIB, Worker
 
 FRAMES = [(HEAD, b"head"), (BLOCK, b""), (COLUMNS, b"\0\xff" * 7), (TABLE, bytes(range(40))), (END, b"\x05")]
@@ -133,20 +130,3 @@ def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:
             path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
             with pytest.raises(Corrupt):
                 read(path)
-
-
-def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
-    """What merely says that it is one is corrupt, and so is one of the format before that."""
-    path, file_id = tmp_path / "stream.dp", bytes(range(16))
-    checksum = xxhash.xxh3_64_intdigest(struct.pack("<QQQQ", 0, 0, START, 16) + file_id)
-    first = struct.pack("<QQQ", START, 16, checksum) + file_id
-    path.write_bytes(b"dataplane/strm\x02\n" + first)
-    with pytest.raises(ProtocolMismatch, match=f"{path}.*version") as error:
-        read(path)
-    assert (error.value.ours, error.value.theirs) == ("3", "2")
-    write(path)
-    whole = path.read_bytes()
-    for beginning in (b"dataplane/strm\x02\n", b"dataplane/strm\x01\n"):
-        path.write_bytes(beginning + whole[len(MAGIC) :])
-        with pytest.raises(Corrupt):
-            read(path)
