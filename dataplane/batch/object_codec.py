@@ -2,7 +2,7 @@
 
 None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
 a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
-types (`builtin_codec`), classes of users (`instance_codec`) and PIL's images (`images`). Bytes, arrays and images of
+types (`builtin_codec`), classes of users (there too) and PIL's images (`images`). Bytes, arrays and images of
 some KiB lie beside the MessagePack (`object_rows`), where they are copied once on either side. Anything beyond is
 refused, since it would come back as something else or need pickle: functions, locks, generators, text with lone
 surrogates.
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import builtin_codec, images, instance_codec, object_rows, tensors
+from dataplane.batch import builtin_codec, images, object_rows, tensors
 from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.dtypes import check_text, exact_dtype, exact_name, storage
 from dataplane.batch.field import refuse
@@ -139,7 +139,7 @@ def decode_row(
         # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
         reader = _Reader(found, decode, Copies() if copies is None else copies)
         return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
-    except instance_codec.Absent as absent:
+    except builtin_codec.Absent as absent:
         missing, _, _ = str(absent).partition(":")
         message = f"{'it' if number >= 0 else 'a row'} holds {absent}"
         raise mismatch(column, message, row=number, expected="a class of this process", found=missing) from absent
@@ -155,7 +155,7 @@ def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
         *_FALSE,
         msgspec.MsgspecError,
         SchemaMismatch,
-        instance_codec.Absent,
+        builtin_codec.Absent,
     ):  # of a row that has parts, or is none: it says so by itself
         copies = Copies()
         rows = enumerate(pairwise(edges))
@@ -203,7 +203,7 @@ class _Writer:
             return _extension(_TENSOR, self._header(value, _tensor))
         if images.is_image(value):
             return self._image(value, depth)
-        if (found := instance_codec.parts_of(value)) is not None:
+        if (found := builtin_codec.instance_parts_of(value)) is not None:
             return self._named(_CLASS, found, depth)
         raise Unfit(_name(kind), _hint(kind))
 
@@ -382,7 +382,7 @@ def _container(code: int, items: list[Any]) -> Any:
     if code == _OBJECTS:
         return _objects(*items)
     name, *parts = items
-    return (builtin_codec if code == _KIND else instance_codec).made(name, parts)
+    return (builtin_codec.made if code == _KIND else builtin_codec.instance_made)(name, parts)
 
 
 def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.stored_column import Memory
-from dataplane.client.held_shards import PinnedShard
+from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.memory import CarriedShard
 from dataplane.clock import Deadline
 from dataplane.transport.base import TransportError

@@ -405,10 +405,10 @@ class AsyncPlane:
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
-        from dataplane.client import replay  # as above
+        from dataplane.client import recorder  # as above
 
         self.check()
-        return await replay.replay(self, directory, name, tasks, **how)
+        return await recorder.replay(self, directory, name, tasks, **how)
 
     # Tables
 

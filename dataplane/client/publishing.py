@@ -25,8 +25,8 @@ import numpy as np
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
+from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
-from dataplane.client.held_shards import PinnedShard
 from dataplane.client.sources import Source, source_of
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable

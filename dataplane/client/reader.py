@@ -27,10 +27,9 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
 from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
 from dataplane.client import kept_columns
-from dataplane.client.column_assembly import ColumnAssembly
+from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShard, ShardDescriptions
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.direct import Direct
-from dataplane.client.held_shards import Holding, PinnedShard, ShardDescriptions
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.clock import Deadline

@@ -33,8 +33,7 @@ from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
     from dataplane.client.history_follower import Follower
-    from dataplane.client.recorder import Recording
-    from dataplane.client.replay import Replay
+    from dataplane.client.recorder import Recording, Replay
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from dataplane.stream.settings import Settings
 
 if TYPE_CHECKING:
     from dataplane.client.history_follower import Follower
-    from dataplane.client.recorder import Recording
-    from dataplane.client.replay import Replay
+    from dataplane.client.recorder import Recording, Replay
 
 
 class Delivery(DeliveryCalls, Context):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dataplane.batch.dtypes import storage
 from dataplane.batch.layout import ALIGNMENT
-from dataplane.client.held_shards import PinnedShard
+from dataplane.client.column_assembly import PinnedShard
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import Entry, PublishedPart
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges

@@ -24,8 +24,8 @@ from typing import Any
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.client import arguments
+from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
-from dataplane.client.held_shards import PinnedShard
 from dataplane.client.publishing import Older, Publication
 from dataplane.client.reader import Getter
 from dataplane.client.tables import TIMEOUT_S, AsyncTable

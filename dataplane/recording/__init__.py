@@ -11,7 +11,7 @@ part is in one file at most, and files that the manifest does not name are ignor
 process at a time. Nothing in it is ever unpickled.
 
 This package has only files and tables; `stream.record` and `plane.replay` are in `client.recorder` and
-`client.replay`.
+`client.recorder`.
 """
 
 from dataplane.recording.manifest import Manifest

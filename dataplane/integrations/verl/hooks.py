@@ -6,6 +6,10 @@ whose place in it has changed, is not installed.
 Errors are raised for mistakes that TransferQueue ignores or reports poorly, in jobs with this backend
 (`attach_checks`). The cause is only looked up after a call has failed; each error is also of a class that
 TransferQueue's own calls raise (ValueError), and a Misuse.
+
+The names of TransferQueue that the backend uses are listed here. `differences` looks at the installed code and not at a
+version number. The backend works with a TransferQueue without differences; any other is refused, or replaced by its
+own storage, at the start of a job (`plugin.start`) and never later.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, wraps
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -23,7 +29,6 @@ from dataplane.errors import Misuse, PeerUnavailable
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.settings import OTHERS, at, nearest
-from dataplane.integrations.verl import compat
 from dataplane.integrations.verl.settings import NAME
 
 _MARK = "__wrapped_by_dataplane__"
@@ -41,7 +46,7 @@ def attach() -> None:
         _wrap(Client, "async_put", _putting)
     if _taken(Client.async_kv_retrieve_meta) == _LOOKS_UP:
         _wrap(Client, "async_kv_retrieve_meta", _retrieving)
-    if compat.has_checkpoints():
+    if has_checkpoints():
         _wrap(Client, "async_load_controller_checkpoint", _loading)
     else:
         _wrap(Client, "async_clear_samples", _clearing)
@@ -266,3 +271,83 @@ def _wrap_function(package: Any, interface: Any, name: str, around: Callable[[An
     setattr(interface, name, call)
     if getattr(package, name, None) is theirs:
         setattr(package, name, call)
+
+
+#: By module, names of what it has.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "metadata": (
+        "extract_field_schema",
+        *("BatchMeta.global_indexes", "BatchMeta.partition_ids", "BatchMeta.field_schema", "BatchMeta.field_names"),
+        *("BatchMeta.size", "BatchMeta._custom_backend_meta"),
+    ),
+    "storage.managers.base": (
+        *("StorageManager.put_data", "StorageManager.get_data", "StorageManager.clear_data", "StorageManager.close"),
+        "StorageManagerFactory.register",
+    ),
+    "storage.bootstrap.provider": ("StorageBootstrapProvider.register_provider",),
+    "utils.zmq_utils": (
+        *("ZMQMessage.create", "ZMQMessage.serialize", "ZMQMessage.deserialize", "ZMQServerInfo.to_addr"),
+        *("ZMQRequestType.NOTIFY_DATA_UPDATE", "ZMQRequestType.NOTIFY_DATA_UPDATE_ACK"),
+        *("ZMQRequestType.GET_PARTITION_META", "ZMQRequestType.GET_PARTITION_META_RESPONSE"),
+        *("ZMQRequestType.GET_PRODUCTION", "ZMQRequestType.PRODUCTION_RESPONSE"),
+    ),
+    "client": ("AsyncTransferQueueClient._clear_meta_in_controller",),
+}
+_OF_CHECKPOINTS: dict[str, tuple[str, ...]] = {
+    "utils.zmq_utils": (
+        *("ZMQRequestType.SAVE_CONTROLLER_CHECKPOINT", "ZMQRequestType.SAVE_CONTROLLER_CHECKPOINT_RESPONSE"),
+        *("ZMQRequestType.GET_LIST_PARTITIONS", "ZMQRequestType.LIST_PARTITIONS_RESPONSE"),
+        *("ZMQRequestType.CLEAR_META", "ZMQRequestType.CLEAR_META_RESPONSE"),
+    ),
+    "client": ("AsyncTransferQueueClient.async_load_controller_checkpoint",),
+}
+
+
+def differences() -> list[str]:
+    """What this TransferQueue lacks, as text; empty if the backend works with it.
+
+    Raises ImportError without TransferQueue.
+    """
+    import_module("transfer_queue")
+    needed = [_NAMES, _OF_CHECKPOINTS] if _is_there("storage.managers.base", _CHECKPOINT) else [_NAMES]
+    return [
+        f"there is no {module}.{name}"
+        for each in needed
+        for module, names in each.items()
+        for name in names
+        if not _is_there(module, name)
+    ]
+
+
+def versions() -> str:
+    """The installed packages and their versions."""
+    return f"dataplane {_version('rollout-dataplane')} and TransferQueue {_version('TransferQueue')}"
+
+
+_CHECKPOINT = "StorageManager.load_checkpoint"
+
+
+def has_checkpoints() -> bool:
+    """Whether this TransferQueue writes checkpoints, as 0.1.9 and later do. One that does not deletes rows at the
+    controller before it clears the storage."""
+    return _is_there("storage.managers.base", _CHECKPOINT)
+
+
+def _is_there(module: str, name: str) -> bool:
+    found: Any
+    try:
+        found = import_module(f"transfer_queue.{module}")
+    except ImportError:
+        return False
+    for part in name.split("."):
+        if not hasattr(found, part):
+            return part in getattr(found, "__annotations__", ())  # of a field of a data class
+        found = getattr(found, part)
+    return True
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of no known version"

@@ -28,7 +28,7 @@ from dataplane.config import environment
 from dataplane.errors import Rejected
 from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue.module_patch import VARIABLE
-from dataplane.integrations.verl import compat
+from dataplane.integrations.verl import hooks
 from dataplane.integrations.verl.settings import NAME, Settings
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def register() -> bool:
         log.info("the TransferQueue backend %s is not needed: dataplane stands in for transfer_queue itself", NAME)
         return False
     try:
-        found = compat.differences()
+        found = hooks.differences()
     except ImportError as error:
         level = logging.INFO if neo else logging.WARNING  # verl's neo branch has no TransferQueue
         log.log(level, "the TransferQueue backend %s is not there: transfer_queue can not be imported: %s", NAME, error)
@@ -128,7 +128,6 @@ def _start(conf: Any) -> dict[str, Any]:
 
 
 def _manager() -> Any:
-    from dataplane.integrations.verl import hooks
     from dataplane.integrations.verl.storage import DataplaneStorageManager
 
     hooks.attach()
@@ -147,7 +146,7 @@ def _refusing(base: Any) -> Any:
 
 def _refusal() -> str:
     return (
-        f"{compat.versions()} do not go together: {_why}. Install a TransferQueue that this dataplane was tested with"
+        f"{hooks.versions()} do not go together: {_why}. Install a TransferQueue that this dataplane was tested with"
         f" (docs/verl.md says which), or set transfer_queue.backend.storage_backend={OWN}, or"
         f" +transfer_queue.backend.{NAME}.fallback=true for that wherever it is needed"
     )

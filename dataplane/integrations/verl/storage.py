@@ -26,7 +26,7 @@ from transfer_queue.storage.managers.base import StorageManager
 from dataplane.batch.object_codec import Copies
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.verl import cells, compat, entries, resume
+from dataplane.integrations.verl import cells, entries, hooks, resume
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller, Index
 from dataplane.integrations.verl.resume import Restored
@@ -50,7 +50,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
         self._restored: Restored | None = None
-        self._forgets_first = not compat.has_checkpoints()
+        self._forgets_first = not hooks.has_checkpoints()
 
     # What TransferQueue calls
 

@@ -14,7 +14,7 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, che
 from dataplane.batch.layout_check import check_layout, check_layouts
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
-from dataplane.batch.stacks import Scattered, Stack
+from dataplane.batch.stored_column import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError
 from tests.cases import each_case
 from tests.unit.batch.exact import LocalMemory, filled

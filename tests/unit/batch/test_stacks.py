@@ -12,8 +12,7 @@ from dataplane.batch.layout import ShardLayout
 from dataplane.batch.layout_check import _FEW, CheckedLayout, check_layout, check_layouts
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
-from dataplane.batch.stacks import Scattered, Stack
-from dataplane.batch.stored_column import Selection
+from dataplane.batch.stored_column import Scattered, Selection, Stack
 from dataplane.errors import Corrupt
 from tests.cases import each_case
 from tests.unit.batch.exact import filled, local_batch
