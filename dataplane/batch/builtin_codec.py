@@ -7,11 +7,11 @@ constructors in the table, and what comes back equals what was given and has its
 A value that carries what its kind does not hold (an attribute that somebody set, a default factory of their own) is
 refused with `Unfit`, not held in part.
 
-A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module and
-qualified name of its class, and what the instance holds (`instance_parts_of`, `instance_made`). A class is looked up in
-`sys.modules` alone: nothing is imported for what a row says. What is found must be a class of the kind that the row
-says, and none with `__del__`. Instances are made by the plain type's own `__new__` and get their attributes put into
-place, so neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining
+A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module
+and qualified name of its class, and what the instance holds (`instance_parts_of`, `instance_made`). A class is looked
+up in `sys.modules` alone: nothing is imported for what a row says. What is found must be a class of the kind that the
+row says, and none with `__del__`. Instances are made by the plain type's own `__new__` and get their attributes put
+into place, so neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining
 flags may run what the class defines.) A class that can not be found under its own name (one of a function) is refused
 when it is put.
 """

@@ -31,9 +31,8 @@ from typing import Any
 
 import xxhash
 
-from dataplane.batch.object_codec import encode_rows
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import SchemaMismatch
+from dataplane.batch.tensors import host_bits, is_tensor
 from dataplane.integrations import freeing
 from dataplane.integrations.rows import LazyRow, put_rows
 
@@ -136,10 +135,7 @@ class _Processor:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if options.get("images") is None or arguments:
             return self._processor(*arguments, **options)
-        try:
-            key = _content(options)
-        except SchemaMismatch:  # an option of which nobody knows whether another is equal
-            return self._processor(**options)
+        key = _content(options)
         if key not in self._made:
             self._made[key] = self._processor(**options)
         return self._made[key]
@@ -157,9 +153,33 @@ def _spelled(images: Any) -> Any:
 
 
 def _content(value: Any) -> bytes:
-    """A key that is equal for equal contents: text, pictures, tensors, options. Raises SchemaMismatch for others."""
-    (row,) = encode_rows("inputs", [value])
-    return xxhash.xxh3_128_digest(row)
+    """A key that is equal for equal contents: text, pictures, tensors, options."""
+    digest = xxhash.xxh3_128()
+    _feed(digest, value)
+    return digest.digest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    digest.update(f"{type(value).__qualname__}:".encode())
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            digest.update(f"{key!r}=".encode())
+            _feed(digest, item)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)}:".encode())
+        for item in value:
+            _feed(digest, item)
+    elif is_tensor(value):
+        name, bits = host_bits("inputs", value)
+        digest.update(f"{name}{bits.shape}:".encode())
+        digest.update(bits.tobytes() if not bits.flags.c_contiguous else bits.data)
+    elif hasattr(value, "tobytes"):  # a picture, an array
+        digest.update(
+            f"{getattr(value, 'mode', '')}{getattr(value, 'size', '')}{getattr(value, 'dtype', '')}:".encode()
+        )
+        digest.update(value.tobytes())
+    else:
+        digest.update(f"{value!r};".encode())
 
 
 class OwnedRow(LazyRow):
