@@ -7,6 +7,10 @@ half its size.
 
 Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
 ends; of an iterable, at most `_TOGETHER` bytes of tensors are held at a time, or one tensor.
+
+Contiguous host memory is copied once, and read in place before; torch copies other strides and values on a device
+directly to their place. Of a `DTensor` each rank publishes its local shard; what several ranks have alike is published
+by one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,21 +26,25 @@ from typing import Any
 
 import numpy as np
 
+from dataplane.batch import tensors
 from dataplane.batch.concat import concat
+from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.row_sources import RowSource
+from dataplane.batch.values import dense
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
-from dataplane.client.sources import Source, source_of
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.device.ordering import as_called, noted
-from dataplane.errors import DataplaneError, Misuse
+from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.table import requests as r
 from dataplane.weights import deltas
 from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Placement, PublishedPart
+from dataplane.weights.slices import Slice
 from dataplane.wire import messages as m
 
 CHUNK = 16 << 20
@@ -365,3 +373,109 @@ def _pair(pair: Any) -> tuple[str, Any]:
 
 
 assert ALIGNMENT % 16 == 0  # complex128, the widest dtype
+
+
+_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, which ends with the first that differ
+
+
+class Source:
+    """A slice of a tensor: `data` as its one row. `tied`: equal for another one with the same memory; None if that is
+    not known."""
+
+    __slots__ = ("_data", "dtype", "extent", "nbytes", "offsets", "shape", "tied")
+
+    def __init__(
+        self, data: RowSource, extent: Any, dtype: str, shape: tuple[int, ...], offsets: tuple[int, ...], tied: Hashable
+    ) -> None:
+        self._data = data
+        self.dtype = dtype
+        self.extent = tuple(int(size) for size in extent)
+        self.shape, self.offsets = shape, offsets
+        self.nbytes = data.nbytes
+        self.tied = (tied, shape, offsets) if tied is not None and self.nbytes else None
+
+    def jobs(self, memory: Any) -> list[Callable[[], Any]]:
+        """The jobs that together write it into `memory`, of `nbytes` bytes."""
+        return list(self._data.jobs(memory, _PIECE)) if self.nbytes else []
+
+    def same(self, memory: Any) -> bool:
+        """Whether `memory`, of `nbytes` bytes, has its bytes already; False if that would need a copy."""
+        flat = self.bytes()
+        starts = range(0, self.nbytes, _COMPARED)
+        return flat is not None and all(
+            _equal(flat[start : start + _COMPARED], memory[start : start + _COMPARED]) for start in starts
+        )
+
+    @property
+    def width(self) -> int:
+        """The bytes of an element."""
+        return storage(self.dtype).itemsize
+
+    def bytes(self) -> Any:
+        """Its bytes in place, as an array; None if they are not row-major in host memory."""
+        return self._data.run() if self._data.in_place else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    words = len(one) // 8 * 8
+    same = np.array_equal(one[:words].view(np.uint64), other[:words].view(np.uint64))
+    return same and np.array_equal(one[words:], other[words:])
+
+
+def source_of(name: str, value: Any) -> Source | None:
+    """What is to be published of a value; None if another rank publishes the same. Raises SchemaMismatch."""
+    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+        placed = _local(name, value)
+        if placed is None:
+            return None
+        value = placed
+    shape: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] | None = None
+    if isinstance(value, Slice):
+        shape, offsets, value = value.shape, value.offsets, value.tensor
+    if isinstance(value, np.ndarray | np.generic):
+        value = np.asarray(value)
+        dtype, tied = name_of(value.dtype), None
+    elif tensors.is_tensor(value):
+        value, dtype, tied = _plain(name, value)
+    else:
+        raise _refused(name, f"a tensor or an array, not {type(value).__name__}")
+    try:
+        storage(dtype or "")
+    except ValueError:
+        raise _refused(name, f"of a dtype that travels, not {value.dtype}") from None
+    own = tuple(int(size) for size in value.shape)
+    data = (dense if isinstance(value, np.ndarray) else tensors.values_of)(name, value[None]).data
+    assert data is not None, "numbers have data"
+    return Source(data, own, str(dtype), shape or own, offsets or (0,) * len(own), tied)
+
+
+def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
+    """A tensor without gradients and lazy conjugation or negation; its dtype; the identity of its memory."""
+    value, dtype = tensors.plain(name, value)
+    value = value.detach()
+    return value, dtype, (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+
+
+def _local(name: str, value: Any) -> Slice | None:
+    """The shard of a `DTensor` that this rank publishes."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for at, placement in zip(coordinate, value.placements, strict=True):
+        if placement.is_partial():
+            raise _refused(name, f"a DTensor without partial sums, not {value.placements}: redistribute it")
+        if isinstance(placement, Replicate) and at:
+            return None
+    _, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    local = value.to_local()
+    if not local.numel():
+        offsets = (0,) * value.ndim
+    return Slice(local, tuple(value.shape), tuple(offsets))
+
+
+def _refused(name: str, expected: str) -> SchemaMismatch:
+    return SchemaMismatch(f"{name!r} is to be {expected}", column=name, expected=expected)

@@ -125,17 +125,13 @@ def test_a_class_that_the_reader_lacks_is_named(partition: str, monkeypatch: pyt
 
 
 def test_only_the_fields_that_are_asked_for_are_read(queue: Any, partition: str) -> None:
-    from dataplane.integrations.verl import storage
-
     entries = rows(4, small=torch.ones(4, 2), large=torch.ones(4, 100_000), text=NonTensorStack(*"abcd"))
     queue.kv_batch_put(keys=list("abcd"), partition_id=partition, fields=entries)
     read: list[dp.BatchRef] = []
-    plain = storage._get
-    try:
-        storage._get = lambda ref, timeout, plane: (read.append(ref), plain(ref, timeout, plane))[1]
+    plain = dp.Plane.get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dp.Plane, "get", lambda plane, ref, **how: (read.append(ref), plain(plane, ref, **how))[1])
         got = queue.kv_batch_get(keys=["c", "a"], partition_id=partition, select_fields=["small"])
-    finally:
-        storage._get = plain
     assert set(got.keys()) == {"small"}
     assert [(ref.columns, len(ref), ref.nbytes) for ref in read] == [(("small",), 2, 16)]
 

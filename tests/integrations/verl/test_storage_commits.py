@@ -140,7 +140,7 @@ class Telling:
         self.made = 0
         self.freed: list[Any] = []
         monkeypatch.setattr(commits, "_made", self._make)
-        monkeypatch.setattr(commits.sharing, "free", self.freed.extend)
+        monkeypatch.setattr(commits.cells, "drop", lambda made: self.freed.extend(made["x"]))
 
     def _make(self, puts: Any, timeout: float) -> Any:
         self.made += 1
@@ -186,7 +186,7 @@ def test_cells_that_the_controller_refused_are_freed(monkeypatch: pytest.MonkeyP
     telling = Telling(monkeypatch, Rejected("another dtype"), Rejected("another dtype"))
     (error,) = committed(telling, [put(0, x=torch.ones(2))])
     assert isinstance(error, Rejected)
-    assert [each["x"] for each in telling.freed] == [b"cell 0 of 1", b"cell 0 of 2"]
+    assert telling.freed == [b"cell 0 of 1", b"cell 0 of 2"]
 
 
 def test_what_was_asked_and_not_answered_may_have_been_done(nursery: Nursery) -> None:
