@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
@@ -130,6 +130,21 @@ def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) 
     found: list[bytes | None] = [None] * values.rows
     for row, digest in zip(large.tolist(), digests(values.take(large)), strict=True):
         found[row] = kind + digest
+    return found
+
+
+def keys_of_columns(
+    columns: Mapping[str, Values], look: Callable[[str, Values], list[bytes | None] | None]
+) -> dict[str, list[bytes | None]]:
+    """For each field of which a row is looked up, what `look` gives of it; once for fields that are one object."""
+    seen: dict[int, list[bytes | None] | None] = {}
+    found: dict[str, list[bytes | None]] = {}
+    for name, values in columns.items():
+        if id(values) not in seen:
+            seen[id(values)] = look(name, values)
+        own = seen[id(values)]
+        if own is not None:
+            found[name] = own
     return found
 
 

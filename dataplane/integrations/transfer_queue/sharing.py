@@ -17,7 +17,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
 from dataplane.errors import Freed, OwnerDied, PeerUnavailable
-from dataplane.integrations.sharing import LocationCache, keys_of
+from dataplane.integrations.sharing import LocationCache, keys_of, keys_of_columns
 
 R = TypeVar("R")
 
@@ -30,15 +30,7 @@ _LONGEST_S = 60.0  # that a value is waited for which another thread writes
 
 def keys(columns: Mapping[str, Values]) -> dict[str, list[bytes | None]]:
     """The keys under which the rows of the columns are looked up."""
-    found: dict[str, list[bytes | None]] = {}
-    seen: dict[int, list[bytes | None] | None] = {}
-    for name, values in columns.items():
-        if id(values) not in seen:  # fields may be the same
-            seen[id(values)] = keys_of(values, tensors=_tensors(values.field))
-        own = seen[id(values)]
-        if own is not None:
-            found[name] = own
-    return found
+    return keys_of_columns(columns, lambda _, values: keys_of(values, tensors=_tensors(values.field)))
 
 
 def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_keys: Keys | None = None) -> R:

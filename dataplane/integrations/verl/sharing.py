@@ -17,7 +17,7 @@ from dataplane.batch.small_columns import Single, SmallColumns, laid_out_row, si
 from dataplane.batch.values import Values
 from dataplane.errors import Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.process import with_plane
-from dataplane.integrations.sharing import FEW, LocationCache, keys_of
+from dataplane.integrations.sharing import FEW, LocationCache, keys_of, keys_of_columns
 from dataplane.integrations.verl import cells
 from dataplane.integrations.verl.entries import Objects
 
@@ -119,15 +119,10 @@ def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: fl
 
 
 def _shared(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float, few: int, store: _Store) -> Cells:
-    keys: dict[str, list[bytes | None]] = {}
-    seen: dict[int, list[bytes | None] | None] = {}
-    for name, each in values.items():
-        if id(each) not in seen:
-            tensors = how[name] in (cells.TENSOR, cells.DENSE)
-            seen[id(each)] = keys_of(each, tensors=tensors, how=how[name], few=few)
-        found = seen[id(each)]
-        if found is not None:
-            keys[name] = found
+    def look(name: str, each: Values) -> list[bytes | None] | None:
+        return keys_of(each, tensors=how[name] in (cells.TENSOR, cells.DENSE), how=how[name], few=few)
+
+    keys = keys_of_columns(values, look)
     if not keys:
         return store(values, how, timeout)
     wanted = [key for several in keys.values() for key in several if key is not None]
