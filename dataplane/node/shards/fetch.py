@@ -22,7 +22,7 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.errors import DataplaneError, ProtocolMismatch
+from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
@@ -191,15 +191,19 @@ class Fetcher:
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.
-        Raises PeerUnavailable, ProtocolMismatch for invalid parts."""
+        Raises OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
-            freed = await self._peers.request(member.address, request, pm.PartsFreed, _CONTROL_S)
-            self._free_here(owner, parts, frozenset(freed.owned))
-        else:
-            self._free_here(owner, parts, frozenset())
-            await self.replicas.free_all(owner, parts)
+            try:
+                freed = await self._peers.request(member.address, request, pm.PartsFreed, _CONTROL_S)
+                self._free_here(owner, parts, frozenset(freed.owned))
+                return
+            except PeerUnavailable as error:
+                if owner in self._membership.members:
+                    raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
+        self._free_here(owner, parts, frozenset())  # it has ended
+        await self.replicas.free_all(owner, parts)
 
     def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
         """Free the same parts of local copies. Of shards with other owners, the rest is found out when it is read."""

@@ -1,0 +1,48 @@
+"""What is asked of a node that does not answer, by real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.cluster.membership import Member
+from dataplane.errors import OutcomeUnknown
+from dataplane.node.shards import fetch
+from dataplane.node.shards.fetch import Fetcher
+from dataplane.transport.choice import Choice
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
+from tests.keys import KEY
+from tests.unit.node.shards.members import ME, Members
+from tests.unit.store.stores import moving
+
+ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
+
+
+async def test_a_free_that_is_not_answered_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the owner is a member; what one that has ended had is gone anyhow."""
+    monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
+    heard = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        heard.set()
+        await asyncio.Event().wait()
+        return Done(request.id)
+
+    owner, mine = Peers(ANY, KEY, answer), Peers(ANY, KEY, answer)
+    owner.start()
+    mine.start()
+    members = Members(of={OWNER: Member(1, owner.address)})
+    async with moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored:
+        fetcher = Fetcher(ME, stored, mine, members, Choice(()))
+        with pytest.raises(OutcomeUnknown, match="free it again"):
+            await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
+        assert heard.is_set()
+        members.lose(OWNER)
+        await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
+        await fetcher.aclose()
+    await mine.aclose()
+    await owner.aclose()
