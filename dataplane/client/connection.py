@@ -39,7 +39,7 @@ R = TypeVar("R", bound=m.Reply)
 T = TypeVar("T")
 Soon = Callable[[Callable[[], object]], object]
 
-_decoder = m.decoder(m.Reply)
+_decoder = m.decoder(m.AnyReply)
 _ANSWER_S = 5.0
 """Seconds beyond a request's own timeout after which a node that has not answered counts as gone."""
 
@@ -173,7 +173,7 @@ class Connection:
     async def _answered(self, request: Any, kind: type[R], timeout_s: float, future: asyncio.Future[m.Reply]) -> R:
         """The reply to a request that was sent."""
         began = _clock() if self.events is not None else 0
-        wait_s = timeout_s + (self.welcome.shared_s if type(request) in m.SHARED else _ANSWER_S)
+        wait_s = timeout_s + (self.welcome.shared_s if isinstance(request, m.SharedRequest) else _ANSWER_S)
         timer = self._loop.call_later(wait_s, self._late, future, wait_s)
         waits = recorder.awaits()
         try:

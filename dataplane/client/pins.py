@@ -232,7 +232,7 @@ ANSWER_S = 5.0
 """Seconds that a fork waits for the nodes of all planes together."""
 
 _READ = 64 << 10
-_decoder = m.decoder(m.Reply)
+_decoder = m.decoder(m.AnyReply)
 
 
 @dataclass(frozen=True, slots=True)

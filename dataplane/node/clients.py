@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-_decoder = m.decoder(m.Request)
+_decoder = m.decoder(m.AnyRequest)
 _clients = itertools.count(1)
-_heads = Heads(m.Request)
+_heads = Heads(m.AnyRequest)
 _DISCARD = 64 << 10  # bytes
 _REPORTS_S = 1.0  # how often clients report
 _WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
@@ -181,7 +181,7 @@ class Client:
 
     # Requests
 
-    def _received(self, request: m.Request) -> None:
+    def _received(self, request: m.FromClient) -> None:
         self._store.touch(self)
         identifier = getattr(request, "id", 0)
         waiting.asked.set((self.number, identifier))
@@ -211,7 +211,7 @@ class Client:
         else:
             self._channel.send(failure(identifier, error, self))
 
-    def _answer(self, request: m.Request) -> Coroutine[Any, Any, None] | None:
+    def _answer(self, request: m.FromClient) -> Coroutine[Any, Any, None] | None:
         """Execute the request if it need not wait. Returns a coroutine for what has to wait."""
         if isinstance(request, m.Stats | m.Streams) and not self._is_here(request.node):
             return self._figures_elsewhere(request)

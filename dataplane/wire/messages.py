@@ -9,6 +9,9 @@ File descriptors travel beside a message: one for each `Grant` in it, in order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 from typing import Any, TypeAlias
 
 import msgspec
@@ -71,52 +74,61 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 # What a client says
 
 
-class Hello(Message, frozen=True, tag="hello"):
+class FromClient(Message, frozen=True):
+    """Base class of the messages of a client."""
+
+
+class Request(FromClient, frozen=True):
+    """Base class of those that are answered, by a message with the same `id`."""
+
+    id: int
+
+
+class SharedRequest(Request, frozen=True):
+    """Base class of those that other nodes of a cluster may have to answer."""
+
+
+class Hello(Request, frozen=True, tag="hello"):
     """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
     whether the client may write, so that warming memory for it is worth while. Answered by `Welcome`."""
 
-    id: int
     major: int
     minor: int
     label: str
     writes: bool
 
 
-class Reserve(Message, frozen=True, tag="reserve"):
+class Reserve(Request, frozen=True, tag="reserve"):
     """Reserve memory for shards of these sizes, in bytes. Answered by `Reserved`."""
 
-    id: int
     sizes: list[int]
     timeout_s: float
 
 
-class Seal(Message, frozen=True, tag="seal"):
+class Seal(Request, frozen=True, tag="seal"):
     """Make reservations readable: (shard, encoded layout). With `hold` they are pinned too. Answered by `Done`."""
 
-    id: int
     shards: list[tuple[int, bytes]]
     scope: str
     hold: bool
 
 
-class Keep(Message, frozen=True, tag="keep"):
+class Keep(Request, frozen=True, tag="keep"):
     """Register shards whose bytes stay in memory of this client: (size, encoded layout, handle by which other
     processes of the host map the memory). Answered by `Kept`."""
 
-    id: int
     shards: list[tuple[int, bytes, bytes]]
     scope: str
 
 
-class Landed(Message, frozen=True, tag="landed"):
+class Landed(Request, frozen=True, tag="landed"):
     """The bytes of a kept shard were copied into this reservation. Answered by `Done`."""
 
-    id: int
     shard: int
     reserved: int
 
 
-class Stays(Message, frozen=True, tag="stays"):
+class Stays(FromClient, frozen=True, tag="stays"):
     """A kept shard cannot be copied into the arena; the error is as `errors.describe` returns it. Not answered."""
 
     shard: int
@@ -125,18 +137,17 @@ class Stays(Message, frozen=True, tag="stays"):
     fields: dict[str, Any]
 
 
-class OfferKept(Message, frozen=True, tag="offer-kept"):
+class OfferKept(Request, frozen=True, tag="offer-kept"):
     """Ask the clients of node `owner` to offer shards that they keep in memory of this kind ("cuda", "cpu"), for one
     read each, from process to process. Answered by `KeptOffers`. Also sent between nodes."""
 
-    id: int
     owner: bytes
     shards: list[int]
     kind: str
     timeout_s: float
 
 
-class Offering(Message, frozen=True, tag="offering"):
+class Offering(FromClient, frozen=True, tag="offering"):
     """A kept shard is offered to this reader at this address; an empty address says that it cannot be. Not answered."""
 
     shard: int
@@ -145,16 +156,15 @@ class Offering(Message, frozen=True, tag="offering"):
     ticket: bytes
 
 
-class Abort(Message, frozen=True, tag="abort"):
+class Abort(FromClient, frozen=True, tag="abort"):
     """Cancel reservations."""
 
     shards: list[int]
 
 
-class Put(Message, frozen=True, tag="put"):
+class Put(Request, frozen=True, tag="put"):
     """Store a small shard whose bytes are in the message. Answered by `Stored`."""
 
-    id: int
     payload: bytes
     layout: bytes
     scope: str
@@ -177,7 +187,7 @@ ChunkPart: TypeAlias = tuple[bytes, list[Step]]
 little-endian int64 pairs, empty for all bytes; and the deltas from which the chunk can be computed, the last first."""
 
 
-class Pin(Message, frozen=True, tag="pin"):
+class Pin(Request, frozen=True, tag="pin"):
     """Pin shards of this node and of others. Answered by `Held`, in the order `shards`, `others`.
 
     apart: the live bits of large shards are left out of the answer and read by `LiveRows`.
@@ -187,7 +197,6 @@ class Pin(Message, frozen=True, tag="pin"):
     chunks: for each of `others`, the part that is read, if they are chunks of weights; `parts` is empty then.
     """
 
-    id: int
     shards: list[int]
     timeout_s: float
     others: list[Wanted] = []
@@ -198,21 +207,19 @@ class Pin(Message, frozen=True, tag="pin"):
     chunks: list[ChunkPart] = []
 
 
-class LiveRows(Message, frozen=True, tag="live-rows"):
+class LiveRows(Request, frozen=True, tag="live-rows"):
     """Ask which rows of a column of a pinned shard were not freed: `count` rows (at most `MAX_LIVE`) from `first`
     on. Answered by `LiveBits`."""
 
-    id: int
     shard: int
     column: int
     first: int
     count: int
 
 
-class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
+class FreeElsewhere(Request, frozen=True, tag="free-elsewhere"):
     """Free parts of shards of another node, as in `Free`. Answered by `Done`."""
 
-    id: int
     node: bytes
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
@@ -221,111 +228,98 @@ Selection: TypeAlias = list[tuple[list[int], tuple[int, int, bytes]]]
 """Rows of columns of a shard: column ordinals, and the rows as `Rows.encode`."""
 
 
-class Retain(Message, frozen=True, tag="retain"):
+class Retain(Request, frozen=True, tag="retain"):
     """Create links to rows of columns of shards of the node `node`. The rows stay until each link to them is freed
     too. Answered by `Retained`."""
 
-    id: int
     node: bytes
     shards: list[tuple[int, Selection]]
 
 
-class Prefetch(Message, frozen=True, tag="prefetch"):
+class Prefetch(Request, frozen=True, tag="prefetch"):
     """Load shards into memory: those of this node from disk, those of others over the network; `parts` as in `Pin`.
     Answered by `Done` once all are loaded."""
 
-    id: int
     own: list[int]
     others: list[Wanted]
     timeout_s: float
     parts: list[RowParts] = []
 
 
-class Replicate(Message, frozen=True, tag="replicate"):
+class Replicate(Request, frozen=True, tag="replicate"):
     """Copy shards of this node until each is on `replicas` nodes. Answered by `Replicated` once they are."""
 
-    id: int
     shards: list[int]
     replicas: int
     timeout_s: float
 
 
-class Members(Message, frozen=True, tag="members"):
+class Members(Request, frozen=True, tag="members"):
     """Ask for the members of the cluster. Answered by `Figures`."""
 
-    id: int
 
-
-class Unpin(Message, frozen=True, tag="unpin"):
+class Unpin(FromClient, frozen=True, tag="unpin"):
     """Release one pin on each shard."""
 
     shards: list[int]
 
 
-class InheritPins(Message, frozen=True, tag="inherit-pins"):
+class InheritPins(Request, frozen=True, tag="inherit-pins"):
     """Pin everything that the client with this token has pinned: a forked child sends it. Answered by `Done`."""
 
-    id: int
     token: bytes
 
 
-class Free(Message, frozen=True, tag="free"):
+class Free(Request, frozen=True, tag="free"):
     """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and all shards of a scope.
     Answered by `Done`."""
 
-    id: int
     shards: list[int]
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
     scope: str
 
 
-class Stats(Message, frozen=True, tag="stats"):
+class Stats(Request, frozen=True, tag="stats"):
     """Ask for the statistics of this node, or of the member `node`. Answered by `Figures`."""
 
-    id: int
     node: bytes = b""
 
 
-class Observe(Message, frozen=True, tag="observe"):
+class Observe(Request, frozen=True, tag="observe"):
     """Ask for the metrics of the node. Answered by `Figures`."""
 
-    id: int
 
-
-class ReadClock(Message, frozen=True, tag="read-clock"):
+class ReadClock(Request, frozen=True, tag="read-clock"):
     """Ask for the monotonic clock of a node; empty: of this one. Answered by `ClockRead`."""
 
-    id: int
     node: bytes = b""
 
 
-class ListRings(Message, frozen=True, tag="list-rings"):
+class ListRings(Request, frozen=True, tag="list-rings"):
     """Ask which processes of a node record events. Answered by `RingList`."""
 
-    id: int
     node: bytes = b""
 
 
-class ReadRing(Message, frozen=True, tag="read-ring"):
+class ReadRing(Request, frozen=True, tag="read-ring"):
     """Ask for the events of a ring that ended in the last `seconds`. Answered by `RingEvents`."""
 
-    id: int
     node: bytes
     ring: int
     seconds: float
 
 
-class Cancel(Message, frozen=True, tag="cancel"):
+class Cancel(FromClient, frozen=True, tag="cancel"):
     """The client no longer waits for the answer to `request`."""
 
     request: int
 
 
-class Leave(Message, frozen=True, tag="leave"):
+class Leave(FromClient, frozen=True, tag="leave"):
     """The client disconnects. Only its pins remain, until the connection ends."""
 
 
-class Alive(Message, frozen=True, tag="alive"):
+class Alive(FromClient, frozen=True, tag="alive"):
     """A heartbeat, sent while the client holds reservations."""
 
 
@@ -333,37 +327,33 @@ MAX_REPORT = 128 << 10
 """Bytes of the largest performance graph of a client."""
 
 
-class Report(Message, frozen=True, tag="report"):
+class Report(FromClient, frozen=True, tag="report"):
     """The performance graph of the client so far (`diagnosis.recorder`); it replaces the one before. Sent if
     `Welcome` asks for it. Not answered."""
 
     graph: bytes
 
 
-class Graphs(Message, frozen=True, tag="graphs"):
+class Graphs(Request, frozen=True, tag="graphs"):
     """Ask for the performance graphs of the clients of all nodes, and what those waited for. Answered by `Figures`."""
-
-    id: int
 
 
 # What a client says of streams. `stream` is what `Opened` gave; rows are numbers, int64, little-endian.
 
 
-class Open(Message, frozen=True, tag="open"):
+class Open(SharedRequest, frozen=True, tag="open"):
     """Open a stream by name. If there is none and `settings` are given, it is created. Answered by `Opened`."""
 
-    id: int
     name: str
     settings: Settings | None
 
 
-class Admit(Message, frozen=True, tag="admit"):
+class Admit(SharedRequest, frozen=True, tag="admit"):
     """Ask for a permit to append so many rows and bytes of this policy version. `key` is the key of the first row
     (empty: none), `digest` that of the append. `handing`: shards that the client put before and appends by
     reference; they are freed if the client goes before its `Append` or the `Cancel` of this request. Answered by
     `Admitted`."""
 
-    id: int
     stream: bytes
     rows: int
     nbytes: int
@@ -374,21 +364,20 @@ class Admit(Message, frozen=True, tag="admit"):
     handing: list[int] = []
 
 
-class GiveBack(Message, frozen=True, tag="give-back"):
+class GiveBack(FromClient, frozen=True, tag="give-back"):
     """Return a permit that is not used."""
 
     stream: bytes
     ticket: int
 
 
-class Append(Message, frozen=True, tag="append"):
+class Append(SharedRequest, frozen=True, tag="append"):
     """Append rows that were admitted. `staged`: the scope in which their columns were staged, if any. `groups` and
     `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
     columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to ask
     the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
     seconds, and the column whose tokens are counted. Answered by `Appended`."""
 
-    id: int
     stream: bytes
     ticket: int
     staged: str
@@ -414,10 +403,9 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
     nbytes: list[int]
 
 
-class AppendInline(Message, frozen=True, tag="append-inline"):
+class AppendInline(SharedRequest, frozen=True, tag="append-inline"):
     """`Admit`, `Put` and `Append` in one message; fields as there. Answered by `Appended`."""
 
-    id: int
     stream: bytes
     columns: Inline
     keys: list[str]
@@ -430,11 +418,10 @@ class AppendInline(Message, frozen=True, tag="append-inline"):
     begin: tuple[int, float, str] | None = None
 
 
-class Extend(Message, frozen=True, tag="extend"):
+class Extend(SharedRequest, frozen=True, tag="extend"):
     """Add columns to rows, named by number or by key. `holds`: for rows named by number, the delivery number of
     each. `piece`: the columns are the next piece of a row in progress. Answered by `Done`."""
 
-    id: int
     stream: bytes
     staged: str
     ref: bytes
@@ -447,10 +434,9 @@ class Extend(Message, frozen=True, tag="extend"):
     piece: Piece | None = None
 
 
-class ExtendInline(Message, frozen=True, tag="extend-inline"):
+class ExtendInline(SharedRequest, frozen=True, tag="extend-inline"):
     """`Put` and `Extend` in one message; fields as there. Answered by `Done`."""
 
-    id: int
     stream: bytes
     columns: Inline
     rows: bytes
@@ -462,61 +448,54 @@ class ExtendInline(Message, frozen=True, tag="extend-inline"):
     piece: Piece | None = None
 
 
-class DropStream(Message, frozen=True, tag="drop-stream"):
+class DropStream(SharedRequest, frozen=True, tag="drop-stream"):
     """Free a stream with all its rows, delivered or not. Answered by `Done`."""
 
-    id: int
     stream: bytes
 
 
-class AskStream(Message, frozen=True, tag="ask-stream"):
+class AskStream(SharedRequest, frozen=True, tag="ask-stream"):
     """A request for the partition of a stream, which may wait up to `timeout_s` seconds. Answered by `StreamAnswer`.
     The node fills in the client's name and, for a replica, the last grant that it received."""
 
-    id: int
     stream: bytes
     asked: r.FromClient
     timeout_s: float = 0.0
 
 
-class TakeLost(Message, frozen=True, tag="take-lost"):
+class TakeLost(SharedRequest, frozen=True, tag="take-lost"):
     """Ask for rows that were lost with the nodes that stored them. Each is reported once. Answered by `LostRows`."""
 
-    id: int
     stream: bytes
 
 
-class Streams(Message, frozen=True, tag="streams"):
+class Streams(Request, frozen=True, tag="streams"):
     """Ask for the statistics of streams whose names come after `after` (None: all), a page at a time. Answered by
     `Figures`, empty after the last. `node`: only of the streams that this member leads."""
 
-    id: int
     after: str | None
     node: bytes = b""
 
 
-class Restore(Message, frozen=True, tag="restore"):
+class Restore(SharedRequest, frozen=True, tag="restore"):
     """Create a stream from the head of a checkpoint, to be filled by `PutBack` and `PutColumns`. No other client
     sees it before `Restored`; it is dropped if this client goes before. Answered by `Opened`."""
 
-    id: int
     name: str
     head: Head
 
 
-class PutBack(Message, frozen=True, tag="put-back"):
+class PutBack(SharedRequest, frozen=True, tag="put-back"):
     """Rows of a stream that is being restored, an encoded `RowsState`. Answered by `Done`."""
 
-    id: int
     stream: bytes
     block: bytes
 
 
-class PutColumns(Message, frozen=True, tag="put-columns"):
+class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
     """Columns of such rows, named by number. `task`: the task for which their producer held the rows, -1 for none.
     Answered by `Done`."""
 
-    id: int
     stream: bytes
     staged: str
     ref: bytes
@@ -524,23 +503,21 @@ class PutColumns(Message, frozen=True, tag="put-columns"):
     task: int
 
 
-class Restored(Message, frozen=True, tag="restored"):
+class Restored(SharedRequest, frozen=True, tag="restored"):
     """Publish a stream that is being restored: it is complete. Answered by `Done`."""
 
-    id: int
     stream: bytes
 
 
 # What a client says of tables
 
 
-class AskTable(Message, frozen=True, tag="ask-table"):
+class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
     from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
     `staged`, of a write: as in `Append`. `durable`: if the request creates the table, it is durable; a table that is
     not is refused. Answered by `TableAnswer`. The node fills in the client's name."""
 
-    id: int
     table: str
     home: bytes
     asked: t.FromClient
@@ -549,99 +526,28 @@ class AskTable(Message, frozen=True, tag="ask-table"):
     durable: bool = False
 
 
-class WriteInline(Message, frozen=True, tag="write-inline"):
+class WriteInline(SharedRequest, frozen=True, tag="write-inline"):
     """`Put` and a write in one message. The columns inside are written together with those of the write's own `ref`.
     Answered by `TableAnswer`."""
 
-    id: int
     columns: Inline
     write: AskTable
     timeout_s: float
 
 
-class Tables(Message, frozen=True, tag="tables"):
+class Tables(SharedRequest, frozen=True, tag="tables"):
     """Ask for the statistics of tables, as `Streams`. Answered by `Figures`."""
 
-    id: int
     after: str | None
 
 
-Request = (
-    Hello
-    | Reserve
-    | Seal
-    | Keep
-    | Landed
-    | Stays
-    | OfferKept
-    | Offering
-    | Abort
-    | Put
-    | Pin
-    | LiveRows
-    | Prefetch
-    | FreeElsewhere
-    | Retain
-    | Replicate
-    | Members
-    | Unpin
-    | InheritPins
-    | Free
-    | Stats
-    | Observe
-    | ReadClock
-    | ListRings
-    | ReadRing
-    | Cancel
-    | Leave
-    | Alive
-    | Report
-    | Graphs
-    | Open
-    | Admit
-    | GiveBack
-    | Append
-    | AppendInline
-    | Extend
-    | ExtendInline
-    | DropStream
-    | AskStream
-    | TakeLost
-    | Streams
-    | Restore
-    | PutBack
-    | PutColumns
-    | Restored
-    | AskTable
-    | WriteInline
-    | Tables
-)
-
-
-SHARED = frozenset(
-    (
-        Open,
-        Admit,
-        Append,
-        AppendInline,
-        Extend,
-        ExtendInline,
-        DropStream,
-        AskStream,
-        TakeLost,
-        Restore,
-        PutBack,
-        PutColumns,
-        Restored,
-        AskTable,
-        WriteInline,
-        Tables,
-    )
-)
-"""The requests that other nodes of a cluster may have to answer."""
-
-
 # What a node says
+
+
+class Reply(Message, frozen=True):
+    """Base class of the messages of a node. `id`: of the request that it answers, or 0."""
+
+    id: int
 
 
 class Grant(Message, frozen=True):
@@ -652,15 +558,14 @@ class Grant(Message, frozen=True):
     writable: bool
 
 
-class Welcome(Message, frozen=True, tag="welcome"):
+class Welcome(Reply, frozen=True, tag="welcome"):
     """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready.
     `token` names this client to a process that inherits its pins. `shared_s`: for which, beyond its own timeout, the
-    answer may take to a request about streams or tables (`SHARED`): in a cluster, a failover. `ring`: bytes of the ring
-    that the client records its events in, whose descriptor comes after those of the segments; 0 for none. `reports_s`:
-    how often the client is to send a `Report`; 0 for never. `holds`: bytes that rows have room for, in memory and on
-    disk; 0 where other nodes have room for them too."""
+    answer may take to a request about streams or tables (`SharedRequest`): in a cluster, a failover. `ring`: bytes of
+    the ring that the client records its events in, whose descriptor comes after those of the segments; 0 for none.
+    `reports_s`: how often the client is to send a `Report`; 0 for never. `holds`: bytes that rows have room for, in
+    memory and on disk; 0 where other nodes have room for them too."""
 
-    id: int
     major: int
     minor: int
     node: bytes
@@ -675,34 +580,30 @@ class Welcome(Message, frozen=True, tag="welcome"):
     holds: int = 0
 
 
-class Reserved(Message, frozen=True, tag="reserved"):
+class Reserved(Reply, frozen=True, tag="reserved"):
     """(shard, segment, offset, size) of each reservation. `gone`: segments granted before that no longer exist."""
 
-    id: int
     extents: list[tuple[int, int, int, int]]
     grants: list[Grant]
     gone: list[int] = []
 
 
-class Stored(Message, frozen=True, tag="stored"):
+class Stored(Reply, frozen=True, tag="stored"):
     """The number of the stored shard."""
 
-    id: int
     shard: int
 
 
-class Retained(Message, frozen=True, tag="retained"):
+class Retained(Reply, frozen=True, tag="retained"):
     """The links to shards of the node `node`, in the order of the request."""
 
-    id: int
     node: bytes
     links: list[int]
 
 
-class Kept(Message, frozen=True, tag="kept"):
+class Kept(Reply, frozen=True, tag="kept"):
     """The numbers of the registered shards."""
 
-    id: int
     shards: list[int]
 
 
@@ -710,11 +611,10 @@ OfferTo: TypeAlias = tuple[int, str, str, str, float]
 """(number of the reader, kind of its memory, address to listen on, alternative address, seconds)."""
 
 
-class Keeping(Message, frozen=True, tag="keeping"):
+class Keeping(Reply, frozen=True, tag="keeping"):
     """To the client that keeps a shard: copy it into the arena (`land`), offer it to a reader (`offer`), or, with
     neither, reuse its memory. Answers no request: `id` is 0."""
 
-    id: int
     shard: int
     land: bool
     offer: OfferTo | None = None
@@ -724,10 +624,9 @@ KeptOffer: TypeAlias = tuple[int, int, bytes, bytes, str, bytes]
 """(shard, size, encoded layout, live bits, address, ticket)."""
 
 
-class KeptOffers(Message, frozen=True, tag="kept-offers"):
+class KeptOffers(Reply, frozen=True, tag="kept-offers"):
     """Those of the shards that are offered."""
 
-    id: int
     offers: list[KeptOffer]
 
 
@@ -735,12 +634,11 @@ KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
 """(shard, number of the pin on its handle, size, encoded layout, live bits, handle)."""
 
 
-class Held(Message, frozen=True, tag="held"):
+class Held(Reply, frozen=True, tag="held"):
     """The place of each pinned shard (`wire.places`), each distinct layout once, and the live bits of shards of
     which rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`. `apart`: shards whose live bits are read by
     `LiveRows`. `kept`: shards that a client keeps. `carried`: the bytes of shards that were not pinned."""
 
-    id: int
     places: bytes
     layouts: list[bytes]
     grants: list[Grant]
@@ -751,144 +649,120 @@ class Held(Message, frozen=True, tag="held"):
     carried: bytes = b""
 
 
-class LiveBits(Message, frozen=True, tag="live-bits"):
+class LiveBits(Reply, frozen=True, tag="live-bits"):
     """A bit for each row: 1 if it was not freed. Empty if none was."""
 
-    id: int
     bits: bytes
 
 
-class Replicated(Message, frozen=True, tag="replicated"):
+class Replicated(Reply, frozen=True, tag="replicated"):
     """The other nodes that have the shards."""
 
-    id: int
     nodes: list[bytes]
 
 
-class Opened(Message, frozen=True, tag="opened"):
+class Opened(Reply, frozen=True, tag="opened"):
     """The token of the stream (8 bytes), its settings, and the prefix of the keys that it generates."""
 
-    id: int
     stream: bytes
     settings: Settings
     mark: str
 
 
-class Admitted(Message, frozen=True, tag="admitted"):
+class Admitted(Reply, frozen=True, tag="admitted"):
     """The permit. 0: the same append was made before."""
 
-    id: int
     stream: bytes
     ticket: int
 
 
-class Appended(Message, frozen=True, tag="appended"):
+class Appended(Reply, frozen=True, tag="appended"):
     """The number of the first row. `new`: False if the same append was made before."""
 
-    id: int
     first: int
     new: bool
 
 
-class StreamAnswer(Message, frozen=True, tag="stream-answer"):
+class StreamAnswer(Reply, frozen=True, tag="stream-answer"):
     """The answer of the partition of a stream."""
 
-    id: int
     stream: bytes
     result: r.ToClient
 
 
-class TableAnswer(Message, frozen=True, tag="table-answer"):
+class TableAnswer(Reply, frozen=True, tag="table-answer"):
     """The answer of the partition of a table. `home` goes into the next `AskTable`."""
 
-    id: int
     home: bytes
     result: t.ToClient
 
 
-class LostRows(Message, frozen=True, tag="lost-rows"):
+class LostRows(Reply, frozen=True, tag="lost-rows"):
     """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
     rows of partitions that lost every replica: their count by the node of their producers, in hex."""
 
-    id: int
     rows: list[tuple[str, str | int | None, int, int]]
     unnamed: dict[str, int] = {}
 
 
-class Done(Message, frozen=True, tag="done"):
+class Done(Reply, frozen=True, tag="done"):
     """Success."""
 
-    id: int
 
-
-class Figures(Message, frozen=True, tag="figures"):
+class Figures(Reply, frozen=True, tag="figures"):
     """Statistics, as plain values by name."""
 
-    id: int
     values: dict[str, Any]
 
 
-class ClockRead(Message, frozen=True, tag="clock-read"):
+class ClockRead(Reply, frozen=True, tag="clock-read"):
     """Nanoseconds of the node's monotonic clock. For another node: its clock in terms of the asked node's, which it
     is ahead of by `ahead` nanoseconds, give or take `error`."""
 
-    id: int
     now: int
     ahead: int = 0
     error: int = 0
 
 
-class RingList(Message, frozen=True, tag="ring-list"):
+class RingList(Reply, frozen=True, tag="ring-list"):
     """For each ring its number, the process id, its name, whether it lives, and the place, number and name of each
     thread."""
 
-    id: int
     rings: list[tuple[int, int, str, bool, list[tuple[int, int, str]]]]
 
 
-class RingEvents(Message, frozen=True, tag="ring-events"):
+class RingEvents(Reply, frozen=True, tag="ring-events"):
     """Events in the format of `observe.ring`, the oldest first."""
 
-    id: int
     events: bytes
 
 
-class Failure(Message, frozen=True, tag="failure"):
+class Failure(Reply, frozen=True, tag="failure"):
     """The request failed with this error (`errors.describe`). `id` 0: the node is about to close the connection."""
 
-    id: int
     name: str
     message: str
     fields: dict[str, Any]
 
 
-Reply = (
-    Welcome
-    | Reserved
-    | Stored
-    | Retained
-    | Held
-    | Kept
-    | Keeping
-    | KeptOffers
-    | LiveBits
-    | Replicated
-    | Opened
-    | Admitted
-    | Appended
-    | StreamAnswer
-    | TableAnswer
-    | LostRows
-    | Done
-    | ClockRead
-    | RingList
-    | RingEvents
-    | Figures
-    | Failure
-)
-
 CANCELLED = "Cancelled"
 """`Failure.name` of the answer to a request that its client cancelled."""
+
+
+def _every(base: type[Message]) -> Iterator[type[Message]]:
+    """The messages of a base class."""
+    for kind in base.__subclasses__():
+        if kind.__struct_config__.tag is None:
+            yield from _every(kind)
+        else:
+            yield kind
+
+
+AnyRequest: Any = reduce(or_, _every(FromClient))
+"""The messages of a client, to decode one."""
+
+AnyReply: Any = reduce(or_, _every(Reply))
+"""The messages of a node, to decode one."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:

@@ -45,33 +45,36 @@ Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
 bounded number of them."""
 
 
-class Describe(Message, frozen=True, tag="describe"):
+class Numbered(Message, frozen=True):
+    """Base class of requests and their answers, which have the same `id`."""
+
+    id: int
+
+
+class Describe(Numbered, frozen=True, tag="describe"):
     """Ask for the descriptions of these shards. Answered by `Described`. `apart`: the live bits of large shards are
     not in the answer, but asked for by `LiveRows`."""
 
-    id: int
     shards: list[int]
     apart: bool = False
 
 
-class LiveRows(Message, frozen=True, tag="live-rows"):
+class LiveRows(Numbered, frozen=True, tag="live-rows"):
     """Ask which rows of a column of a shard are not freed, as the message with this name between a node and its
     clients. Answered by `LiveBits`."""
 
-    id: int
     shard: int
     column: int
     first: int
     count: int
 
 
-class Offer(Message, frozen=True, tag="offer"):
+class Offer(Numbered, frozen=True, tag="offer"):
     """Ask to read a shard once, by the transport with this name. `node` asks; the shard is `owner`'s, or that of the
     node asked. With `whole` the entire shard will be at `node`, which may be sent elsewhere for it, but not to the
     nodes in `avoid`. With `checks` it reads into memory that nobody uses yet, and so may get bytes that it must
     check itself. Answered by `Offered`."""
 
-    id: int
     node: Identity
     shard: int
     transport: str
@@ -82,98 +85,87 @@ class Offer(Message, frozen=True, tag="offer"):
     checks: bool = False
 
 
-class Withdraw(Message, frozen=True, tag="withdraw"):
+class Withdraw(Numbered, frozen=True, tag="withdraw"):
     """The offer was read, or will not be: so many bytes `came`, and with `whole` the entire shard is at `node` now.
     Answered by `Done`."""
 
-    id: int
     node: Identity
     ticket: bytes
     came: int = 0
     whole: bool = False
 
 
-class RetainParts(Message, frozen=True, tag="retain-parts"):
+class RetainParts(Numbered, frozen=True, tag="retain-parts"):
     """Make links to parts of your shards, as `wire.messages.Retain`. Answered by `Linked`."""
 
-    id: int
     shards: list[tuple[int, Selection]]
 
 
-class FreeParts(Message, frozen=True, tag="free-parts"):
+class FreeParts(Numbered, frozen=True, tag="free-parts"):
     """Free parts of shards, as `wire.messages.Free`; without columns, everything that the number names. Answered by
     `PartsFreed`."""
 
-    id: int
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class RetainColumns(Message, frozen=True, tag="retain-columns"):
+class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
     """Keep what you store of these references, or have copies of, for the partition with the key `holder`. More may
     come with `node`'s number. Answered by `Done`."""
 
-    id: int
     node: Identity
     number: int
     holder: str
     refs: list[bytes]
 
 
-class ReleaseColumns(Message, frozen=True, tag="release-columns"):
+class ReleaseColumns(Numbered, frozen=True, tag="release-columns"):
     """What was retained with this number is not needed or, if `taken`, stays until the holder says otherwise.
     Answered by `Done`."""
 
-    id: int
     node: Identity
     number: int
     taken: bool = False
 
 
-class StreamDropped(Message, frozen=True, tag="stream-dropped"):
+class StreamDropped(Numbered, frozen=True, tag="stream-dropped"):
     """The stream with this name and generation was dropped. Answered by `Done`."""
 
-    id: int
     name: str
     generation: str
 
 
-class LedTables(Message, frozen=True, tag="led-tables"):
+class LedTables(Numbered, frozen=True, tag="led-tables"):
     """Ask for the statistics of the first tables by name that you lead, after this name. Answered by `Figures`."""
 
-    id: int
     after: str | None
 
 
-class TakeReplicas(Message, frozen=True, tag="take-replicas"):
+class TakeReplicas(Numbered, frozen=True, tag="take-replicas"):
     """Replicate these shards of the node `node`. Answered by `Done`, once they are stored."""
 
-    id: int
     node: Identity
     shards: list[int]
     timeout_s: float
 
 
-class RetainReplicas(Message, frozen=True, tag="retain-replicas"):
+class RetainReplicas(Numbered, frozen=True, tag="retain-replicas"):
     """These links were made to parts of shards of the node `node`, of which you keep replicas. Answered by `Done`."""
 
-    id: int
     node: Identity
     links: list[tuple[int, Selection]]
 
 
-class FreeReplicas(Message, frozen=True, tag="free-replicas"):
+class FreeReplicas(Numbered, frozen=True, tag="free-replicas"):
     """Parts of shards of the node `node` were freed, as in `FreeParts`; without columns, all of a shard. Answered by
     `Done`."""
 
-    id: int
     node: Identity
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class FindReplicas(Message, frozen=True, tag="find-replicas"):
+class FindReplicas(Numbered, frozen=True, tag="find-replicas"):
     """Ask which of these shards of the node `node` are replicated here. Answered by `FoundReplicas`."""
 
-    id: int
     node: Identity
     shards: list[int]
 
@@ -204,52 +196,46 @@ PeerRequest = (
 )
 
 
-class Described(Message, frozen=True, tag="described"):
+class Described(Numbered, frozen=True, tag="described"):
     """For each shard: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes. `apart`:
     the numbers of those whose live bits must be asked for."""
 
-    id: int
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
     apart: list[int] = []
 
 
-class Linked(Message, frozen=True, tag="linked"):
+class Linked(Numbered, frozen=True, tag="linked"):
     """The links that were made, in the order of the request."""
 
-    id: int
     links: list[int]
 
 
-class PartsFreed(Message, frozen=True, tag="parts-freed"):
+class PartsFreed(Numbered, frozen=True, tag="parts-freed"):
     """The parts are freed; of these shards other owners still need a part."""
 
-    id: int
     owned: list[int]
 
 
-class LiveBits(Message, frozen=True, tag="live-bits"):
+class LiveBits(Numbered, frozen=True, tag="live-bits"):
     """One bit for each requested row, 1 if it is not freed; empty if none is freed."""
 
-    id: int
     bits: bytes
 
 
-class Offered(Message, frozen=True, tag="offered"):
+class Offered(Numbered, frozen=True, tag="offered"):
     """What the transport takes to read the bytes, once. With `holder` the bytes must be asked for at that node, and
     the ticket is for `Withdraw` only. With `chunk` they come from a disk: entire chunks of so many bytes must be
     read, and compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
 
-    id: int
     ticket: bytes
     holder: Identity = b""
     chunk: int = 0
     sums: bytes = b""
 
 
-class FoundReplicas(Message, frozen=True, tag="found-replicas"):
+class FoundReplicas(Numbered, frozen=True, tag="found-replicas"):
     """Their local numbers, 0 for those that are not here."""
 
-    id: int
     numbers: list[int]
 
 

@@ -57,7 +57,7 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
         with Raw(node.address) as opener:
             opened = opener.ask(m.Open(opener.next(), "kept", None))
         ref = plane.put({"x": np.arange(8)})
-        made = Frames(seed, m.Request, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
+        made = Frames(seed, m.AnyRequest, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
         until = time.monotonic() + seconds  # once all has started, which a busy machine takes its time for
         while time.monotonic() < until:
             with Raw(node.address, greet=chance.random() < 0.95) as raw:

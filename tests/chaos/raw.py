@@ -14,7 +14,7 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
 
-_decoder = m.decoder(m.Reply)
+_decoder = m.decoder(m.AnyReply)
 
 
 class Raw:

@@ -22,7 +22,7 @@ from dataplane.wire.local import Channel, format_address, listen
 from dataplane.wire.places import pack
 from tests.processes import MIB, StandingNode, pattern
 
-_requests = m.decoder(m.Request)
+_requests = m.decoder(m.AnyRequest)
 
 
 class Scripted:

@@ -16,7 +16,7 @@ from dataplane.client.pins import Pin, Pins, drop_later
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
 
-decoder = m.decoder(m.Request)
+decoder = m.decoder(m.AnyRequest)
 
 
 class Flushes:

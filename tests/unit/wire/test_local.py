@@ -19,7 +19,7 @@ from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, listen
 
-decoder: msgspec.msgpack.Decoder[Any] = m.decoder(m.Request | m.Reply)
+decoder: msgspec.msgpack.Decoder[Any] = m.decoder(m.AnyRequest | m.AnyReply)
 
 
 class End:
