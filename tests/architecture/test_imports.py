@@ -109,14 +109,19 @@ def module_name(path: Path) -> str:
 
 
 @functools.cache
-def imports_of(path: Path, *, top_level: bool = False) -> list[tuple[int, str]]:
-    """`imported`, of a module. Several tests ask for them, and to parse it takes longer than the rest."""
-    return list(imported(path.read_text(), package_of(path), top_level=top_level))
+def parsed(path: Path) -> ast.Module:
+    """A module. Several tests ask for its imports, and to parse it takes longer than the rest."""
+    return ast.parse(path.read_text())
 
 
-def imported(source: str, package: str, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
+def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
+    """`imported`, of a module."""
+    return imported(parsed(path), package_of(path), top_level=top_level)
+
+
+def imported(source: str | ast.Module, package: str, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
     """(line, absolute name) of each import; `from a import b` gives `a.b`. `top_level`: only those run on import."""
-    pending: list[ast.AST] = [ast.parse(source)]
+    pending: list[ast.AST] = [ast.parse(source) if isinstance(source, str) else source]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import):
