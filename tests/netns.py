@@ -73,10 +73,6 @@ class Host(Worker):
             self.__exit__(None, None, None)
             raise
 
-    def coordinated(self) -> bool:
-        """Whether the coordinator answers this host."""
-        return bool(self.ask())
-
     def cut(self) -> None:
         """Nothing goes in or out."""
         ip("-n", self.name, "link", "set", self.name, "down")

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
 from tests.etcd import needs_etcd, ports
 from tests.integration.test_hosts import ANY, members
-from tests.processes import WAIT_S, eventually
+from tests.processes import WAIT_S, Command, eventually
 
 pytestmark = [needs_etcd, pytest.mark.timeout(240)]
 
@@ -35,13 +33,10 @@ class Seeded:
 
     def __init__(self, directory: Path, key: Path, seeds: str, etcd: str = "etcd") -> None:
         directory.mkdir(exist_ok=True)
-        self._said = (directory / "node.err").open("ab")
         where = ["--socket", f"{directory}/s", "--memory", "16MiB", "--spill", "0", "--prewarm", "0", "--listen", ANY]
         which = ["--key", str(key), "--seeds", seeds, "--seed-dir", str(directory.parent / etcd)]
-        command = [sys.executable, "-m", "dataplane.cli", "node", *where, *which]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, text=True, cwd=os.getcwd())
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip().removeprefix("DATAPLANE_ADDRESS=")
+        self.process = Command("node", *where, *which, log=directory / "node.err")
+        self.address = self.process.stdout.readline().decode().strip().removeprefix("DATAPLANE_ADDRESS=")
         self.directory = directory
 
     def server(self) -> psutil.Process | None:
@@ -58,12 +53,9 @@ class Seeded:
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """End it; its exit code. Idempotent."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
+        self.process.send_signal(how)
         code = self.process.wait(4 * WAIT_S)
-        assert self.process.stdout is not None
         self.process.stdout.close()
-        self._said.close()
         return code
 
 
@@ -79,8 +71,8 @@ def nodes() -> Iterator[list[Seeded]]:
     yield nodes
     for node in nodes:
         node.process.terminate()
-    for node in nodes:
-        node.end()
+    while nodes:
+        nodes.pop().end()
 
 
 @pytest.mark.long
