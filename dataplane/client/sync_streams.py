@@ -25,10 +25,10 @@ class Delivery(DeliveryCalls, Context):
     """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
 
     _inner: delivery.Delivery
-    ref: BatchRef = of_inner("ref")
-    groups: list[str | int | None] = of_inner("groups")
-    versions: list[int] = of_inner("versions")
-    tags: dict[str, list[Any]] = of_inner("tags")
+    ref: BatchRef = of_inner("ref", "The rows, of the columns that were asked for.")
+    groups: list[str | int | None] = of_inner("groups", "The groups of the rows, None for a row without one.")
+    versions: list[int] = of_inner("versions", "The policy versions that wrote the rows.")
+    tags: dict[str, list[Any]] = of_inner("tags", "The tags of the rows: for each name a list with a value a row.")
     keys: list[str] = of_inner("keys", "The keys of the rows.")
     settled: bool = of_inner("settled", "Whether it was acked or given back.")
 
