@@ -111,7 +111,7 @@ class AsyncRow:
             except Misuse:
                 if not self._unsure:
                     raise
-                self._pieces = (await self._taken()).pieces  # it came, and this is another
+                self._pieces = (await self._listed()).pieces  # it came, and this is another
                 self._unsure = False
                 await self._bring(columns, made, timeout)
             self.version, self._pieces = made, self._pieces + 1
@@ -145,9 +145,9 @@ class AsyncRow:
             if self.ended:
                 return
             if self._last is None:
-                taken = await self._taken()
-                version = stale_version(taken.spans, stale_share, taken.version)
-                self._last = {SPANS: [_spans(taken.spans)]}, taken.pieces, version
+                listed = await self._listed()
+                version = stale_version(listed.spans, stale_share, listed.version)
+                self._last = {SPANS: [_spans(listed.spans)]}, listed.pieces, version
             columns, number, version = self._last
             try:
                 await self._put(columns, number, version, True, timeout)
@@ -172,17 +172,17 @@ class AsyncRow:
     async def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
         self._require()
-        return BatchRef.decode((await self._taken()).columns)
+        return BatchRef.decode((await self._listed()).columns)
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """As `ref`, or these columns of it, read. Raises as `AsyncPlane.get`, LeaseExpired."""
         ref = await self.ref()
         return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
 
-    async def _taken(self) -> Listed:
+    async def _listed(self) -> Listed:
         """The row as it is shown to its holder."""
-        taken = r.TakeUp(key=self.key, token=self._token, lease_s=self._lease_s)
-        return (await self._stream.ask(taken, r.UnfinishedRows)).rows[0]
+        request = r.TakeUp(key=self.key, token=self._token, lease_s=self._lease_s)
+        return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 
     def _require(self) -> None:
         if self.ended:
@@ -264,8 +264,8 @@ async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow
     Raises LeaseExpired, for a key, if another holds it, or it is unfinished no more.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    taken = await stream.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
-    return AsyncRow(stream, taken.rows[0], token, lease_s) if taken.rows else None
+    reply = await stream.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+    return AsyncRow(stream, reply.rows[0], token, lease_s) if reply.rows else None
 
 
 def _lease(lease: float) -> float:

@@ -277,64 +277,64 @@ class ChannelTransport(Transport):
         timeout_s: float,
     ) -> None:
         """In a thread: the share of a read that one connection has."""
-        way = self._way(attempt, address, timeout_s)
+        connection = self._connect(attempt, address, timeout_s)
         try:
             ranges = iter(asked)
             while part := list(islice(ranges, _MOST)):
-                way.stream.settimeout(timeout_s)
-                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + np.array(part, "<u8").tobytes())
-                exactly(way.stream, len(_GRANTED), timeout_s)
+                connection.stream.settimeout(timeout_s)
+                connection.stream.sendall(_REQUEST.pack(ticket, len(part)) + np.array(part, "<u8").tobytes())
+                exactly(connection.stream, len(_GRANTED), timeout_s)
                 attempt.reading = True
-                way.channel = way.channel or self._channel(way.stream)
-                way.channel.take(into, part)
+                connection.channel = connection.channel or self._channel(connection.stream)
+                connection.channel.take(into, part)
                 attempt.reading = False
-                way.stream.sendall(DONE)
-                exactly(way.stream, len(DONE), timeout_s)
+                connection.stream.sendall(DONE)
+                exactly(connection.stream, len(DONE), timeout_s)
             attempt.use(None)
         except BaseException:
-            way.close()
+            connection.close()
             raise
-        self._keep(way)
+        self._keep(connection)
 
-    def _way(self, attempt: _Attempt, address: str, timeout_s: float) -> _Connection:
+    def _connect(self, attempt: _Attempt, address: str, timeout_s: float) -> _Connection:
         """A connection to that address, an existing one if there is one."""
         stale = self._swept()
         with self._keeping:
-            way = next((way for way in reversed(self._kept) if way.address == address), None)
-            if way is not None:
-                self._kept.remove(way)
+            connection = next((kept for kept in reversed(self._kept) if kept.address == address), None)
+            if connection is not None:
+                self._kept.remove(connection)
         for each in stale:
             each.close()
-        if way is None:
+        if connection is None:
             host, _, port = address.rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise ValueError("that is no address")
             stream = connect(host.strip("[]"), int(port), min(timeout_s, _CONNECT_S), lambda: attempt.over)
-            way = _Connection(address, stream)
+            connection = _Connection(address, stream)
             stream.settimeout(timeout_s)
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
-            attempt.use(way.stream)
+            attempt.use(connection.stream)
         except EOFError:
-            way.close()
+            connection.close()
             raise
-        return way
+        return connection
 
-    def _keep(self, way: _Connection) -> None:
-        way.since = time.monotonic()
+    def _keep(self, connection: _Connection) -> None:
+        connection.since = time.monotonic()
         with self._keeping:
             if self._listening.open and len(self._kept) < self.kept:
-                self._kept.append(way)
+                self._kept.append(connection)
                 return
-        way.close()
+        connection.close()
 
     def _swept(self) -> list[_Connection]:
         """Those kept that cannot be used any more, which are removed."""
         with self._keeping:
-            fresh = [(way, way.fresh()) for way in self._kept]
-            self._kept = [way for way, good in fresh if good]
-        return [way for way, good in fresh if not good]
+            fresh = [(kept, kept.fresh()) for kept in self._kept]
+            self._kept = [kept for kept, good in fresh if good]
+        return [kept for kept, good in fresh if not good]
 
     async def aclose(self) -> None:
         self._listening.close()
@@ -345,8 +345,8 @@ class ChannelTransport(Transport):
         await self._reading.aclose()
         with self._keeping:
             kept, self._kept = self._kept, []
-        for way in kept:
-            await asyncio.to_thread(way.close)
+        for connection in kept:
+            await asyncio.to_thread(connection.close)
 
 
 def _shared_out(ranges: Sequence[ByteRange], streams: int) -> list[list[ByteRange]]:

@@ -47,14 +47,14 @@ def save_checkpoint(
         log.warning("include_storage=False has no effect: values that are not saved are lost as the node ends")
     own, target = session(), Path(checkpoint_dir)
     target.mkdir(parents=True, exist_ok=True)
-    told = json.dumps({"user_metadata": metadata or {}}, indent=2)
+    described = json.dumps({"user_metadata": metadata or {}}, indent=2)
     with CheckpointWriter(target / _ROWS) as file:
-        file.frame(HEAD, told.encode())
+        file.frame(HEAD, described.encode())
         for name in own.partitions():
             _save(own, own.partition(name), file)
         file.frame(END, b"")
         file.commit()
-    (target / _METADATA).write_text(told)
+    (target / _METADATA).write_text(described)
 
 
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
@@ -140,9 +140,9 @@ def _load(own: Session, file: CheckpointReader) -> None:
                 numbers = table.upsert(saved.keys, tags=saved.tags) if saved.keys else numbers[:0]
                 if not saved.keys:  # all were cleared: it is there, and has no rows
                     table.clear(table.numbers(new_keys(1), create=True))
-                for task, taken in saved.consumed.items():
-                    if taken:
-                        table.claim(task, numbers[taken])
+                for task, positions in saved.consumed.items():
+                    if positions:
+                        table.claim(task, numbers[positions])
             else:
                 places = _decode(payload, type=list[int])
                 table.upsert(numbers[places], file.columns())

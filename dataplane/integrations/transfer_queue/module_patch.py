@@ -147,8 +147,8 @@ def environment_of_workers(runtime_env: Any) -> Any:
     if not is_in():
         stand_in()
     found = dict(runtime_env or {})
-    told = {name: os.environ[name] for name in (VARIABLE, job.VARIABLE) if os.environ.get(name)}
-    found["env_vars"] = {**told, **(found.get("env_vars") or {})}
+    variables = {name: os.environ[name] for name in (VARIABLE, job.VARIABLE) if os.environ.get(name)}
+    found["env_vars"] = {**variables, **(found.get("env_vars") or {})}
     found["worker_process_setup_hook"] = _both(found.get("worker_process_setup_hook"))
     return found
 

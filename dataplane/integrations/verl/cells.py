@@ -133,9 +133,9 @@ def free(fields: Mapping[str, Sequence[bytes | None]]) -> None:
 
 def drop(made: Mapping[str, Sequence[bytes | None]]) -> None:
     """As `free`, of what a failed call has made: fields of any numbers of rows, as far as that can be done."""
-    with suppress(DataplaneError):
-        for name, own in made.items():
-            if any(own):
+    for name, own in made.items():
+        if any(own):
+            with suppress(DataplaneError):
                 free({name: [cell or None for cell in own]})
 
 
