@@ -110,17 +110,6 @@ def is_time(name: str) -> bool:
     return name.removeprefix(">").startswith(("datetime64", "timedelta64"))
 
 
-# The layouts of float8: exponent bits, mantissa bits, bias, and whether infinities exist, as in the OCP 8-bit
-# floating point specification; "uz" types have one NaN, at the place of minus zero.
-_FLOAT8 = {
-    "float8_e4m3fn": (4, 3, 7, False),
-    "float8_e4m3fnuz": (4, 3, 8, False),
-    "float8_e5m2": (5, 2, 15, True),
-    "float8_e5m2fnuz": (5, 2, 16, False),
-    "float8_e8m0fnu": (8, 0, 127, False),
-}
-
-
 def decoded(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The values that an array of the dtype's storage type means, in a NumPy type that holds each of them exactly.
 
@@ -133,31 +122,10 @@ def decoded(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         pairs: np.ndarray[Any, Any] = np.ascontiguousarray(array)[..., None].view(np.float16)
         whole: np.ndarray[Any, Any] = pairs.astype(np.float32).view(np.complex64)[..., 0]
         return whole
-    if name in _FLOAT8:
-        means: np.ndarray[Any, Any] = _float8(name)[array]
-        return means
+    if name.startswith("float8"):
+        floats: np.ndarray[Any, Any] = array.view(exact_dtype(name)).astype(np.float64)
+        return floats
     return array
-
-
-@lru_cache
-def _float8(name: str) -> np.ndarray[Any, Any]:
-    """What each of the 256 bytes means."""
-    exponent_bits, mantissa_bits, bias, infinite = _FLOAT8[name]
-    code = np.arange(256)
-    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    if name == "float8_e8m0fnu":  # neither sign nor subnormal numbers
-        return np.where(code == 255, np.nan, np.exp2(code - float(bias)))
-    size = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * np.exp2(exponent - float(bias)))
-    values: np.ndarray[Any, Any] = np.where(code >= 128, -size, size)
-    if name.endswith("uz"):
-        values[128] = np.nan
-    elif infinite:
-        top = exponent == (1 << exponent_bits) - 1
-        values[top] = np.where(mantissa[top] == 0, np.copysign(np.inf, values[top]), np.nan)
-    else:
-        values[[127, 255]] = np.nan
-    return values
 
 
 _FIXED = re.compile(r"[<>|][SUV]\d{1,9}")
@@ -211,10 +179,8 @@ def exact_dtype(name: str, depth: int = 0) -> DType:
         return np.dtype(name)
     if name not in _EXTENSIONS:
         return storage(name)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ValueError(f"an array of {name}, for which ml_dtypes has to be installed here") from error
+    import ml_dtypes  # seldom needed
+
     dtype: DType = np.dtype(getattr(ml_dtypes, name))
     return dtype
 

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from tests.unit.batch.exact import same
         np.arange(6, dtype=">i4").reshape(2, 3), np.array(3.5), np.zeros((2, 0, 3), np.complex64),
         np.arange(6).reshape(2, 3).T, [np.ones(2), {"deep": np.bool_(True)}], torch.arange(6).view(2, 3).t(),
         torch.tensor([1.5, float("nan")], dtype=torch.bfloat16), torch.tensor(2.0, dtype=torch.float8_e4m3fn),
+        np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3), np.array([-1, 7], ml_dtypes.int4), ml_dtypes.float8_e5m2(2),
         torch.zeros(0, 3), torch.tensor([1 + 2j]).conj(), torch.ones(2, requires_grad=True),
     ],
     ids=repr,
