@@ -58,7 +58,7 @@ simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP
 	@$(BIN)/python -m tests.simulation $(if $(STREAM),--stream) $(if $(TABLE),--table) $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
-	@$(BIN)/python -m pytest -q -m gpu tests/gpu tests/unit/batch tests/integration/test_loader.py tests/conformance/test_nccl.py
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu tests/unit/batch tests/integration/test_loader.py
 
 attack: export PYTHONDONTWRITEBYTECODE = # as above
 attack: $(STAMP) ## attack nodes with frames, faults and kills; MINUTES=2, SEED= for the same again

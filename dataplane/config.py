@@ -28,7 +28,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _MIB = 1 << 20
 
-TRANSPORTS = ("tcp", "ucx", "nixl", "nccl")
+TRANSPORTS = ("tcp", "ucx", "nixl")
 """The data transports between hosts."""
 
 

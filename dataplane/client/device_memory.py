@@ -89,10 +89,6 @@ class OwnDevice:
         if tensor is not None:  # else it was freed meanwhile
             leave(memory[: self.size], [tensor], NOTHING)
 
-    def tensor(self) -> Any:
-        """See `kept_columns.MappableMemory`."""
-        return self._tensor
-
     def close(self, *, mapped: bool = False) -> None:
         """See `kept_columns.MappableMemory`. torch counts who is to map it, one at first, and who did: where nobody
         came it is told that one has, or it would keep the memory for good."""

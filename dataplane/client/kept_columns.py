@@ -5,9 +5,8 @@ layout and a handle, by which other processes of the host map the memory. Tensor
 mapped by CUDA IPC. Those on the host are copied into memory of the process that others map through /proc.
 
 Invariants: what is kept counts against a budget. Beyond it, the oldest is copied to the node's memory (`landed`), as
-is all of it when the plane is closed, and what a process needs that cannot map it. A process of another host that
-wants it on a device reads it from here (`client.direct`). Memory is released when the node says that nobody needs
-it. A kept column is sealed: nobody writes to it any more.
+is all of it when the plane is closed, and what a process needs that cannot map it, as one of another host. Memory is
+released when the node says that nobody needs it. A kept column is sealed: nobody writes to it any more.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import asyncio
 import logging
 import mmap
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -29,11 +28,9 @@ from dataplane.batch.layout import Bytes
 from dataplane.batch.put_plan import PlannedColumn, layout_of
 from dataplane.batch.stored_column import Memory
 from dataplane.client.connection import Connection
-from dataplane.client.direct import Direct
 from dataplane.client.memory import Access, HeldShard, Segment
 from dataplane.client.writer import Keep, Placed, Writer
 from dataplane.clock import Deadline
-from dataplane.device.memory import bytes_tensor
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
 
@@ -67,9 +64,6 @@ class MappableMemory(Protocol):
     def copy(self, memory: Bytes) -> None:
         """Copy all of it to host memory. Blocks."""
 
-    def tensor(self) -> Any:
-        """All of it, as a tensor of bytes that keeps it."""
-
     def close(self, *, mapped: bool = False) -> None:
         """Release it; `mapped`: others may map it still. Idempotent."""
 
@@ -97,9 +91,6 @@ class OwnHost:
         source = self._memory
         if len(source):  # else it was freed meanwhile
             np.copyto(memory, source)
-
-    def tensor(self) -> Any:
-        return bytes_tensor(self._memory)
 
     def close(self, *, mapped: bool = False) -> None:
         if self._fd >= 0:
@@ -135,14 +126,12 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 class KeptColumns:
     """What one plane keeps. Used from its event loop only."""
 
-    def __init__(self, connection: Connection, writer: Writer, direct: Direct, budget: int) -> None:
+    def __init__(self, connection: Connection, writer: Writer, budget: int) -> None:
         self._connection = connection
         self._writer = writer
-        self._direct = direct
         self._budget = budget
         self._kept: dict[int, MappableMemory] = {}  # by shard, the longest kept first
         self._landing: dict[int, asyncio.Task[None]] = {}
-        self._offering: set[asyncio.Task[None]] = set()
         self._landed: set[int] = set()  # and still mapped by somebody
         self.used = 0
         connection.keeping = self._told
@@ -234,30 +223,13 @@ class KeptColumns:
             self._connection.reserved(-1)
 
     def _told(self, told: m.Keeping) -> None:
-        """The node says that somebody needs a shard in its memory, or wants to read it here, or that nobody needs
-        it."""
-        if told.offer is not None:
-            self._begin(self._offer(told.shard, told.offer))
-        elif not told.land:
+        """The node says that somebody needs a shard in its memory, or that nobody needs it."""
+        if not told.land:
             self._forget(told.shard)
         elif told.shard not in self._landing:
             task = asyncio.get_running_loop().create_task(self._land(told.shard))
             self._landing[told.shard] = task
             task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._offering.add(task)
-        task.add_done_callback(self._offering.discard)
-
-    async def _offer(self, shard: int, to: m.OfferTo) -> None:
-        own = self._kept.get(shard)
-        address, ticket = "", b""
-        if own is not None:
-            address, ticket = await self._direct.offer(shard, own.tensor(), to)
-            if shard not in self._kept:  # it went meanwhile
-                await self._direct.withdraw(shard)
-        self._connection.tell(m.Offering(shard, to[0], address, ticket))
 
     async def _land(self, shard: int) -> None:
         try:
@@ -272,7 +244,6 @@ class KeptColumns:
             self._landed.discard(shard)
             self.used -= own.size
             own.close(mapped=mapped)
-            self._begin(self._direct.withdraw(shard))
 
     async def aclose(self) -> None:
         """Copy everything that is kept to the node's memory, for a minute at most: the process continues, or ends
@@ -285,13 +256,12 @@ class KeptColumns:
             lost = [shard for shard in self._kept if shard not in self._landed]
             if lost and not isinstance(error, PeerUnavailable):
                 log.warning("shards %s are lost, since they could not be brought to the node: %s", lost, error)
-        begun = [*self._landing.values(), *self._offering]
+        begun = list(self._landing.values())
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
         for shard in list(self._kept):  # landed shards that nobody maps were dropped by message
             self._forget(shard, mapped=True)
-        await asyncio.gather(*self._offering, return_exceptions=True)
 
 
 def _are_tensors(values: Any) -> bool:

@@ -29,7 +29,6 @@ from dataplane.client import (
     weights,
 )
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.direct import Direct
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.kept_columns import KeptColumns
 from dataplane.client.reader import Getter
@@ -69,9 +68,8 @@ class AsyncPlane:
         self._node = node
         self._pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
         self._writer = Writer(connection, self._pool)
-        self._direct = Direct()
-        self._kept_columns = KeptColumns(connection, self._writer, self._direct, gpu_budget)
-        self._getter = Getter(connection, self._direct)
+        self._kept_columns = KeptColumns(connection, self._writer, gpu_budget)
+        self._getter = Getter(connection)
         self._closed = False
         if connection.welcome.prewarm:
             self._pool.submit(connection.prewarm)
@@ -207,7 +205,7 @@ class AsyncPlane:
         self.check()
         device = None if device is None else device_of(device)
         if group is None:
-            batch = await self.read(ref, timeout, device)
+            batch = await self.read(ref, timeout)
         else:
             batch = await device_get.together(self, _reference(ref), group, arguments.seconds(timeout))
         if device is None and out is None:
@@ -220,10 +218,10 @@ class AsyncPlane:
         self.check()
         return self._getter.getting(_reference(ref), arguments.seconds(timeout))
 
-    async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
-        """As `get`, for a caller that has the batch `placed` on this `torch.device`."""
+    async def read(self, ref: BatchRef, timeout: float) -> Batch:
+        """As `get`, for a caller that has the batch `placed`."""
         self.check()
-        return await self._getter.get(_reference(ref), arguments.seconds(timeout), device)
+        return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 
     def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
         """Apply `device` and `out` of `get`, in the calling thread."""
@@ -501,7 +499,6 @@ class AsyncPlane:
         await background.end_all(self._connection)
         try:
             await self._kept_columns.aclose()
-            await self._direct.aclose()
         finally:
             await self._end()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -29,16 +28,13 @@ from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
 from dataplane.client import kept_columns
 from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShard, ShardDescriptions
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.direct import Direct
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
-from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, Freed, Misuse, ProtocolMismatch
+from dataplane.errors import Freed, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.places import ShardPlace, numbers, only, unpack
 
 _NAMED = 5  # columns
-_NOTHING: Mapping[ShardKey, PinnedShard] = {}
 _ALL: Mapping[ShardKey, m.ChunkPart] = {}
 
 
@@ -50,45 +46,33 @@ _PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # of one message that names parts of s
 class Getter:
     """The reads of one connection. Used from its event loop only."""
 
-    def __init__(self, connection: Connection, direct: Direct) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._direct = direct
 
-    async def get(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
-        """The rows and columns of a reference. `device`: where its tensors are to be; what processes of other hosts
-        keep is read there from them. Raises as `AsyncPlane.get`."""
-        there: Mapping[ShardKey, PinnedShard] = {}
-        if device is not None:
-            ref = ref.unlinked()
-            others = self._parted(ref)[1]
-            there = await self._kept_elsewhere(ref, others, device, timeout) if others else {}
-        asked = self.getting(ref, timeout, there)
+    async def get(self, ref: BatchRef, timeout: float) -> Batch:
+        """The rows and columns of a reference. Raises as `AsyncPlane.get`."""
+        asked = self.getting(ref, timeout)
         if asked is None:
-            return _opened(ref, Holding([], {**there}, None))
+            return _opened(ref, Holding([], {}, None))
         try:
             return await self._connection.exchange(asked)
         except Freed as error:
             raise with_columns(error, ref) from error
 
-    def getting(
-        self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, PinnedShard] = _NOTHING
-    ) -> Exchange[m.Held, Batch] | None:
-        """The first request of a get, which is mostly the only one, for what is not `there` already; None if nothing
-        must be asked for."""
-        span = None if there else span_of(ref)
+    def getting(self, ref: BatchRef, timeout: float) -> Exchange[m.Held, Batch] | None:
+        """The first request of a get, which is mostly the only one; None if nothing must be asked for."""
+        span = span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
             return self._getting_span(ref, span, timeout)
         ref = ref.unlinked()
         mine, others = self._parted(ref)
-        if there:
-            others = [key for key in others if key not in there]
         if not mine and not others:
             return None
 
         def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
             if reply.kept or reply.apart:
-                return self._rest(ref, mine, others, there, reply, timeout)
-            return _opened(ref, self._holding(ref, [*mine, *others], {**there}, reply))
+                return self._rest(ref, mine, others, reply, timeout)
+            return _opened(ref, self._holding(ref, [*mine, *others], {}, reply))
 
         request = self._pin(ref, mine, others, timeout, devices=True)
         return Exchange(self._connection, request, m.Held, timeout, finish)
@@ -142,7 +126,7 @@ class Getter:
 
         def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
             if reply.kept or reply.apart:
-                return self._rest(ref, keys, [], _NOTHING, reply, timeout)
+                return self._rest(ref, keys, [], reply, timeout)
             if reply.lives:
                 return _opened(ref, self._holding(ref, keys, {}, reply))
             try:
@@ -155,40 +139,16 @@ class Getter:
         request = m.Pin(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
         return Exchange(self._connection, request, m.Held, timeout, finish)
 
-    async def _kept_elsewhere(
-        self, ref: BatchRef, others: Sequence[ShardKey], device: Any, timeout: float
-    ) -> dict[ShardKey, PinnedShard]:
-        """Those of these shards that processes of other hosts keep, read from there; those that could not be are
-        left out, and read as any other. Raises Freed."""
-        deadline = Deadline.after(timeout)
-        asked: dict[bytes, list[int]] = {}
-        for node, shard in others:
-            asked.setdefault(node, []).append(shard)
-        found: dict[ShardKey, PinnedShard] = {}
-        live: dict[ShardKey, tuple[bytes, CheckedLayout]] = {}
-        for node, shards in asked.items():
-            with suppress(DataplaneError):  # the next request raises it, if it still holds
-                some = shards[: m.MAX_RETAINED]
-                request = m.OfferKept(self._connection.next_id(), node, some, device.type, deadline.remaining_s)
-                offers = (await self._connection.request(request, m.KeptOffers, deadline.remaining_s)).offers
-                held = await self._direct.read(offers, device, deadline) if offers else {}
-                found |= {(node, shard): each for shard, each in held.items()}
-                bits = {shard: bits for shard, _, _, bits, *_ in offers if bits}
-                live |= {(node, shard): (bits[shard], each.laid) for shard, each in held.items() if shard in bits}
-        _check_live(ref, live)
-        return found
-
     async def _rest(
         self,
         ref: BatchRef,
         mine: list[ShardKey],
         others: list[ShardKey],
-        there: Mapping[ShardKey, PinnedShard],
         reply: m.Held,
         timeout: float,
     ) -> Batch:
         """The rows, some of which other processes keep, or of which the live bits must be asked for separately."""
-        mapped = {**there}
+        mapped: dict[ShardKey, PinnedShard] = {}
         if reply.kept:
             try:
                 more, again = self._mapped(ref, reply)

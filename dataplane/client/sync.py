@@ -134,7 +134,7 @@ class Plane(PlaneCalls):
         group: Any = None,
     ) -> Batch:
         device = None if device is None else device_of(device)  # by this thread's current device
-        alone = group is None and device is None and self._turns.free and not self._inner.traced
+        alone = group is None and self._turns.free and not self._inner.traced
         asked = self._inner.getting(ref, timeout) if alone else None
         if asked is not None:
             try:
@@ -142,7 +142,7 @@ class Plane(PlaneCalls):
             except Freed as error:
                 raise with_columns(error, ref) from error
         elif group is None:
-            batch = self._wait(self._inner.read(ref, timeout, device))
+            batch = self._wait(self._inner.read(ref, timeout))
         else:  # in this thread, which nothing else needs meanwhile
             from dataplane import collective  # seldom needed
 

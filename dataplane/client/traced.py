@@ -40,10 +40,10 @@ class TracedAsyncPlane(AsyncPlane):
             _made(span, ref)
             return ref
 
-    async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
+    async def read(self, ref: BatchRef, timeout: float) -> Batch:
         with spanned("get", "CONSUMER") as span:
             _read(span, ref)
-            return await super().read(ref, timeout, device)
+            return await super().read(ref, timeout)
 
     async def stream(self, name: str, *given: Any, **how: Any) -> streams.AsyncStream:
         return TracedAsyncStream(await super().stream(name, *given, **how))

@@ -11,6 +11,9 @@ memory if the rows lie in one run, in pieces of at most 4 MiB, and from each ran
 while it receives the following one (`exchange`). So a rank receives each byte once and sends it at most once. Received
 bytes already have the layout of the batch, which needs no other copy. At the end, all ranks confirm.
 
+If the group sends tensors of the ranks' devices by NCCL, large pieces of columns of numbers go from device to device
+(`device_link`). All else goes over gloo (`link`).
+
 Invariants:
 
 - All ranks return, or all raise; the only exception is a rank that dies at the moment in which the others learn that
@@ -18,7 +21,7 @@ Invariants:
 - A call ends at most one second after its timeout. If a rank raises, the others raise the same error, whose message
   names the rank; if one has died, is stopped or does not call, they raise PeerUnavailable, which names it. If ranks
   make different calls, all raise Misuse with the call of each.
-- The connections between the ranks are this module's own, over gloo, made at the first call of a group. So a failure
+- The connections between the ranks are this module's own, made at the first call of a group. So a failure
   here leaves the caller's group unchanged. After a failure, the next call makes new connections.
 - Nothing is pickled. Layouts and errors are MessagePack.
 - A received batch is in memory of its rank. It pins nothing in the store, and stays valid when the rows are freed. Its

@@ -24,23 +24,26 @@ vain."""
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):
     """The statement of one rank. `call`: the name of the call, the same on all ranks. `host`: the same for ranks
-    that read from one node. `headers`: of the payloads that it has for others, in the order of chains. `error`: why
-    it cannot take part."""
+    that read from one node. `headers`: of the payloads that it has for others, in the order of chains. `devices`:
+    whether its device can send and receive tensors. `error`: why it cannot take part."""
 
     call: str
     host: str = ""
     refs: list[bytes] | None = None
     headers: list[bytes] = []
+    devices: bool = False
     error: Described | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The transfers. `chains`: for each payload the rank that has it, and then those that want it; `refs`: the
-    content of a payload, if its rank has not stated it; `headers`: those of payloads that this rank receives."""
+    content of a payload, if its rank has not stated it; `headers`: those of payloads that this rank receives;
+    `devices`: whether large pieces go from device to device."""
 
     chains: list[list[int]] = []
     refs: list[bytes] = []
     headers: list[bytes] = []
+    devices: bool = False
     error: Described | None = None
 
 
@@ -89,7 +92,7 @@ def _answer(heard: Sequence[Statement], decide: Decide) -> Answer:
         if len({said.call for said in heard}) > 1:
             asked = ", ".join(f"rank {rank}: {said.call}" for rank, said in enumerate(heard))
             raise Misuse(f"the ranks do not make the same call; {asked}"[:2000])
-        return decide(heard)
+        return msgspec.structs.replace(decide(heard), devices=all(said.devices for said in heard))
     except DataplaneError as error:
         return Answer(error=describe(error))
 

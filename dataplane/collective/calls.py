@@ -153,12 +153,15 @@ def _exchanged(
     except Exception as error:  # raised on all ranks: on this one as it is
         agree(link, Statement(call, _host(plane), named, error=described(error, link.rank)), decide, error)
         raise
-    answer = agree(link, Statement(call, _host(plane), named, [packed.header for packed in packs]), decide)
+    devices = link.devices(found)
+    headers = [packed.header for packed in packs]
+    answer = agree(link, Statement(call, _host(plane), named, headers, devices is not None), decide)
     left, mine = iter(packs), []
     for number, chain in enumerate(answer.chains):
         if link.rank in chain and len(chain) > 1:
             packed = next(left) if chain[0] == link.rank else None
-            mine.append(Chain(number, chain, link.rank, packed, answer.headers[number], found))
+            through = devices if answer.devices else None
+            mine.append(Chain(number, chain, link.rank, packed, answer.headers[number], found, through))
     for coming in mine if found is not None else ():
         _require_dtypes(fields(coming.header))
     move(link, mine)

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.layout import Bytes
+from dataplane.collective.device_link import DeviceLink
 from dataplane.collective.link import Link
 from dataplane.collective.memory import ReceivedBlock
-from dataplane.collective.packing import Header, Packed, numbers, opened, unpacked
+from dataplane.collective.packing import SHORT, Header, Packed, numbers, opened, unpacked
+from dataplane.device.memory import bytes_tensor
 
 _AHEAD = 8
 """The number of pieces of a chain that a rank is ready to receive at a time."""
@@ -34,10 +35,17 @@ class Chain:
     each once."""
 
     def __init__(
-        self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None, header: bytes, device: Any
+        self,
+        number: int,
+        ranks: Sequence[int],
+        rank: int,
+        packed: Packed | None,
+        header: bytes,
+        device: Any,
+        devices: DeviceLink | None = None,
     ) -> None:
         """`packed`: the payload, at the rank that has it; `header`: at a rank that receives it, which allocates
-        memory for it. Raises LimitExceeded, ProtocolMismatch."""
+        memory for it. `devices`: by which large pieces of numbers go. Raises LimitExceeded, ProtocolMismatch."""
         at = list(ranks).index(rank)
         self.tag = _TAGS + number
         self.before = ranks[at - 1] if at else None
@@ -47,33 +55,53 @@ class Chain:
         self._memory: ReceivedBlock | None = None
         self._due: deque[Any] = deque()
         self._posted = 0
+        wanted = [] if device is None else numbers(self.header)
+        self.devices = devices
+        self._direct = [devices is not None and _is_direct(piece, wanted) for piece in self.header.pieces]
         if packed is None:
             self._memory = ReceivedBlock(self.header.nbytes)
-            if device is not None and device.type != "cpu":
-                self._memory.mirror(device, numbers(self.header))
+            if devices is not None or (device is not None and device.type != "cpu"):
+                self._memory.mirror(device, wanted)
 
     def __len__(self) -> int:
         """The number of pieces."""
         return len(self.header.pieces)
 
-    def arrived(self, link: Link, piece: int) -> Bytes:
-        """The bytes of a piece, received unless they are this rank's own. Pieces are requested in their order."""
-        if self._packed is not None:
-            return self._packed.pieces[piece]
+    def pass_on(self, link: Link, piece: int) -> None:
+        """Receive a piece, unless it is this rank's own, and forward it. Pieces are passed on in their order."""
+        data: Any = None if self._packed is None else self._packed.pieces[piece]
+        if self._packed is None:
+            data = self._received(link, piece)
+        if self.after is not None and not self._direct[piece]:
+            link.post(self.after, data, self.tag)
+        elif self.after is not None:
+            assert self.devices is not None, "a piece goes from device to device"
+            if self._packed is None:
+                self.devices.send(self.after, data)
+            else:
+                self.devices.send_copy(self.after, bytes_tensor(data))
+        if self._memory is not None and not self._direct[piece]:
+            self._memory.arrived(*self.header.pieces[piece])  # and goes to the device while the next arrive
+
+    def _received(self, link: Link, piece: int) -> Any:
+        """The bytes of a piece: an array, or a tensor on the device, which its stream has when it needs it."""
         assert self._memory is not None, "who receives has memory"
         assert self.before is not None, "and a rank to receive from"
-        pieces = self.header.pieces
-        for start, stop in pieces[self._posted : piece + _AHEAD]:
-            self._due.append(link.receive(self.before, self._memory.block[start:stop], self.tag))
+        for at in range(self._posted, min(piece + _AHEAD, len(self))):
+            start, stop = self.header.pieces[at]
+            if self.devices is not None and self._direct[at]:
+                into = self._memory.direct(start, stop)
+                self._due.append((self.devices.receive(self.before, into), into))
+            else:
+                into = self._memory.block[start:stop]
+                self._due.append((link.receive(self.before, into, self.tag), into))
             self._posted += 1
-        link.wait(self._due.popleft(), self.before)
-        start, stop = pieces[piece]
-        return self._memory.block[start:stop]
-
-    def keep(self, piece: int) -> None:
-        """Begin to copy a received and forwarded piece to the device."""
-        if self._memory is not None:
-            self._memory.arrived(*self.header.pieces[piece])
+        work, data = self._due.popleft()
+        if self._direct[piece]:
+            work.wait()
+        else:
+            link.wait(work, self.before)
+        return data
 
     def batch(self) -> Batch:
         """The received batch."""
@@ -83,11 +111,21 @@ class Chain:
 
 def move(link: Link, chains: Sequence[Chain]) -> None:
     """Carry out this rank's part of all payloads; its sends are in progress when this returns, until `Link.flush`.
-    `chains`: those that it is in, in an order that all ranks share."""
+    `chains`: those that it is in, in an order that all ranks share. Raises as `Link.wait`."""
+    devices = next((chain.devices for chain in chains), None)
+    before = [chain.before for chain in chains if chain.before is not None]
+    after = [chain.after for chain in chains if chain.after is not None]
+    if devices is not None:
+        link.meet(devices, before, after)
     for piece in range(max(map(len, chains), default=0)):
         for chain in chains:
             if piece < len(chain):
-                data = chain.arrived(link, piece)
-                if chain.after is not None:
-                    link.post(chain.after, data, chain.tag)
-                chain.keep(piece)
+                chain.pass_on(link, piece)
+    if devices is not None:
+        link.finish(devices, (*before, *after)[0])
+
+
+def _is_direct(piece: tuple[int, int], wanted: Sequence[tuple[int, int]]) -> bool:
+    """Whether the piece is a large one of a column of numbers alone."""
+    start, stop = piece
+    return stop - start >= SHORT and any(first <= start and stop <= last for first, last in wanted)

@@ -14,10 +14,11 @@ Rejected: `ProcessGroupGloo.abort`, which wakes nobody (torch 2.13).
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -27,9 +28,12 @@ import numpy as np
 
 from dataplane.batch.layout import Bytes
 from dataplane.clock import Deadline
+from dataplane.collective.device_link import DeviceLink, devices_of, nccl_group
 from dataplane.device.memory import bytes_tensor
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable, describe, revive
 from dataplane.threads import Pool
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -61,16 +65,20 @@ def link_of(group: Any) -> Link:
         link = _links.get(group)
         if link is None:
             store = dist.PrefixStore("dataplane", dist.distributed_c10d._get_process_group_store(group))
-            link = _links[group] = Link(store, dist.get_rank(group), dist.get_world_size(group))
+            link = Link(store, dist.get_rank(group), dist.get_world_size(group), devices_of(group))
+            _links[group] = link
         return link
 
 
 class Link:
     """The connections of this rank. One call uses it at a time; others wait."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, device_types: Collection[str] = ()) -> None:
+        """`device_types`: whose tensors the group sends by NCCL."""
         self.rank = rank
         self.size = size
+        self._device_types = device_types
+        self._devices: DeviceLink | None = None
         self._store = store
         self._number = 0
         self._peers: Any = None
@@ -163,6 +171,38 @@ class Link:
         """Send bytes, which must not change until `flush` returns."""
         self._sent.append((self.send(rank, data, tag), rank))
 
+    # Tensors
+
+    def devices(self, device: Any) -> DeviceLink | None:
+        """The link between the devices of the ranks; None if this rank has none for tensors of this device."""
+        if device is None or device.type not in self._device_types or self.size == 1:
+            return None
+        if self._devices is None:
+            import torch.distributed as dist
+
+            store = dist.PrefixStore(f"{self._number}/devices", self._store)
+            try:
+                self._devices = DeviceLink(nccl_group(store, self.rank, self.size, device), device)
+            except RuntimeError as error:
+                log.warning("rows for %s go by way of the host: %s", device, _short(error))
+                return None
+        return self._devices if self._devices.device == device else None
+
+    def meet(self, devices: DeviceLink, before: Sequence[int], after: Sequence[int]) -> None:
+        """Have this rank's device connect to those of its neighbours. Raises as `wait`."""
+        deadline = self._deadline
+        try:
+            self._bounded(lambda: devices.meet(before, after, deadline), deadline.remaining_s)
+        except (RuntimeError, TimeoutError) as error:
+            raise self._broken((*before, *after)[0], error, ran_out=not deadline.remaining_s) from None
+
+    def finish(self, devices: DeviceLink, neighbour: int) -> None:
+        """Wait until all tensors are sent and received. Raises as `wait`."""
+        try:
+            devices.finish(self._deadline)
+        except (RuntimeError, TimeoutError) as error:
+            raise self._broken(neighbour, error, ran_out=not self._deadline.remaining_s) from None
+
     # Texts: short, of any length
 
     def tell(self, rank: int, text: bytes) -> None:
@@ -211,9 +251,11 @@ class Link:
 
     def interrupt(self) -> None:
         """Close the connections: a rank that waits here or at the other end of one wakes. Any thread may call this."""
-        self._shut(self._peers)
+        self._shut(self._peers, self._devices)
 
-    def _shut(self, peers: Any) -> None:
+    def _shut(self, peers: Any, devices: DeviceLink | None) -> None:
+        if devices is not None:
+            devices.abort()
         for rank in range(self.size):
             if peers is None or rank == self.rank:
                 continue
@@ -229,7 +271,7 @@ class Link:
             with suppress(RuntimeError):  # the process that serves the store has gone
                 while not over.wait(_WATCH_S):
                     if self._store.check([key]):
-                        self._shut(peers)
+                        self._shut(peers, self._devices if self._peers is peers else None)
                         return
 
         with suppress(OSError):  # there is no thread: a rank that waits for a third waits until the deadline
@@ -237,10 +279,10 @@ class Link:
 
     def _close(self) -> None:
         self.interrupt()
-        self._peers = None
+        self._peers = self._devices = None
         self._number += 1
 
-    def _broken(self, rank: int, error: RuntimeError, *, ran_out: bool = False) -> DataplaneError:
+    def _broken(self, rank: int, error: Exception, *, ran_out: bool = False) -> DataplaneError:
         """The error for a connection that was closed or timed out: its reason, if a rank has written one. gloo
         closes the connections of a rank that times out before that rank can write its reason, so wait for it
         briefly."""
@@ -296,6 +338,6 @@ def _word(number: int) -> str:
     return f"{number}/failed"
 
 
-def _short(error: RuntimeError) -> str:
+def _short(error: Exception) -> str:
     """gloo's message without its source location and advice."""
     return str(error).rpartition("] ")[2].partition(". ")[0][:200] or str(error)[:200]

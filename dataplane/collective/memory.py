@@ -7,6 +7,7 @@ that was dropped, with all its arrays and tensors, is kept for the next one: at 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -43,8 +44,8 @@ def _dropped(_: Bytes) -> None:
 class ReceivedBlock:
     """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it.
 
-    After `mirror`, received bytes are copied to a device while the rest arrives; tensors on that device use that
-    memory.
+    After `mirror`, received bytes are copied to a device while the rest arrives, or received there; tensors on that
+    device use that memory. What was received there alone is copied to the block when it is read there.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -52,6 +53,8 @@ class ReceivedBlock:
         self.block = np.asarray(_Lease(_block(nbytes), nbytes)) if nbytes else np.empty(0, np.uint8)
         self._there: Any = None
         self._wanted: Sequence[tuple[int, int]] = ()
+        self._only_there: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
 
     def mirror(self, device: Any, wanted: Sequence[tuple[int, int]]) -> None:
         """Allocate memory on the device too, to which `arrived` copies bytes of these ranges."""
@@ -66,6 +69,11 @@ class ReceivedBlock:
         if self._there is not None and any(start < last and first < stop for first, last in self._wanted):
             fill(self._there[start:stop], bytes_tensor(self.block[start:stop]))
 
+    def direct(self, start: int, stop: int) -> Any:
+        """The memory on the device for these bytes, which are received there and not in the block."""
+        self._only_there.append((start, stop))
+        return self._there[start:stop]
+
     def there(self, offset: int, nbytes: int, device: Any) -> Any:
         """The bytes as a tensor on the device, if they are there: see `pieces.Stored.there`."""
         if self._there is None or self._there.device != device:
@@ -76,17 +84,27 @@ class ReceivedBlock:
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.read`."""
-        view = self.block[offset : offset + nbytes]
+        view = self.private(offset, nbytes)
         view.setflags(write=False)
         return view
 
     def private(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.private`."""
+        if self._only_there:
+            self._copy_back(offset, offset + nbytes)
         return self.block[offset : offset + nbytes]
 
     def own(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.own`."""
-        return self.block[offset : offset + nbytes].copy()
+        return self.private(offset, nbytes).copy()
+
+    def _copy_back(self, first: int, last: int) -> None:
+        """Copy what of these bytes is on the device only."""
+        with self._lock:
+            for start, stop in self._only_there:
+                if start < last and first < stop:
+                    bytes_tensor(self.block[start:stop]).copy_(self._there[start:stop])
+            self._only_there = [each for each in self._only_there if not (each[0] < last and first < each[1])]
 
 
 def _block(nbytes: int) -> Bytes:

@@ -48,11 +48,8 @@ from dataplane.wire.messages import (
     Done,
     Figures,
     Graphs,
-    KeptOffer,
-    KeptOffers,
     ListRings,
     Message,
-    OfferKept,
     ReadClock,
     ReadRing,
     Reply,
@@ -66,7 +63,6 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_OFFER_S = 5.0  # for clients of another node to offer what they keep
 _TRIPS = 9  # by which clocks are compared
 _OBSERVED_S = 5.0  # for another node to say what it observed
 _GRAPHS_S = 3.0  # for another node to tell what its clients reported
@@ -227,15 +223,6 @@ class Hosts:
         found = await asyncio.gather(*(ask(member.address) for member in others))
         return [node for nodes in found for node in nodes]
 
-    async def offers_kept(self, request: OfferKept) -> list[KeptOffer]:
-        """The offers of another node's clients for shards that they keep. Raises Freed, OwnerDied, PeerUnavailable."""
-        member = None if self.membership is None else self.membership.members.get(request.owner)
-        if member is None or request.owner == self._node:
-            return []
-        asked = msgspec.structs.replace(request, id=self._peers.next_id())
-        within_s = min(_OFFER_S, request.timeout_s / 2)  # else there is no time left to have it any other way
-        return (await self._peers.request(member.address, asked, KeptOffers, within_s)).offers
-
     async def figures_of(self, request: Stats | Streams) -> Figures:
         """The statistics of another member. Raises PeerUnavailable if it is not a member or does not answer."""
         member = None if self.membership is None else self.membership.members.get(request.node)
@@ -283,8 +270,6 @@ class Hosts:
                 return self._offers.offer(request)
             case pm.Withdraw():
                 self._offers.withdraw(request)
-            case OfferKept():
-                return self._offer_kept(request)
             case ReadClock() | ListRings() | ReadRing() if self.observing is not None:
                 return self.observing.answer(request)
             case Graphs():
@@ -329,20 +314,6 @@ class Hosts:
             return msgspec.structs.replace(answer, id=request.id)  # type: ignore[no-any-return]
         took, ahead, came = min(trips)
         return ClockRead(request.id, came, ahead, took // 2)
-
-    async def _offer_kept(self, request: OfferKept) -> KeptOffers:
-        """Have clients offer the shards that they keep, each at the addresses of this node's transports."""
-        if len(request.shards) > MAX_RETAINED:
-            raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
-        kept = self._store.client_shards.find(request.shards)
-        where = request.kind, self._config.host, self._config.told
-        asked = [each.offer(*where, request.timeout_s) for _, each in kept]
-        offers = [
-            (shard.number, shard.size, shard.layout, shard.live_bits(), *offer)
-            for (shard, _), offer in zip(kept, await asyncio.gather(*asked), strict=True)
-            if offer is not None
-        ]
-        return KeptOffers(request.id, offers)
 
     def _free(self, parts: Sequence[Part]) -> list[int]:
         """Free these parts of local shards. Returns the shards of which other owners still need a part."""

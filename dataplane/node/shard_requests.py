@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.shards.fetch import Fetcher
 
-_Own = m.Pin | m.LiveRows | m.Unpin | m.InheritPins | m.Reserve | m.Seal | m.Keep | m.Landed | m.Stays | m.Offering
-ShardRequest = _Own | m.OfferKept | m.Abort | m.Free | m.Prefetch | m.FreeElsewhere | m.Retain | m.Replicate
+_Own = m.Pin | m.LiveRows | m.Unpin | m.InheritPins | m.Reserve | m.Seal | m.Keep | m.Landed | m.Stays
+ShardRequest = _Own | m.Abort | m.Free | m.Prefetch | m.FreeElsewhere | m.Retain | m.Replicate
 SHARD_REQUESTS = frozenset(get_args(ShardRequest))
 
 
@@ -88,12 +88,6 @@ class ShardRequests:
             case m.Stays():
                 why = revive(request.name, request.message, request.fields)
                 self._store.client_shards.stays(self._client, request.shard, why)
-            case m.Offering():
-                self._store.client_shards.offered(
-                    self._client, request.shard, request.reader, request.address, request.ticket
-                )
-            case m.OfferKept():
-                return self._offer_kept(request)
         return None
 
     # Writing
@@ -144,13 +138,8 @@ class ShardRequests:
             raise
         self._channel.send(m.Kept(request.id, numbers))
 
-    def _tell_kept(self, shard: int, land: bool, offer: m.OfferTo | None) -> None:
-        self._channel.send(m.Keeping(0, shard, land, offer))
-
-    async def _offer_kept(self, request: m.OfferKept) -> None:
-        bound("shards that are kept, to be offered", m.MAX_RETAINED, len(request.shards))
-        offers = [] if self._hosts is None else await self._hosts.offers_kept(request)
-        self._channel.send(m.KeptOffers(request.id, offers))
+    def _tell_kept(self, shard: int, land: bool) -> None:
+        self._channel.send(m.Keeping(0, shard, land))
 
     # Reading
 

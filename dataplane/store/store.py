@@ -35,7 +35,7 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceede
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
-from dataplane.store.client_shards import ClientShard, ClientShards, OfferTo
+from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.descriptions import Descriptions, check_described
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.freeings import Freeings
@@ -234,13 +234,13 @@ class Store:
         *,
         scope: str,
         holder: str,
-        tell: Callable[[int, bool, OfferTo | None], None],
+        tell: Callable[[int, bool], None],
     ) -> int:
         """A shard whose bytes the client keeps, with the handle by which others map them. Returns its number.
-        `tell(number, land, offer)`: see `ClientShard`. Raises Corrupt or LimitExceeded for an invalid layout."""
+        `tell(number, land)`: see `ClientShard`. Raises Corrupt or LimitExceeded for an invalid layout."""
         laid = laid_out(layout, size)
         number, held = self.following(), self.following()
-        kept = ClientShard(client, handle, held, lambda land, offer: tell(number, land, offer))
+        kept = ClientShard(client, handle, held, lambda land: tell(number, land))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
         shard.since_s = self._clock()
         self.client_shards.add(kept)

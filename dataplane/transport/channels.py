@@ -176,10 +176,6 @@ class ChannelTransport(Transport):
         self._offers[ticket] = offered
         return ticket
 
-    def had(self) -> list[bytes]:
-        """The tickets of offers that were read completely."""
-        return [ticket for ticket, offered in self._offers.items() if offered.had]
-
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:

@@ -2,8 +2,8 @@
 
 By default a node has tcp, and before it those that would use RDMA here: nixl, whose wheel contains it, if there is a
 device; ucx if there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is faster than plain
-sockets between hosts, so neither is used unasked. Nor is nccl, which is for memory of devices, and imports torch into
-the node. A node with configured transports has those, in that order, and no other.
+sockets between hosts, so neither is used unasked. A node with configured transports has those, in that order, and no
+other.
 
 Invariant: a read is tried with every transport that both sides have, within its time limit; one that failed the last
 few times comes last. So a failing transport costs time, not reads, while another works.
@@ -46,13 +46,7 @@ def _nixl(host: str, told: str) -> Transport:
     return Nixl(host, told)
 
 
-def _nccl(host: str, told: str) -> Transport:
-    from dataplane.transport.nccl import Nccl
-
-    return Nccl(host, told)
-
-
-MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl, "nccl": _nccl}
+MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl}
 """Every transport, by its name."""
 
 

@@ -43,12 +43,6 @@ class Offered:
         """Whether the offer has ended."""
         return self._over
 
-    @property
-    def had(self) -> bool:
-        """Whether all of it was read, and nobody reads it any more."""
-        with self._left:
-            return not self._streams and self._taken.tolist() == [[0, self.memory.size]]
-
     def map(self) -> mmap.mmap:
         """The memory, mapped once for all readers, until the offer ends."""
         with self._left:

@@ -2,7 +2,7 @@
 
 Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are told over the channel's
 socket, and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
-ranges travel as they lie, short ones are packed (`transport.messages`). A few messages are under way at a time. The
+ranges travel as they lie, short ones are packed. A few messages are under way at a time. The
 owner announces each on the socket, and the reader asks for no other: so what has begun ends, even where a read ends
 early, as long as both ends live; both see to that before they close. (ucxx cancels what has not ended, but leaks the
 worker of a message that had begun. That is left for peers that vanish; and no more than `_MOST_LOST` are lost.)
@@ -32,10 +32,11 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, exactly, heard, mapped, tell, told
-from dataplane.transport.messages import messages
 from dataplane.transport.offers import Offered
 
 _UNDER_WAY = 4  # messages
+_PIECE = 8 << 20  # bytes of a message
+_SMALL, _PACK = 64 << 10, 1 << 20  # ranges of fewer bytes are packed, into so many
 _COMES = b"\x03"  # said by the owner on the socket before each message
 _LOOK_MS = 1000  # between reads, if no notification comes
 _STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
@@ -130,7 +131,7 @@ class _UcxChannel(DataChannel):
         with self._errors(), mapped(offered.memory) as source:
             under_way: deque[_Message] = deque()
             try:
-                for piece in messages(ranges):
+                for piece in _messages(ranges):
                     while len(under_way) >= _UNDER_WAY:
                         self._first(under_way)
                     parts = [source[start:stop] for start, stop in piece]
@@ -151,7 +152,7 @@ class _UcxChannel(DataChannel):
             under_way: deque[_Message] = deque()
             packed: list[tuple[Bytes, list[tuple[int, int]]]] = []
             try:
-                for piece in messages(ranges):
+                for piece in _messages(ranges):
                     while under_way and under_way[0].request.completed:
                         under_way.popleft().request.check_error()
                     self._wait(lambda: heard(self._stream))
@@ -221,3 +222,20 @@ class _UcxChannel(DataChannel):
             for _ in range(_LAST_WORDS):  # a cancellation takes effect with the next step
                 self._worker.progress_once()
         self._worker = None
+
+
+def _messages(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """The contents of each message: a part of one range, or several short ranges."""
+    packed: list[tuple[int, int]] = []
+    size = 0
+    for start, stop in ranges:
+        if stop - start < _SMALL:
+            packed.append((start, stop))
+            size += stop - start
+        if packed and (size >= _PACK or stop - start >= _SMALL):
+            yield packed
+            packed, size = [], 0
+        if stop - start >= _SMALL:
+            yield from ([(at, min(stop, at + _PIECE))] for at in range(start, stop, _PIECE))
+    if packed:
+        yield packed

@@ -137,25 +137,6 @@ class Stays(FromClient, frozen=True, tag="stays"):
     fields: dict[str, Any]
 
 
-class OfferKept(Request, frozen=True, tag="offer-kept"):
-    """Ask the clients of node `owner` to offer shards that they keep in memory of this kind ("cuda", "cpu"), for one
-    read each, from process to process. Answered by `KeptOffers`. Also sent between nodes."""
-
-    owner: bytes
-    shards: list[int]
-    kind: str
-    timeout_s: float
-
-
-class Offering(FromClient, frozen=True, tag="offering"):
-    """A kept shard is offered to this reader at this address; an empty address says that it cannot be. Not answered."""
-
-    shard: int
-    reader: int
-    address: str
-    ticket: bytes
-
-
 class Abort(FromClient, frozen=True, tag="abort"):
     """Cancel reservations."""
 
@@ -607,27 +588,12 @@ class Kept(Reply, frozen=True, tag="kept"):
     shards: list[int]
 
 
-OfferTo: TypeAlias = tuple[int, str, str, str, float]
-"""(number of the reader, kind of its memory, address to listen on, alternative address, seconds)."""
-
-
 class Keeping(Reply, frozen=True, tag="keeping"):
-    """To the client that keeps a shard: copy it into the arena (`land`), offer it to a reader (`offer`), or, with
-    neither, reuse its memory. Answers no request: `id` is 0."""
+    """To the client that keeps a shard: copy it into the arena (`land`), or reuse its memory. Answers no request: `id`
+    is 0."""
 
     shard: int
     land: bool
-    offer: OfferTo | None = None
-
-
-KeptOffer: TypeAlias = tuple[int, int, bytes, bytes, str, bytes]
-"""(shard, size, encoded layout, live bits, address, ticket)."""
-
-
-class KeptOffers(Reply, frozen=True, tag="kept-offers"):
-    """Those of the shards that are offered."""
-
-    offers: list[KeptOffer]
 
 
 KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]

@@ -15,10 +15,8 @@ from dataplane.wire.messages import (
     Failure,
     Figures,
     Graphs,
-    KeptOffers,
     ListRings,
     Message,
-    OfferKept,
     ReadClock,
     ReadRing,
     RingEvents,
@@ -175,7 +173,6 @@ PeerRequest = (
     | LiveRows
     | Offer
     | Withdraw
-    | OfferKept
     | Graphs
     | RetainParts
     | FreeParts
@@ -243,7 +240,6 @@ PeerReply = (
     Described
     | LiveBits
     | Offered
-    | KeptOffers
     | Figures
     | Linked
     | PartsFreed

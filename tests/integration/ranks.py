@@ -47,7 +47,7 @@ class Counting:
         return self._plane.get(ref, timeout=timeout)
 
 
-def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
+def live(pipe: Any, rank: int, size: int, store: str, address: str, backend: str) -> None:
     """A rank: it makes each call that it hears of."""
     import torch
     import torch.distributed as dist
@@ -60,7 +60,9 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
 
     Link.send = counted  # type: ignore[method-assign]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     pipe.send(os.getpid())
     with dp.connect(address) as plane:
         while (told := pipe.recv()) is not None:
@@ -115,10 +117,12 @@ def _plain(value: Any) -> Any:
 class Ranks:
     """`size` ranks of one group, connected to the node at `address`, or each to another."""
 
-    def __init__(self, size: int, directory: Path, address: str | Sequence[str]) -> None:
+    def __init__(self, size: int, directory: Path, address: str | Sequence[str], *, backend: str = "gloo") -> None:
         store = str(directory / f"store-{time.monotonic_ns()}")
         addresses = [address] * size if isinstance(address, str) else address
-        self.workers = [Worker(live, rank, size, store, addresses[rank], context=torches) for rank in range(size)]
+        self.workers = [
+            Worker(live, rank, size, store, addresses[rank], backend, context=torches) for rank in range(size)
+        ]
 
     def __enter__(self) -> Ranks:
         try:

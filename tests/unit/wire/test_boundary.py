@@ -18,7 +18,6 @@ encode = msgspec.msgpack.encode
 LOCAL, PEERS = Heads(m.AnyRequest), Heads(pm.PeerRequest)
 WITHOUT = {
     "stays",
-    "offering",
     "abort",
     "unpin",
     "cancel",
