@@ -93,8 +93,8 @@ class Appender:
         admitted = await self._ask(m.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
         groups: list[str | int] = [ROWS * number + row // 8 for row in range(ROWS)]
         versions = np.full(ROWS, number).tobytes()
-        asked = m.Append(number, self._token, admitted.ticket, "", ref.encode(), [], b"", groups, versions, {}, {})
-        await self._ask(asked)
+        said = [], b"", groups, versions, {}, None, {}
+        await self._ask(m.Append(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
 
     async def take(self, rows: int = ROWS) -> r.Delivered:
         """Rows of the task."""

@@ -17,14 +17,12 @@ _OPERATIONS: dict[type[Any], str] = {
     m.Free: "free",
     m.FreeElsewhere: "free",
     m.Admit: "wait",
-    m.AppendInline: "append",
+    m.Append: "append",
     m.Extend: "extend",
-    m.ExtendInline: "extend",
     r.Consume: "consume",
     r.Ack: "ack",
     r.Nack: "ack",
     t.Upsert: "table write",
-    m.WriteInline: "table write",
     t.Read: "table read",
     t.Look: "table read",
     t.Claim: "table claim",
@@ -35,16 +33,13 @@ _CHANGES = frozenset(
         m.FreeElsewhere,
         m.Open,
         m.Append,
-        m.AppendInline,
         m.Extend,
-        m.ExtendInline,
         r.TakeUp,
         r.GiveUp,
         r.Hear,
         m.DropStream,
         m.TakeLost,
         m.Restored,
-        m.WriteInline,
         r.Ack,
         r.Nack,
         r.Renew,
@@ -64,6 +59,8 @@ _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 
 def code(request: Any) -> int:
     """The event as which a request is recorded."""
+    if isinstance(request, m.Append) and request.columns is None:
+        return CODE["request"]  # the append is recorded as a whole, with its admission
     return _CODES.get(type(_asked(request)), CODE["request"])
 
 

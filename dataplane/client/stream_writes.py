@@ -41,10 +41,11 @@ _APPEND = CODE["append"]
 _HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
+"""Rows as `Extend` names them: by number, with their delivery numbers, or by key."""
 
 
 class _Said(NamedTuple):
-    """The metadata of an append, as messages hold it."""
+    """The metadata of an append, as `Append` holds it, in its order."""
 
     keys: list[str]
     digest: bytes
@@ -108,19 +109,8 @@ class StreamWrites:
     ) -> Exchange[m.Appended, list[str]]:
         """An append whose columns are in the message."""
         timeout_s = deadline.remaining_s
-        request = m.AppendInline(
-            self._connection.next_id(),
-            self._token,
-            carried,
-            said.keys,
-            said.digest,
-            said.groups,
-            said.versions,
-            said.tags,
-            lengths,
-            timeout_s,
-            said.begin,
-        )
+        number = self._connection.next_id()
+        request = m.Append(number, self._token, *said, lengths, timeout_s, carried)
 
         def finish(reply: m.Appended) -> list[str]:
             flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
@@ -194,19 +184,14 @@ class StreamWrites:
             request = m.Append(
                 connection.next_id(),
                 self._token,
-                ticket,
-                staged,
-                ref.encode(),
-                said.keys,
-                said.digest,
-                said.groups,
-                said.versions,
-                said.tags,
+                *said,
                 lengths,
-                await self._spares(ref, deadline),
-                admit.id if admit.handing else 0,
                 deadline.remaining_s,
-                said.begin,
+                ticket=ticket,
+                staged=staged,
+                ref=ref.encode(),
+                spares=await self._spares(ref, deadline),
+                admitted=admit.id if admit.handing else 0,
             )
             reply = await connection.request(request, m.Appended, deadline.remaining_s)
             if connection.events is not None:
@@ -250,7 +235,7 @@ class StreamWrites:
             await self._connection.exchange(asked)
             return
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        numbers, holds, keys = named = self.named(rows)
+        named = self.named(rows)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         made = None if piece is None else piece(await self._digest(planned or columns, []))
         if planned is not None:
@@ -268,15 +253,13 @@ class StreamWrites:
             request = m.Extend(
                 self._connection.next_id(),
                 self._token,
-                staged,
-                ref.encode(),
-                numbers,
-                holds,
-                keys,
+                *named,
                 lengths,
                 bool(replace),
-                await self._spares(ref, deadline),
-                made,
+                piece=made,
+                staged=staged,
+                ref=ref.encode(),
+                spares=await self._spares(ref, deadline),
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
@@ -311,19 +294,8 @@ class StreamWrites:
         piece: Piece | None = None,
     ) -> Exchange[m.Done, None]:
         """An extend whose columns are in the message."""
-        numbers, holds, keys = named
-        request = m.ExtendInline(
-            self._connection.next_id(),
-            self._token,
-            carried,
-            numbers,
-            holds,
-            keys,
-            lengths,
-            bool(replace),
-            timeout_s,
-            piece,
-        )
+        number = self._connection.next_id()
+        request = m.Extend(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:

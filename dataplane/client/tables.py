@@ -194,7 +194,7 @@ class AsyncTable:
     async def _write_inline(self, columns: m.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
         """Write rows with columns that are in the message."""
         timeout_s = deadline.remaining_s
-        request = m.WriteInline(self._connection.next_id(), columns, self._asking(write), timeout_s)
+        request = self._asking(write, timeout_s, columns=columns)
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
     async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
@@ -202,9 +202,12 @@ class AsyncTable:
         request = self._asking(asked, timeout_s, staged)
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
-    def _asking(self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "") -> m.AskTable:
+    def _asking(
+        self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "", columns: m.Inline | None = None
+    ) -> m.AskTable:
         durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # these alone make a table
-        return m.AskTable(self._connection.next_id(), self.name, self._home, asked, timeout_s, staged, durable)
+        number = self._connection.next_id()
+        return m.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
 
     def _result(self, answer: m.TableAnswer, kind: type[R]) -> R:
         """The result of an answer. Raises ProtocolMismatch if it is of another type."""

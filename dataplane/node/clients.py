@@ -54,7 +54,7 @@ _heads = Heads(m.AnyRequest)
 _DISCARD = 64 << 10  # bytes
 _REPORTS_S = 1.0  # how often clients report
 _WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
-_WAITS_FOR |= {m.AppendInline: "permits", m.Reserve: "", m.Put: "", m.ExtendInline: ""}  # `Budget` says if for memory
+_WAITS_FOR |= {m.Append: "permits", m.Reserve: "", m.Put: "", m.Extend: ""}  # `Budget` says if for memory
 _ALONE_S, _CLUSTER_S = 5.0, 25.0  # that an answer about streams and tables may take, alone and with other hosts
 
 
@@ -334,9 +334,9 @@ class Client:
         task.add_done_callback(ended)
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
-        kind = _WAITS_FOR.get(
-            type(getattr(request, "asked", request))
-        )  # of others nobody waits for the answer, or not for long
+        # Of others nobody waits for the answer, or not for long; so where columns were put before.
+        put_before = isinstance(request, m.Append | m.Extend) and request.columns is None
+        kind = None if put_before else _WAITS_FOR.get(type(getattr(request, "asked", request)))
         wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")
         try:
             await answering

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, get_args
 
+from dataplane.clock import Deadline
+from dataplane.node.inline import InlineRequests
 from dataplane.node.pending_shards import PendingShards
 from dataplane.node.streams.client import StreamClient, StreamRequest
-from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.request_checks import deadline_of
 from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import TableRequest, Tabling
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.clustered.tables import TableClient
 
-RowRequest = StreamRequest | TableRequest | Carrying | m.WriteInline
+RowRequest = StreamRequest | TableRequest | m.Put
 ROW_REQUESTS = frozenset(get_args(RowRequest))
 
 
@@ -41,32 +41,39 @@ class RowRequests:
         self._tables: Tabling | TableClient
         self._tables = Tabling(services.tables, staged) if shared is None else shared.client(staged)
         self._pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
-        self._inlining = Inlining(client, node, store, self._streams, staged)
-        self._writing = WritingInline(client, node, store, staged, self._tables)
+        self._inline = InlineRequests(client, node, store, self._streams, self._tables, staged)
 
     def answer(self, request: RowRequest) -> Coroutine[Any, Any, None] | None:
         """Execute the request, and send its reply. Returns a coroutine for what has to wait."""
         deadline = deadline_of(getattr(request, "timeout_s", 0.0))
         answer: m.Reply | Waiting | None
-        carries = False
+        carries = True
         match request:
-            case m.Put() | m.AppendInline() | m.ExtendInline():
-                carries, answer = True, self._inlining.answer(request, deadline)
-            case m.WriteInline():
-                carries, answer = True, self._writing.answer(request, deadline)
+            case m.Put():
+                answer = self._inline.put(request, deadline)
+            case m.Append(columns=m.Inline() as columns):
+                answer = self._inline.append(request, columns, deadline)
+            case m.Extend(columns=m.Inline() as columns):
+                answer = self._inline.extend(request, columns, deadline)
+            case m.AskTable(columns=m.Inline() as columns):
+                answer = self._inline.write(request, columns, deadline)
             case m.AskTable() | m.Tables():
-                answer = self._tables.answer(request, deadline)
+                carries, answer = False, self._tables.answer(request, deadline)
             case _:
-                if isinstance(request, m.Admit):
-                    self._pending.begin(request.id, request.handing)
-                elif isinstance(request, m.Append):
-                    self._pending.end(request.admitted)
-                answer = self._streams.answer(request, deadline)
+                carries, answer = False, self._about_stream(request, deadline)
         if isinstance(answer, m.Message):
             self._channel.send(answer)
         elif answer is not None:
             return self._answer_soon(answer) if carries else self._answer_later(request, answer)
         return None
+
+    def _about_stream(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """The answer to a request about a stream, without columns."""
+        if isinstance(request, m.Admit):
+            self._pending.begin(request.id, request.handing)
+        elif isinstance(request, m.Append):
+            self._pending.end(request.admitted)
+        return self._streams.answer(request, deadline)
 
     async def _answer_soon(self, answer: Waiting) -> None:
         """Send a small reply without waiting for room: what it reports could not be undone."""

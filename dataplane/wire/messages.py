@@ -352,29 +352,6 @@ class GiveBack(FromClient, frozen=True, tag="give-back"):
     ticket: int
 
 
-class Append(SharedRequest, frozen=True, tag="append"):
-    """Append rows that were admitted. `staged`: the scope in which their columns were staged, if any. `groups` and
-    `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
-    columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to ask
-    the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
-    seconds, and the column whose tokens are counted. Answered by `Appended`."""
-
-    stream: bytes
-    ticket: int
-    staged: str
-    ref: bytes
-    keys: list[str]
-    digest: bytes
-    groups: list[str | int]
-    versions: bytes
-    tags: dict[str, list[str | int | float | bool | None]]
-    lengths: dict[str, bytes]
-    spares: list[bytes] = []
-    admitted: int = 0
-    timeout_s: float = 0.0
-    begin: tuple[int, float, str] | None = None
-
-
 class Inline(msgspec.Struct, frozen=True, array_like=True):
     """Columns inside a message, which become one small shard: their bytes, the encoded layout, and the bytes of the
     values of each column."""
@@ -384,49 +361,48 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
     nbytes: list[int]
 
 
-class AppendInline(SharedRequest, frozen=True, tag="append-inline"):
-    """`Admit`, `Put` and `Append` in one message; fields as there. Answered by `Appended`."""
+class Append(SharedRequest, frozen=True, tag="append"):
+    """Append rows. Their `columns` are in the message, which does what `Admit` and `Put` do too; or the rows were
+    admitted (`ticket`), and `ref` names their columns. `staged`: the scope in which those were staged, if any. `groups`
+    and `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
+    columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to wait, or
+    to ask the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
+    seconds, and the column whose tokens are counted. Answered by `Appended`."""
 
     stream: bytes
-    columns: Inline
     keys: list[str]
     digest: bytes
     groups: list[str | int]
     versions: bytes
     tags: dict[str, list[str | int | float | bool | None]]
+    begin: tuple[int, float, str] | None
     lengths: dict[str, bytes]
-    timeout_s: float
-    begin: tuple[int, float, str] | None = None
+    timeout_s: float = 0.0
+    columns: Inline | None = None
+    ticket: int = 0
+    staged: str = ""
+    ref: bytes = b""
+    spares: list[bytes] = []
+    admitted: int = 0
 
 
 class Extend(SharedRequest, frozen=True, tag="extend"):
     """Add columns to rows, named by number or by key. `holds`: for rows named by number, the delivery number of
-    each. `piece`: the columns are the next piece of a row in progress. Answered by `Done`."""
+    each. `piece`: the columns are the next piece of a row in progress. `columns`, or `staged`, `ref` and `spares`, and
+    `timeout_s`: as in `Append`. Answered by `Done`."""
 
     stream: bytes
-    staged: str
-    ref: bytes
     rows: bytes
     holds: bytes
     keys: list[str]
     lengths: dict[str, bytes]
     replace: bool
+    timeout_s: float = 0.0
+    piece: Piece | None = None
+    columns: Inline | None = None
+    staged: str = ""
+    ref: bytes = b""
     spares: list[bytes] = []
-    piece: Piece | None = None
-
-
-class ExtendInline(SharedRequest, frozen=True, tag="extend-inline"):
-    """`Put` and `Extend` in one message; fields as there. Answered by `Done`."""
-
-    stream: bytes
-    columns: Inline
-    rows: bytes
-    holds: bytes
-    keys: list[str]
-    lengths: dict[str, bytes]
-    replace: bool
-    timeout_s: float
-    piece: Piece | None = None
 
 
 class DropStream(SharedRequest, frozen=True, tag="drop-stream"):
@@ -496,8 +472,9 @@ class Restored(SharedRequest, frozen=True, tag="restored"):
 class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
     from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
-    `staged`, of a write: as in `Append`. `durable`: if the request creates the table, it is durable; a table that is
-    not is refused. Answered by `TableAnswer`. The node fills in the client's name."""
+    `staged`, of a write: as in `Append`. `columns`, of a write: in the message, and written together with those of its
+    `ref`. `durable`: if the request creates the table, it is durable; a table that is not is refused. Answered by
+    `TableAnswer`. The node fills in the client's name."""
 
     table: str
     home: bytes
@@ -505,15 +482,7 @@ class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     timeout_s: float = 0.0
     staged: str = ""
     durable: bool = False
-
-
-class WriteInline(SharedRequest, frozen=True, tag="write-inline"):
-    """`Put` and a write in one message. The columns inside are written together with those of the write's own `ref`.
-    Answered by `TableAnswer`."""
-
-    columns: Inline
-    write: AskTable
-    timeout_s: float
+    columns: Inline | None = None
 
 
 class Tables(SharedRequest, frozen=True, tag="tables"):

@@ -84,7 +84,7 @@ def token(stream: Any) -> bytes:
     return said
 
 
-def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> m.AppendInline:
+def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> m.Append:
     columns = m.Inline(bytes(nbytes), one_column(1, width=nbytes, rows=1), [nbytes])
     said: dict[str, Any] = {
         "id": raw.next(),
@@ -95,10 +95,11 @@ def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **
         "groups": [],
         "versions": int64s(0),
         "tags": {},
+        "begin": None,
         "lengths": {},
         "timeout_s": timeout_s,
     }
-    return m.AppendInline(**(said | how))
+    return m.Append(**(said | how))
 
 
 ROW = one_column(64, rows=1, width=64)

@@ -208,6 +208,7 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) 
         "groups": [],
         "versions": bytes(8 * len(ref)) if len(ref) < 1000 else b"",
         "tags": {},
+        "begin": None,
         "lengths": {},
     }
     return m.Append(**(said | how))
@@ -300,13 +301,12 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
                     m.Extend(
                         raw.next(),
                         token(stream),
-                        "",
-                        ref.rename({ref.columns[0]: "y"}).encode(),
                         int64s(2),
                         b"",
                         [],
                         {},
                         False,
+                        ref=ref.rename({ref.columns[0]: "y"}).encode(),
                     )
                 )
                 assert isinstance(reply, m.Failure), what
@@ -322,7 +322,7 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
             for message in (
                 m.AskStream(raw.next(), there, r.Drop(rows=np.frombuffer(rows, np.int64))),
-                m.Extend(raw.next(), there, "", ref.encode(), rows, b"", [], {}, True),
+                m.Extend(raw.next(), there, rows, b"", [], {}, True, ref=ref.encode()),
             ):
                 assert raw.ask(message).name == "Misuse"
         for number in (0, 1, 2, -1, 2**62):  # one of them is another's

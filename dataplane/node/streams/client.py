@@ -255,23 +255,23 @@ class StreamClient:
         return m.Appended(request.id, reply.first, reply.new)
 
     def append_stored(
-        self, request: m.AppendInline, versions: request_checks.Index, ref: BatchRef, shard: int, number: int
+        self, request: m.Append, versions: request_checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
     ) -> m.Appended:
-        """Append rows to a stream of this node; their columns are this whole shard, stored just now. If they are
-        refused or not new, the shard is not needed. `number`: their permit, 0 if they fit without. Raises as
-        `_append`."""
+        """Append rows to a stream of this node; their columns are this whole shard, stored just now, of `nbytes` of
+        values. If they are refused or not new, the shard is not needed. `number`: their permit, 0 if they fit without.
+        Raises as `_append`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
         ticket = self.permits.use(number, stream) if number else Ticket(stream, number=LET_IN)
         try:
             asked = _append_of(request, versions, ref, client=self._session.client, ticket=ticket.number)
-            reply = self._local.append(stream, asked, shard, sum(request.columns.nbytes))
+            reply = self._local.append(stream, asked, shard, nbytes)
         except BaseException:
             self.permits.put_back(ticket)
             raise
         return m.Appended(request.id, reply.first, reply.new)
 
-    def extend_stored(self, request: m.ExtendInline, ref: BatchRef) -> bool:
+    def extend_stored(self, request: m.Extend, ref: BatchRef) -> bool:
         """As `append_stored`, for more columns of rows. Returns whether they are new. Raises as `_extend` and
         `_grow`."""
         stream = self._service.find(request.stream)
@@ -323,7 +323,7 @@ class StreamClient:
             again = not await self._grow(request, ref, request.piece, stream)
         self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
 
-    async def _extend(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream) -> None:
+    async def _extend(self, request: m.Extend, ref: BatchRef, stream: Stream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         rows, holds = request_checks.int64("rows", request.rows), request_checks.int64("holds", request.holds)
@@ -338,7 +338,7 @@ class StreamClient:
             lengths=request_checks.lengths(request.lengths, ref),
             holds=holds,
             replace=request.replace,
-            nodes=_nodes(request),
+            nodes=tuple(request.spares),
         )
 
         async def extend(partition: Any) -> None:
@@ -347,10 +347,10 @@ class StreamClient:
 
         await self._on(stream, extend)
 
-    async def _grow(self, request: m.Extend | m.ExtendInline, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
+    async def _grow(self, request: m.Extend, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
-        nodes, lengths = _nodes(request), request_checks.lengths(request.lengths, ref)
+        nodes, lengths = tuple(request.spares), request_checks.lengths(request.lengths, ref)
 
         if len(request.keys) != 1:
             raise ProtocolMismatch(f"a piece of {len(request.keys)} rows")
@@ -365,7 +365,7 @@ class StreamClient:
 
 
 def _append_of(
-    request: m.Append | m.AppendInline,
+    request: m.Append,
     versions: request_checks.Index,
     ref: BatchRef,
     nodes: tuple[bytes, ...] = (),
@@ -390,8 +390,3 @@ def _append_of(
         nodes=nodes,
         begin=request.begin,
     )
-
-
-def _nodes(request: m.Extend | m.ExtendInline) -> tuple[bytes, ...]:
-    """The nodes that have copies of the columns."""
-    return tuple(request.spares) if isinstance(request, m.Extend) else ()

@@ -61,20 +61,20 @@ class Permits:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
-    def fits(self, request: m.AppendInline, versions: request_checks.Index) -> bool:
+    def fits(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> bool:
         """Whether these rows go to a stream of this node, have no keys, and fit within the limits now, so that no
         permit is needed. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
             return False
-        stream, rows, nbytes = self._local.find(request.stream), len(versions), sum(request.columns.nbytes)
+        stream, rows = self._local.find(request.stream), len(versions)
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def take_now(self, request: m.AppendInline, versions: request_checks.Index) -> int | None:
+    def take_now(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> int | None:
         """A permit to append these rows; 0 if the same append was made before, None if it has to wait. Raises
         Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
-        rows, nbytes, timeout_s = len(versions), sum(request.columns.nbytes), request.timeout_s
+        rows, timeout_s = len(versions), request.timeout_s
         wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
         return self.admit_now(wanted, self._service.find(request.stream))
 

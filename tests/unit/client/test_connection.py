@@ -98,7 +98,7 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
 
 CHANGES: dict[str, Callable[[int], Any]] = {
     "free": lambda i: m.Free(i, [4], [], ""),
-    "append": lambda i: m.AppendInline(i, b"s", m.Inline(b"", b"", []), [], b"", [], b"", {}, {}, 0.0),
+    "append": lambda i: m.Append(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, m.Inline(b"", b"", [])),
     "ack": lambda i: m.AskStream(i, b"s", r.Ack(grant=1, replica=None)),
     "upsert": lambda i: m.AskTable(i, "t", b"", t.Clear(rows=np.zeros(0, np.int64))),
 }

@@ -169,10 +169,9 @@ class Client(Putting):
             if ref is None:
                 scope, ref = self.stage(rows)
             versions = np.full(rows, version, np.int64).tobytes()
-            tags = {"id": list(ids)}
-            request = m.Append(
-                1, self.stream.token, admitted.ticket, scope, ref.encode(), keys, digest, groups, versions, tags, {}
-            )
+            said = keys, digest, groups, versions, {"id": list(ids)}, None, {}
+            columns = {"ticket": admitted.ticket, "staged": scope, "ref": ref.encode()}
+            request = m.Append(1, self.stream.token, *said, **columns)
             reply: m.Appended = await self.ask(request, timeout_s)
         except BaseException:
             self.streams.answer(m.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
@@ -213,7 +212,7 @@ class Client(Putting):
             keys, count = list(rows), len(rows)
         scope, brought = self.stage(count, *columns)
         try:
-            await self.ask(m.Extend(1, token, scope, brought.encode(), numbers, holds, keys, {}, False))
+            await self.ask(m.Extend(1, token, numbers, holds, keys, {}, False, staged=scope, ref=brought.encode()))
         except BaseException:
             self.staged.free(scope)
             raise

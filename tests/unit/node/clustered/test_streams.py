@@ -225,10 +225,8 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
         admit = m.Admit(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
         ticket = (await client.ask(admit)).ticket
         with pytest.raises(Misuse):
-            versions = np.zeros(1, np.int64).tobytes()
-            await client.ask(
-                m.Append(1, client.stream.token, ticket, "", kept.encode(), ["a"], b"other", [], versions, {}, {})
-            )
+            said = ["a"], b"other", [], np.zeros(1, np.int64).tobytes(), {}, None, {}
+            await client.ask(m.Append(1, client.stream.token, *said, ticket=ticket, ref=kept.encode()))
         await until(lambda: not lost and not third.service.holders._claimed)
         (key,) = kept.shards()
         third.needed.recovered({key[1]: key})  # which frees what nobody needs

@@ -1,0 +1,290 @@
+"""Requests that carry their columns: a put, an append, an extend or a write of a table in one message.
+
+The node stores the bytes as a shard of its own, to which the rows refer. If there is room in the stream and in memory,
+everything is done at once; else the request waits with its bytes, within the memory for waiting requests
+(`node.request_bytes`).
+
+Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, also
+if the client goes or cancels in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from dataplane.batch.frame import ColumnPlace
+from dataplane.batch.layout import Outline
+from dataplane.batch.layout_check import check_layout
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import ProtocolMismatch
+from dataplane.node.streams import request_checks
+from dataplane.node.streams.client import StreamClient
+from dataplane.node.streams.sessions import Waiting
+from dataplane.node.streams.staged_columns import StagedColumns
+from dataplane.node.tables.tables import checked
+from dataplane.store.inline_put import rounded
+from dataplane.store.store import Store
+from dataplane.stream.page import Index
+from dataplane.table import requests as r
+from dataplane.wire import messages as m
+
+
+class _Tables(Protocol):
+    """The tables as one client uses them."""
+
+    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+        """As `Tabling.write`."""
+
+
+class InlineRequests:
+    """The requests of one client that carry columns."""
+
+    def __init__(
+        self,
+        client: Hashable,
+        node: bytes,
+        store: Store,
+        streams: StreamClient,
+        tables: _Tables,
+        staged: StagedColumns,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._store = store
+        self._streams = streams
+        self._tables = tables
+        self._staged = staged
+        self._scopes = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+
+    def put(self, request: m.Put, deadline: Deadline) -> m.Reply | Waiting:
+        """The reply, or a function to call and await for it. Raises as `Store.put`; then nothing of the request
+        stays. So for the others."""
+        _check(request)
+        request_checks.bound("scope", m.MAX_SCOPE, len(request.scope))
+        self._staged.begin(request.scope)
+        shard = self._put_now(request, request.scope)
+        return partial(self._put, request, deadline) if shard is None else m.Stored(request.id, shard)
+
+    # storing
+
+    def _put_now(self, columns: m.Put | m.Inline, scope: str = "") -> int | None:
+        """The stored shard; None if it has to wait for memory."""
+        return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
+
+    async def _put_soon(self, columns: m.Put | m.Inline, deadline: Deadline, scope: str = "") -> int:
+        return await self._store.put(
+            self._client, columns.payload, columns.layout, deadline, scope=scope, holder=str(self._client)
+        )
+
+    async def _put(self, request: m.Put, deadline: Deadline) -> m.Reply:
+        return m.Stored(request.id, await self._put_soon(request, deadline, request.scope))
+
+    # appending
+
+    def append(self, request: m.Append, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+        """Append rows. Raises as `Store.put` and `StreamClient.append_stored`."""
+        _check(columns)
+        versions = request_checks.int64("versions", request.versions)
+        if self._streams.permits.fits(request, versions, sum(columns.nbytes)):
+            shard = self._put_now(columns)
+            if shard is not None:
+                return self._appended(request, columns, versions, 0, shard)
+        ticket = self._streams.permits.take_now(request, versions, sum(columns.nbytes))
+        if ticket is not None:
+            return self._append_now(request, columns, versions, ticket, deadline)
+        admit = m.Admit(
+            request.id,
+            request.stream,
+            len(versions),
+            sum(columns.nbytes),
+            int(versions.max(initial=0)),
+            request.keys[0] if request.keys else "",
+            request.digest,
+            deadline.remaining_s,
+        )
+        admitted = self._streams.answer(admit, deadline)
+        return partial(self._append_later, request, columns, versions, admitted, deadline)
+
+    def _append_now(
+        self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
+    ) -> m.Reply | Waiting:
+        if not ticket:  # it was made before, by the very same call, whose answer was lost
+            return m.Appended(request.id, 0, False)
+        if not self._streams.alone:
+            return partial(self._append_staged, request, columns, ticket, deadline)
+        try:
+            shard = self._put_now(columns)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            raise
+        if shard is None:
+            return partial(self._append_stored, request, columns, versions, ticket, deadline)
+        return self._appended(request, columns, versions, ticket, shard)
+
+    async def _append_stored(
+        self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
+    ) -> m.Reply:
+        """There is room in the stream but not in memory."""
+        try:
+            shard = await self._put_soon(columns, deadline)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            raise
+        return self._appended(request, columns, versions, ticket, shard)
+
+    def _appended(self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, shard: int) -> m.Reply:
+        try:
+            ref = stored(self._node, columns, shard)
+            reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            self._store.free([shard])
+            raise
+        if not reply.new:
+            self._store.free([shard])
+        return reply
+
+    async def _append_later(
+        self,
+        request: m.Append,
+        columns: m.Inline,
+        versions: Index,
+        admitted: m.Reply | Waiting | None,
+        deadline: Deadline,
+    ) -> m.Reply:
+        """As three requests, each of which may wait."""
+        reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
+        if not isinstance(reply, m.Admitted):
+            raise ProtocolMismatch("nothing that can be appended to")
+        answer = self._append_now(request, columns, versions, reply.ticket, deadline)
+        return answer if isinstance(answer, m.Message) else await answer()
+
+    async def _append_staged(self, request: m.Append, columns: m.Inline, ticket: int, deadline: Deadline) -> m.Reply:
+        """The leader of the stream may be another node."""
+        try:
+            return await self._staged_first(
+                columns,
+                deadline,
+                lambda scope, ref: replace(request, columns=None, ticket=ticket, staged=scope, ref=ref.encode()),
+            )
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            raise
+
+    def _give_back(self, stream: bytes, ticket: int) -> None:
+        self._streams.answer(m.GiveBack(stream, ticket), Deadline.after(0.0))
+
+    # extending
+
+    def extend(self, request: m.Extend, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+        """Add columns to rows. Raises as `Store.put` and `StreamClient.extend_stored`."""
+        _check(columns)
+        shard = self._put_now(columns) if self._streams.alone else None
+        if shard is None:
+            return partial(
+                self._staged_first,
+                columns,
+                deadline,
+                lambda scope, ref: replace(request, columns=None, staged=scope, ref=ref.encode()),
+            )
+        new = False
+        try:
+            new = self._streams.extend_stored(request, stored(self._node, columns, shard))
+        finally:
+            if not new:
+                self._store.free([shard])
+        return m.Done(request.id)
+
+    async def _staged_first(
+        self, columns: m.Inline, deadline: Deadline, request: Callable[[str, BatchRef], m.Append | m.Extend]
+    ) -> m.Reply:
+        """The answer to a request that names columns, which are put first, under a scope of their own."""
+        scope = self._new_scope()
+        try:
+            shard = await self._put_soon(columns, deadline, scope)
+            answer = self._streams.answer(request(scope, stored(self._node, columns, shard)), deadline)
+            if answer is None:
+                raise ProtocolMismatch("a request without an answer")
+            return answer if isinstance(answer, m.Message) else await answer()
+        except BaseException:
+            self._staged.free(scope)
+            raise
+
+    def _new_scope(self) -> str:
+        """A scope for shards on their way to a stream or table; it is freed when the client goes."""
+        scope = f"{self._scopes}-{next(self._numbers)}"
+        self._staged.begin(scope)
+        return scope
+
+    # writing tables
+
+    def write(self, request: m.AskTable, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+        """Write rows. Raises as `Store.put` and `Tabling.write`."""
+        _check(columns)
+        scope = self._new_scope()
+        shard = self._put_now(columns, scope)
+        if shard is None:
+            return partial(self._write_later, request, columns, scope, deadline)
+        try:
+            answer = self._written(request, columns, scope, shard, deadline)
+        except BaseException:
+            self._staged.free(scope)
+            raise
+        return answer if isinstance(answer, m.Message) else partial(self._freed_unless, answer, scope)
+
+    async def _write_later(self, request: m.AskTable, columns: m.Inline, scope: str, deadline: Deadline) -> m.Reply:
+        """There is no room in memory yet."""
+
+        async def write() -> m.Reply:
+            shard = await self._put_soon(columns, deadline, scope)
+            answer = self._written(request, columns, scope, shard, deadline)
+            return answer if isinstance(answer, m.Message) else await answer()
+
+        return await self._freed_unless(write, scope)
+
+    async def _freed_unless(self, answer: Waiting, scope: str) -> m.Reply:
+        """The answer; the scope is freed if there is none."""
+        try:
+            return await answer()
+        except BaseException:
+            self._staged.free(scope)
+            raise
+
+    def _written(
+        self, request: m.AskTable, columns: m.Inline, scope: str, shard: int, deadline: Deadline
+    ) -> m.Reply | Waiting:
+        ref, what = stored(self._node, columns, shard), checked(request)
+        if not isinstance(what, r.Upsert):
+            raise ProtocolMismatch(f"columns come with a {type(what).__name__}, which is no write")
+        if what.ref:
+            ref = ref.union(BatchRef.decode(what.ref))
+        return self._tables.write(replace(request, columns=None, staged=scope), what, ref, deadline)
+
+
+def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
+    """A reference to all of a shard of this node, whose columns arrived in a request. Raises ProtocolMismatch if they
+    are not as the request says."""
+    laid = check_layout(columns.layout, rounded(len(columns.payload)))
+    named = _named(laid.outline)
+    if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
+        raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
+    return BatchRef.whole(node, laid.rows, named, columns.nbytes, shard)
+
+
+@lru_cache(maxsize=256)
+def _named(outline: Outline) -> dict[str, ColumnPlace]:
+    """The columns of a shard with this outline, for a reference to all of it."""
+    return {name: ColumnPlace(form.field.declared, 0, slot) for slot, (name, form) in enumerate(outline.columns)}
+
+
+def _check(columns: m.Put | m.Inline) -> None:
+    request_checks.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
+    request_checks.bound("layout", m.MAX_LAYOUT, len(columns.layout))
