@@ -20,7 +20,8 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard dataplane/*/*.c)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV), once: PyTorch for the CPU or CUDA as pip finds it, PyArrow, scikit-learn and the tools of the"
 	@echo "tests. About 1.8 GB on disk with PyTorch for the CPU, several GB more with CUDA. This takes some minutes."
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]' >$(VENV)/pip.log 2>&1 || \
+	{ cat $(VENV)/pip.log >&2; exit 1; }
 	@touch $@
 
 check: $(STAMP) ## format, lint, types, import directions
@@ -71,12 +72,17 @@ test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueu
 $(DOORS): # each in a process of its own: they change each other
 	@echo "-- $@" && $(OTHERS)/bin/python -P tests/rerun.py -q -m"$(or $(TIER),not long)" $@ || [ $$?$(TIER) = 5long ] # 5: it has none
 
-$(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
+$(OTHERS)/.installed: $(OTHERS)/.packages pyproject.toml setup.py $(wildcard dataplane/*/*.c)
+	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' >$(OTHERS)/pip.log 2>&1 || \
+	{ cat $(OTHERS)/pip.log >&2; exit 1; }
+	@touch $@
+
+$(OTHERS)/.packages: tests/integrations/requirements.txt # apart from this one, so that they are installed beside $(VENV)
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
-	@echo "installing into $(OTHERS)"
+	@echo "Installing into $(OTHERS)."
 	@pip() { $(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
-	{ pip torch==2.13.0 && pip --no-deps verl==0.9.1 openrlhf==0.11.2 && \
-	pip -r tests/integrations/requirements.txt -e '.[test]'; } >$(OTHERS)/pip.log 2>&1 || { cat $(OTHERS)/pip.log >&2; exit 1; }
+	{ pip torch==2.13.0 && pip --no-deps verl==0.9.1 openrlhf==0.11.2 && pip -r tests/integrations/requirements.txt; } \
+	>$(OTHERS)/pip.log 2>&1 || { cat $(OTHERS)/pip.log >&2; exit 1; }
 	@touch $@
 
 test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both
