@@ -34,7 +34,7 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-SUITE := -q -n5 --dist=loadfile --no-loadscope-reorder # five at a time: more than half of their time is waited
+SUITE := -q -n5 --dist=loadfile --no-loadscope-reorder --ignore=tests/architecture # five at a time: they wait half of their time
 
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
 test: $(STAMP) ## run the tests, but the long ones
