@@ -7,7 +7,7 @@ of `torch.distributed.new_group`, or None for all ranks; of any backend.
 
 The ranks send their requests to rank 0, and have its answer before any bytes are sent (`agreement`). A rank with the
 rows reads them from its plane once, and sends each distinct stored row once (`packing`): directly from the shared
-memory if the rows lie in one run, in pieces of at most 4 MiB, and from each rank to the next, which forwards a piece
+memory if the rows lie in one run, in pieces of at most 8 MiB, and from each rank to the next, which forwards a piece
 while it receives the following one (`exchange`). So a rank receives each byte once and sends it at most once. Received
 bytes already have the layout of the batch, which needs no other copy. At the end, all ranks confirm.
 

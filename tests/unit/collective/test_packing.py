@@ -70,7 +70,7 @@ def test_a_column_whose_rows_repeat_arrives_beside_one_whose_rows_do_not(kind: s
 
 
 def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
-    planned = plan({"x": np.zeros((3, 1 << 20), np.float32)})
+    planned = plan({"x": np.zeros((3, PIECE), np.uint8)})
     memory = filled(planned)
     ((name, layout),) = planned.layout().columns
     column = Column(name, layout.field, [Piece(layout, LocalMemory(memory), Rows.range(1, 3))])
@@ -98,7 +98,7 @@ def test_what_arrives_for_a_device_is_there_without_another_copy() -> None:
     """The host's memory stands for a device's."""
     torch = pytest.importorskip("torch")
     cpu = torch.device("cpu")
-    large = np.arange(2 * PIECE, dtype=np.uint64)[: ROWS << 15].view(np.uint8).reshape(ROWS, -1)
+    large = np.arange(ROWS << 15, dtype=np.uint64).view(np.uint8).reshape(ROWS, -1)
     packed = pack(local_batch(KINDS | {"large": large}))
     header = opened(packed.header)
     memory = ReceivedBlock(header.nbytes)
