@@ -1,9 +1,9 @@
 """The process of a node that another process starts: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`. Used by
 `client.embedded` and `client.cluster_node_process` only.
 
-CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or why it does not
-start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two more
-lines, the address for other nodes and its process, and ends when the other end of READY is closed.
+CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or the reason why it
+does not start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two
+more lines, the address for other nodes and its process, and ends when the other end of READY is closed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _sweep(seed_dir: Path) -> None:
         with suppress(OSError):
             DirectoryClaim(
                 seed_dir.parent, seed_dir.name.rpartition("-")[0]
-            ).release()  # to claim removes those of the dead
+            ).release()  # a claim removes directories of processes that have ended
 
 
 def _end_with(starter: socket.socket) -> None:

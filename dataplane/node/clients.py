@@ -55,7 +55,7 @@ _DISCARD = 64 << 10  # bytes
 _REPORTS_S = 1.0  # how often clients report
 _WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
 _WAITS_FOR |= {m.Append: "permits", m.Reserve: "", m.Put: "", m.Extend: ""}  # `Budget` says if for memory
-_ALONE_S, _CLUSTER_S = 5.0, 25.0  # that an answer about streams and tables may take, alone and with other hosts
+_ALONE_S, _CLUSTER_S = 5.0, 25.0  # the longest answer about streams and tables, without and with other hosts
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Client:
         self.number = next(_clients)
         self.waits = waiting.Waits()
         self.graph = b""
-        """What the client reported last of its performance."""
+        """The client's last report of its performance."""
         self.token = secrets.token_bytes(16)
-        """By which a child of the client's process inherits its pins."""
+        """A child of the client's process inherits its pins by this token."""
         self._services = services
         self._store = services.store
         self._hosts = services.hosts
@@ -149,21 +149,21 @@ class Client:
             self._socket.shutdown(socket.SHUT_WR)
         try:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
-        except OSError:  # its end would never be noticed
+        except OSError:  # the end of the connection would never be noticed
             self._leaving = False
             self._go()
             return False
         return True
 
     def _go(self) -> None:
-        """Release everything that the client had: its process has ended, or has released it."""
+        """Release everything that the client held, when its process has ended or closed the connection."""
         self._rows.free_pending()
         self._store.leave(self)
         self._observing.leave(self)
         self._services.gone(self)
 
     def _linger(self) -> None:
-        """Wait for the end of a connection from which nothing more is received."""
+        """Discard input until the client ends the connection."""
         try:
             ended = not self._socket.recv(_DISCARD)
         except BlockingIOError:
@@ -192,11 +192,11 @@ class Client:
             answering = self._answer(request)
             if answering is not None:
                 self._wait(request, answering)
-        except Exception as error:  # the boundary: what one client asks for is not the other clients' end
+        except Exception as error:  # the boundary: a request that fails must not end other clients
             self._fail(identifier, error)
 
     def _refused(self, body: bytes, error: DataplaneError) -> bool:
-        """A message could not be decoded: answer it if it has an id. Returns whether the connection continues."""
+        """Answer a message that could not be decoded, if it has an id. Returns whether the connection continues."""
         number = _heads.number(body)
         said = error if isinstance(error, ProtocolMismatch | LimitExceeded) else None
         self._farewell(said or ProtocolMismatch(f"not a message: {error}"), number or 0, error)
@@ -212,7 +212,7 @@ class Client:
             self._channel.send(failure(identifier, error, self))
 
     def _answer(self, request: m.FromClient) -> Coroutine[Any, Any, None] | None:
-        """Execute the request if it need not wait. Returns a coroutine for what has to wait."""
+        """Execute the request. If it has to wait, return a coroutine that answers it."""
         if isinstance(request, m.Stats | m.Streams) and not self._is_here(request.node):
             return self._figures_elsewhere(request)
         kind = type(request)
@@ -259,7 +259,7 @@ class Client:
         """Send a reply once the client has received enough of the earlier ones. Raises LimitExceeded if the replies
         that wait take too much memory."""
         framed = frame(reply)
-        del reply  # which takes several times as much
+        del reply  # it takes several times as much memory as the frame
         with self._kept.keep(len(framed)):
             await self._channel.room()
             self._channel.post(framed)
@@ -308,7 +308,7 @@ class Client:
             nodes = [self._hosts.graphs(), *await self._hosts.others_graphs()]
         self._channel.send(m.Figures(request.id, {"nodes": nodes}))
 
-    # What has to wait
+    # Waiting requests
 
     def _wait(self, request: Any, answering: Coroutine[Any, Any, None]) -> None:
         identifier = request.id
@@ -334,7 +334,7 @@ class Client:
         task.add_done_callback(ended)
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
-        # Of others nobody waits for the answer, or not for long; so where columns were put before.
+        # Others are not recorded, as clients hardly wait for them; nor are appends of columns that were put before.
         put_before = isinstance(request, m.Append | m.Extend) and request.columns is None
         kind = None if put_before else _WAITS_FOR.get(type(getattr(request, "asked", request)))
         wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")

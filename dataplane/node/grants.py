@@ -17,8 +17,8 @@ class Grants:
         self._closed = arena.closed
 
     def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
-        """Those of these segments that the client has not been granted yet, with their descriptors, which the arena
-        keeps open."""
+        """Grants for the segments that the client does not have yet, and their descriptors. The arena keeps these
+        open."""
         grants, descriptors = [], []
         for number in segments:
             if (number, writable) not in self._granted:

@@ -63,11 +63,11 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_TRIPS = 9  # by which clocks are compared
-_OBSERVED_S = 5.0  # for another node to say what it observed
-_GRAPHS_S = 3.0  # for another node to tell what its clients reported
-_FIGURES_S = 2.0  # for another node to tell its figures
-_STREAMS = 50  # whose figures one message has
+_TRIPS = 9  # round trips to compare clocks
+_OBSERVED_S = 5.0  # timeout for the rings of another node
+_GRAPHS_S = 3.0  # timeout for the reports of another node's clients
+_FIGURES_S = 2.0  # timeout for the statistics of another node
+_STREAMS = 50  # streams whose statistics one message has
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class HostsStatistics:
 
 
 class Hosts:
-    """The other hosts, for one node, which calls `start`, `run` and `aclose`."""
+    """One node's connection to the other hosts. The node calls `start`, `run` and `aclose`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Hosts:
         self._cluster: Cluster | None = None
         self.membership: Membership | None = None
         self.graphs: Callable[[], dict[str, Any]] = dict
-        """What the clients of this node reported of their performance."""
+        """Returns the reports of this node's clients about their performance."""
         self.partitions: Partitions | None = None
         """The partitions of streams and tables here, once it has started."""
         self._retained = RetainedShards(needed)
@@ -126,10 +126,10 @@ class Hosts:
         """The tables of the cluster, once it has started."""
         self._choice = Choice(())
         self.observing: Telemetry | None = None
-        """What this node tells others of its rings of events, once it has started."""
+        """Answers other nodes about this node's rings of events, once it has started."""
         self.fetcher: Fetcher | None = None
         self.measured: Callable[[], dict[str, Any]] = dict
-        """The figures of the whole node, which it sets."""
+        """Returns the statistics of the whole node, which sets this."""
 
     @property
     def address(self) -> str:
@@ -207,8 +207,8 @@ class Hosts:
                 task.result()
 
     async def others_graphs(self) -> list[dict[str, Any]]:
-        """What clients of the other nodes reported of their performance, as `performance.graphs_of`; nodes that do
-        not answer are left out."""
+        """The performance reports of the other nodes' clients, as `performance.graphs_of`, except of nodes that do
+        not answer."""
         if self.membership is None:
             return []
         others = [member for node, member in self.membership.members.items() if node != self._node]
@@ -236,7 +236,7 @@ class Hosts:
         assert self.membership is not None
         before, self._known = self._known, dict(self.membership.members)
         gone = before.keys() - self._known.keys()
-        for node in gone:  # requests that wait for it fail at once
+        for node in gone:  # requests to it fail at once
             self._peers.forget(before[node].address)
         self._offers.gone(gone)
 
@@ -296,8 +296,8 @@ class Hosts:
         return Done(getattr(request, "id", 0))
 
     async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
-        """Another node's rings, or its clock compared with this one's: of several round trips the shortest is used.
-        Raises PeerUnavailable, and what that node raises."""
+        """Another node's rings, or its clock compared with this one's by the shortest of several round trips. Raises
+        PeerUnavailable, and the errors of that node."""
         member = None if self.membership is None else self.membership.members.get(request.node)
         if member is None:
             raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
@@ -316,7 +316,7 @@ class Hosts:
         return ClockRead(request.id, came, ahead, took // 2)
 
     def _free(self, parts: Sequence[Part]) -> list[int]:
-        """Free these parts of local shards. Returns the shards of which other owners still need a part."""
+        """Free these parts of local shards. Returns the shards that have other owners."""
         for shard, columns, rows in parts:
             try:
                 if columns:
@@ -383,7 +383,7 @@ class Hosts:
         return roles
 
     def _roles(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By role and node, the partitions and the epochs of their configurations, as far as this node knows."""
+        """By role and node, the partitions that this node knows and the epochs of their configurations."""
         if self.partitions is None:
             return {}
         leads: dict[str, dict[str, int]] = {}

@@ -65,8 +65,8 @@ class InlineRequests:
         self._numbers = itertools.count(1)
 
     def put(self, request: m.Put, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or a function to call and await for it. Raises as `Store.put`; then nothing of the request
-        stays. So for the others."""
+        """The reply, or a function to call and await for it. Raises as `Store.put`. A request that raises leaves
+        nothing behind, here and in the other methods."""
         _check(request)
         request_checks.bound("scope", m.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
@@ -116,7 +116,7 @@ class InlineRequests:
     def _append_now(
         self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply | Waiting:
-        if not ticket:  # it was made before, by the very same call, whose answer was lost
+        if not ticket:  # the same append was made before, and its answer was lost
             return m.Appended(request.id, 0, False)
         if not self._streams.alone:
             return partial(self._append_staged, request, columns, ticket, deadline)
@@ -132,7 +132,7 @@ class InlineRequests:
     async def _append_stored(
         self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
-        """There is room in the stream but not in memory."""
+        """Append rows that were admitted; wait for memory first."""
         try:
             shard = await self._put_soon(columns, deadline)
         except BaseException:
@@ -160,7 +160,7 @@ class InlineRequests:
         admitted: m.Reply | Waiting | None,
         deadline: Deadline,
     ) -> m.Reply:
-        """As three requests, each of which may wait."""
+        """Append in three steps, each of which may wait: admit, put, append."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
         if not isinstance(reply, m.Admitted):
             raise ProtocolMismatch("nothing that can be appended to")
@@ -168,7 +168,7 @@ class InlineRequests:
         return answer if isinstance(answer, m.Message) else await answer()
 
     async def _append_staged(self, request: m.Append, columns: m.Inline, ticket: int, deadline: Deadline) -> m.Reply:
-        """The leader of the stream may be another node."""
+        """Put the columns first, then append them at the leader, which may be another node."""
         try:
             return await self._staged_first(
                 columns,
@@ -206,7 +206,7 @@ class InlineRequests:
     async def _staged_first(
         self, columns: m.Inline, deadline: Deadline, request: Callable[[str, BatchRef], m.Append | m.Extend]
     ) -> m.Reply:
-        """The answer to a request that names columns, which are put first, under a scope of their own."""
+        """Put columns under a scope of their own, then execute the request that names them. Returns its answer."""
         scope = self._new_scope()
         try:
             shard = await self._put_soon(columns, deadline, scope)
@@ -241,7 +241,7 @@ class InlineRequests:
         return answer if isinstance(answer, m.Message) else partial(self._freed_unless, answer, scope)
 
     async def _write_later(self, request: m.AskTable, columns: m.Inline, scope: str, deadline: Deadline) -> m.Reply:
-        """There is no room in memory yet."""
+        """Wait for memory, then write."""
 
         async def write() -> m.Reply:
             shard = await self._put_soon(columns, deadline, scope)
@@ -251,7 +251,7 @@ class InlineRequests:
         return await self._freed_unless(write, scope)
 
     async def _freed_unless(self, answer: Waiting, scope: str) -> m.Reply:
-        """The answer; the scope is freed if there is none."""
+        """The answer. If it raises, the scope is freed."""
         try:
             return await answer()
         except BaseException:
@@ -270,8 +270,8 @@ class InlineRequests:
 
 
 def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
-    """A reference to all of a shard of this node, whose columns arrived in a request. Raises ProtocolMismatch if they
-    are not as the request says."""
+    """A reference to a whole shard of this node. Raises ProtocolMismatch if its columns differ from those that the
+    request declared."""
     laid = check_layout(columns.layout, rounded(len(columns.payload)))
     named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:

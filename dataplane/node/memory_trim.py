@@ -1,18 +1,18 @@
-"""Returns memory of the node's own that streams and large messages have left to the host.
+"""Returns the node's own unused memory to the host: memory that streams and large messages have left.
 
 A stream's bookkeeping is many small objects. When streams are dropped, the allocators keep the memory: Python's free
 lists hold single objects here and there, each of which keeps a whole arena; glibc keeps every page below the last one
-in use. Measured with 2,048 streams of a row each: of the 27 MiB that they took, all stay without this, and 10 to 14
-with it, which the next streams take.
+in use. Measured with 2,048 streams of a row each, which took 27 MiB: without this all stay, with it 10 to 14, which
+the next streams reuse.
 
-Of large blocks glibc keeps those that are not at the end of the heap, and from the first freed block of some MiB on it
-takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has received a hundred halves
-of messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
+glibc keeps large blocks that are not at the end of the heap, and once a block of some MiB was freed it takes such
+blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has received a hundred halves of
+messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
 unmapped.
 
 Invariants: for streams nothing is done if little more is in use than when the node began, nor for more than 1 % of a
-processor: it takes as long as a garbage collection, some 40 ms, during which nobody is answered. For large blocks
-the heap is searched at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
+processor: a trim takes as long as a garbage collection, some 40 ms, during which no request is answered. For large
+blocks the heap is searched at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_SOON_S = 0.5  # after a stream has gone: more of them may go
+_SOON_S = 0.5  # delay after a stream is dropped: more may follow
 _BETWEEN_S = 10.0
 _SHARE = 0.01  # of a processor
-_GROWN = 8 << 20  # bytes more than at the beginning, from which on it is worth the while
+_GROWN = 8 << 20  # bytes of growth since the start that make a trim worth its cost
 _WORTH = 8 << 20  # bytes of large blocks
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone; others keep less
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; other allocators keep less
 
 
 class MemoryTrim:
@@ -43,14 +43,14 @@ class MemoryTrim:
         self._freed = 0
         self._freed_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._more = False  # has gone since the timer was set
+        self._more = False  # `due` was called since the timer was set
         self._floor = anonymous()
-        self._next_s = 0.0  # not before this time of the loop
+        self._next_s = 0.0  # the loop's time before which nothing is trimmed
         self.count = 0
-        """How often memory was given back."""
+        """Number of trims."""
 
     def due(self) -> None:
-        """Something large may have been freed."""
+        """Trim soon if it is worth it: something large may have been freed."""
         self._more = True
         if self._timer is None:
             self._look_later()

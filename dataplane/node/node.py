@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STREAMS = 50  # and tables, in a node's statistics
-_AGAIN_S = 0.1  # after which what the system refused is tried again
-_LEAVE_S = 4.0  # that leaving the other hosts may take
+_AGAIN_S = 0.1  # pause before an operation that the system refused is tried again
+_LEAVE_S = 4.0  # the longest time to leave the cluster
 _MAX_SOCKET = 107  # bytes of a socket's path (unix(7))
 _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, or give the socket's path"
 
@@ -93,7 +93,7 @@ class Node:
                 directory = DataDirectory(config.data_path, "" if cluster is None else cluster.joined.name)
                 undo.callback(directory.close)
             self.id = secrets.token_bytes(8) if directory is None else directory.identity.node
-            """Who it is: for as long as it lives, or for as long as its data directory is there."""
+            """The node's identity: new with each start, unless its data directory has one."""
             self._store = Store(config, directory=directory, clock=clock)
             undo.callback(self._store.abandon)
             self._trimming = MemoryTrim(self._store.cool)
@@ -124,7 +124,7 @@ class Node:
         from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
         if durable and cluster.seeds and cluster.seed_dir is None:
-            cluster = replace(cluster, seed_dir=self.config.data_dir)  # durable data need the etcd's
+            cluster = replace(cluster, seed_dir=self.config.data_dir)  # durable streams need etcd's data too
         hosts = Hosts(cluster, self.id, self._store, self._needed, self._trimming.freed, keeps=durable)
         hosts.graphs = self._graphs
         hosts.measured = self.figures
@@ -149,7 +149,7 @@ class Node:
 
     @property
     def _clustered(self) -> Hosts | SingleNode | None:
-        """The streams and tables, where they are partitions."""
+        """The streams and tables if they are partitions, else None."""
         return self._single if self.hosts is None else self.hosts
 
     @property
@@ -159,7 +159,7 @@ class Node:
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT at which `/metrics` is served, once it is; None if it is not to be."""
+        """HOST:PORT at which `/metrics` is served; None if it is not, or not yet."""
         return self._observing.exported
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
@@ -191,7 +191,7 @@ class Node:
             await self._close()
 
     def _hear(self) -> None:
-        """Accept connections; tried again if the system refuses."""
+        """Accept connections. If the system refuses, try again later."""
         if self._listener.fileno() < 0:  # closed meanwhile
             return
         try:
@@ -206,13 +206,13 @@ class Node:
                 connected, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, most likely: the others go on, this one tries again
+            except OSError as error:  # most likely out of descriptors: try again later
                 log.warning("a client could not be accepted: %s", error)
                 self._pause_accepting()
                 return
             try:
                 self._welcome(connected)
-            except OSError as error:  # of descriptors to watch or of memory, most likely
+            except OSError as error:  # most likely out of memory or of descriptors to watch
                 log.warning("a client could not be served: %s", error)
                 connected.close()
 
@@ -271,12 +271,12 @@ class Node:
         }
 
     def _graphs(self) -> dict[str, Any]:
-        """What this node's clients reported of their performance."""
+        """The performance reports of this node's clients."""
         fetcher = None if self.hosts is None else self.hosts.fetcher
         return graphs_of(self.id, self._clients, 0.0 if fetcher is None else fetcher.reading.under_way_s)
 
     def _own_figures(self) -> dict[str, Any]:
-        """The statistics that are of no stream or table."""
+        """The statistics of the node without streams and tables."""
         store = self._store.statistics()
         return {
             "node": self.id.hex(),
@@ -360,7 +360,7 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
             return
-        except Rejected:  # it may not run like this, and would not later
+        except Rejected:  # to try again would not help
             raise
         except Exception:
             log.exception("the node goes on")
@@ -369,8 +369,8 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`, in place of a node that died there. Raises OSError if one is alive there, or nobody can
-    listen."""
+    """Listen at `path`; replace the socket of a node that died. Raises OSError if a node is alive there, or the path
+    cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return listen(path)
@@ -384,7 +384,7 @@ def _listen(path: Path) -> socket.socket:
             said = f"the node can not listen at {path}: {why}. Choose another --socket"
             raise OSError(error.errno or errno.ENAMETOOLONG, said) from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a listener may accept nobody
+        probe.setblocking(False)  # a listener may never accept
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

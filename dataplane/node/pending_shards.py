@@ -1,7 +1,7 @@
 """Shards that a client has put and is about to give to a stream: freed if the client ends first.
 
-A put belongs to the node and outlives its process. A caller of `append` with a reference gives it to the stream: if its
-process were killed while it waits for room, nobody would free the shards.
+A put outlives the process that made it. If a process were killed while its `append` of a reference waits for room, its
+shards would never be freed.
 
 Invariant: this frees only shards that the client itself put, under no scope, and that no row of a stream needs.
 """
@@ -27,7 +27,7 @@ class PendingShards:
         return sum(map(len, self._shards.values()))
 
     def begin(self, request: int, shards: list[int]) -> None:
-        """These shards are to be appended with the permit of this request. Raises LimitExceeded."""
+        """Note shards that are to be appended with the permit of this request. Raises LimitExceeded."""
         if shards:
             asked = len(self) + len(shards)
             if asked > _MOST:
@@ -36,11 +36,11 @@ class PendingShards:
             self._shards[request] = shards
 
     def end(self, request: int) -> None:
-        """The shards now belong to a stream, or still to the client."""
+        """Forget the shards of this request: they were appended, or remain the client's."""
         self._shards.pop(request, None)
 
     def leave(self) -> None:
-        """The client has ended."""
+        """Free all noted shards: the client has ended."""
         shards, self._shards = self._shards, {}
         for each in shards.values():
             self._free(each)

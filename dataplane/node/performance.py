@@ -1,4 +1,4 @@
-"""What the clients of a node reported of their performance, and what they waited for here, as plain values.
+"""The performance reports of a node's clients, and their waits in the node, as plain values.
 
 Invariant: an answer is no larger than a message; clients that do not fit are counted in `left_out`.
 """
@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from dataplane.waiting import Waits, busy_s, computed_s, processor_s, processors
 
 MOST_BYTES = 3 << 20
-_ENTRY = 64  # bytes, about, of one that ended a wait
+_ENTRY = 64  # bytes, about, of one wait or one request that ended it
 
 
 class Reporting(Protocol):
-    """A client, as far as its performance is reported."""
+    """The fields of a client that its performance report needs."""
 
     number: int
     pid: int
@@ -29,7 +29,7 @@ class Reporting(Protocol):
 
 def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0.0) -> dict[str, Any]:
     """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as `Waits.told`.
-    `fetching_s`: for how long bytes from other hosts were in transit to this node."""
+    `fetching_s`: seconds during which bytes from other hosts were in transit to this node."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:
         if not client.graph:

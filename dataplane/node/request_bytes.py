@@ -1,10 +1,10 @@
 """The memory of requests that wait in a node, and of replies that wait to be received: one bound over all clients.
 
 A client's requests wait for memory, for rows, for other nodes; each keeps its message until then. The bound of one
-client is `MAX_WAITING_BYTES` of `wire.messages`; that of all clients is here. Beyond either a request is refused, to be
-made again later. Each client has a share that nobody else can use, so a client with small requests is always served.
+client is `MAX_WAITING_BYTES` of `wire.messages`; that of all clients is here. A request beyond either is refused and
+may be repeated later. Each client has a share of its own, so a client with small requests is always served.
 
-Invariant: at most the bound is kept, and the share of each client.
+Invariant: at most the bound is kept, plus the share of each client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARE = 256 << 10
 """Bytes that each client may keep whatever the others do."""
 
 REQUEST = 4096
-"""Bytes that each request is assumed to keep besides its message: a task, and what that waits with."""
+"""Bytes that each request is assumed to keep besides its message: a task, and the objects that it waits with."""
 
 SMALL = 512
 """Bytes of a message whose values are included in `REQUEST`."""
@@ -38,17 +38,17 @@ _TEXTS = {str, bytes}
 
 
 class Waits:
-    """What the clients of one node keep."""
+    """The waiting bytes of all clients of a node."""
 
     def __init__(
         self, bound: int = MAX_ALL, share: int = SHARE, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
-        """`freed` is called with the size of a large request that is not kept any more."""
+        """`freed` is called with the size of each large request that is no longer kept."""
         self.bound = bound
         self.freed = freed
         self.share = share
         self.nbytes = 0
-        """Of all of them."""
+        """The bytes of all clients."""
 
     def client(self) -> ClientUsage:
         """The account of a new client."""
@@ -56,7 +56,7 @@ class Waits:
 
 
 class ClientUsage:
-    """What one client keeps."""
+    """The waiting bytes of one client."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -80,8 +80,8 @@ class ClientUsage:
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:
-        """A context in which so many bytes of a reply are kept, within the bound of all clients only: a client
-        cannot help that many replies come at once. Raises LimitExceeded."""
+        """A context in which so many bytes of a reply are kept. Only the bound of all clients applies: a client
+        cannot prevent that many replies come at once. Raises LimitExceeded."""
         self.take(nbytes, self._waits.bound)
         try:
             yield
@@ -96,8 +96,7 @@ def _bound(what: str, limit: int, asked: int) -> None:
 
 
 def footprint(value: Any, most: int) -> int:
-    """Approximately how many bytes the values of a message take in this process; somewhat more than `most` if it is
-    more."""
+    """Approximately the bytes that a message's values take in this process. Beyond `most` it stops counting."""
     total, left = 0, [value]
     while left and total <= most:
         each = left.pop()

@@ -1,6 +1,6 @@
 """The requests of one client about rows of streams and tables, and the puts that carry their columns.
 
-A request that can be answered at once is; one that has to wait returns a coroutine that sends the answer.
+A request is answered at once if possible. If it has to wait, a coroutine is returned that sends the answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RowRequests:
         self._inline = InlineRequests(client, node, store, self._streams, self._tables, staged)
 
     def answer(self, request: RowRequest) -> Coroutine[Any, Any, None] | None:
-        """Execute the request, and send its reply. Returns a coroutine for what has to wait."""
+        """Execute the request and send its reply. If it has to wait, return a coroutine that does so."""
         deadline = deadline_of(getattr(request, "timeout_s", 0.0))
         answer: m.Reply | Waiting | None
         carries = True
@@ -76,7 +76,7 @@ class RowRequests:
         return self._streams.answer(request, deadline)
 
     async def _answer_soon(self, answer: Waiting) -> None:
-        """Send a small reply without waiting for room: what it reports could not be undone."""
+        """Send a small reply without waiting for room: its request cannot be undone."""
         self._channel.send(await answer())
 
     async def _answer_later(self, request: RowRequest, answer: Waiting) -> None:
@@ -86,7 +86,7 @@ class RowRequests:
                 await self._client.send_later(reply)
             else:
                 self._channel.send(reply)
-        except BaseException:  # it is too large, or was cancelled as it waited to be sent
+        except BaseException:  # the reply is too large, or was cancelled while it waited to be sent
             if isinstance(request, m.AskStream | m.Admit):
                 self._streams.untold(request, reply)
             raise
@@ -103,7 +103,7 @@ class RowRequests:
         self._streams.revoke()
 
     def end_pending(self, request: int) -> None:
-        """The shards of this request to append are not the stream's; see `PendingShards`."""
+        """Forget the shards of this request to append, as `PendingShards.end`."""
         self._pending.end(request)
 
     def free_pending(self) -> None:

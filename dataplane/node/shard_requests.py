@@ -1,7 +1,7 @@
 """The requests of one client about shards: to reserve, seal, pin, read, free, retain and copy them.
 
-A request that can be answered at once is; one that has to wait for memory, the disk or another node returns a coroutine
-that sends the answer. Each segment's descriptor is sent once for each right (read, or write as its owner).
+A request is answered at once if possible. If it has to wait for memory, the disk or another node, a coroutine is
+returned that sends the answer. Each segment's descriptor is sent once for each right (read, or write as its owner).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShardRequests:
         self.grants = Grants(services.store.arena)
 
     def answer(self, request: ShardRequest) -> Coroutine[Any, Any, None] | None:
-        """Execute the request, and send its reply if it has one. Returns a coroutine for what has to wait."""
+        """Execute the request and send its reply, if any. If it has to wait, return a coroutine that does so."""
         match request:
             case m.Pin():
                 return self._pin(request)
@@ -174,7 +174,7 @@ class ShardRequests:
         self._send_held(request, held)
 
     async def _pin_rest(self, request: m.Pin) -> None:
-        """Answer with held handles for the shards that clients keep, and with the others as usual."""
+        """Answer with handles for the shards whose memory clients keep, and with pins for the others."""
         kept = self._store.client_shards.map(self._client, request.shards)
         mapped = {shard.number for shard, _ in kept}
         rest = [number for number in request.shards if number not in mapped]
@@ -202,7 +202,7 @@ class ShardRequests:
         )
 
     async def _when_room(self, held: list[Pinned]) -> None:
-        """Wait until the client has received enough to be sent these; if it has not, its pins are released."""
+        """Wait until the client can receive these. If that fails, release its pins."""
         try:
             await self._channel.room()
         except BaseException:
@@ -263,7 +263,7 @@ class ShardRequests:
     # Other nodes
 
     def _fetcher(self, node: bytes, why: str) -> Fetcher:
-        """What asks other nodes. Raises OwnerDied, with `node` in the text `why`, if this node is in no cluster."""
+        """The fetcher of shards. Raises OwnerDied, with `node` in the text `why`, if this node is in no cluster."""
         if self._hosts is None or self._hosts.fetcher is None:
             raise OwnerDied(why.format(node.hex()), node=node.hex())
         return self._hosts.fetcher
@@ -284,7 +284,7 @@ class ShardRequests:
         parts: Sequence[m.RowParts] = (),
         chunks: Sequence[m.ChunkPart] = (),
     ) -> list[int]:
-        """The local numbers of shards of other nodes, of which `parts`, or parts of `chunks`, are wanted."""
+        """The local numbers of shards of other nodes. `parts`, `chunks`: the parts of them to fetch."""
         own = f"this is node {self._node.hex()}; either it was stopped, or it is another host's, and this node is alone"
         fetcher = self._fetcher(shards[0][0] if shards else b"", f"the shards were put on node {{}}, and {own}")
         try:
@@ -297,7 +297,7 @@ class ShardRequests:
     def _patched(
         self, copies: Sequence[int], chunks: Sequence[m.ChunkPart], deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
-        """A context in which those of these copies are made here from their changes for which that is possible."""
+        """A context in which copies are made here from their deltas where possible, rather than fetched."""
         if self._hosts is None or self._hosts.fetcher is None or not any(steps for _, steps in chunks):
             return nullcontext()
         steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]

@@ -1,11 +1,11 @@
 """A node's measurements of its own work and of its clients, for metrics and traces.
 
 It owns the rings of events (`observe.ring`): its own, one of each client, and the last events of the clients that ended
-last. Every `FOLD_S` it adds the new events to histograms, and looks who leads which partition.
+last. Every `FOLD_S` it adds the new events to histograms and reads the leader of each partition.
 
 Invariants: memory is bounded: for rings of connected clients by 1/64 of the node's memory (or 32 MiB); for ended
 clients by the last `_GONE`; for histograms and sums independently of the number of streams. A client that sends
-nonsense spoils its own figures only. Nothing here is on the path of a request.
+invalid events spoils its own figures only. Nothing here is on the path of a request.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _Seen = tuple[StreamCounts, list[list[int]], list[int], float | None]
-"""The last counts of a stream: its counters, the counters of `Progress` by task, the rows left by task, and
-when its oldest row came, by its clock."""
+"""The last counts of a stream: its counters, the counters of `Progress` by task, the rows left by task, and the
+arrival of its oldest row, by the stream's clock."""
 
 _Seeing = tuple[Hashable, str, LeasedRows, Waiting, bool, float]
-"""A stream to look at: its identity, name and home, its waiting requests, whether it was created here, and the time."""
+"""A stream to count: identity, name, rows and leases, waiting requests, whether it was created here, and the time."""
 
 _COUNTED = itemgetter(LEASED, REDELIVERED, ACKED, EXPIRED)
-_tuple = tuple.__new__  # half a microsecond less than a named tuple's own, some thousand times a look
+_tuple = tuple.__new__  # half a microsecond faster than a named tuple's own, some thousand times a look
 
 FOLD_S = 0.5
 """Seconds between looks: a ring overflows at 65,000 events a second."""
 
-_GONE, _GONE_EVENTS = 32, 4096  # clients that have gone, and events of each, that are kept
-_PART, _LEAST_RINGS = 64, 32  # of the node's memory, 1 / _PART for rings; and at least so many
-_GONE_S = 60.0  # for so long
-_SLICE = 100  # streams that are looked at at a time, before requests are answered again
-_SCRAPE_S = 5.0  # that a scrape waits for the figures
+_GONE, _GONE_EVENTS = 32, 4096  # ended clients that are remembered, and events of each
+_PART, _LEAST_RINGS = 64, 32  # rings take 1 / _PART of the node's memory, or this number of rings if that is more
+_GONE_S = 60.0  # seconds for which ended clients are remembered
+_SLICE = 100  # streams that are counted before requests are answered again
+_SCRAPE_S = 5.0  # timeout of a scrape for the figures
 _MOST_EVENTS = 3 << 20  # bytes of events in an answer; a ring has fewer
 
 
@@ -137,7 +137,7 @@ class Telemetry:
             except OSError:
                 os.close(fd)
                 raise
-        except OSError as error:  # of memory or descriptors: it goes without
+        except OSError as error:  # out of memory or descriptors: the client has no ring
             log.warning("client %s records no events: %s", label, error)
             return None
         self._rings[client] = _Ring(next(self._numbers), pid, label, fd, reader)
@@ -180,8 +180,7 @@ class Telemetry:
         self._forget()
 
     def watch(self, hosts: Hosts | None, clustered: Hosts | SingleNode | None) -> None:
-        """The node has started, alone or in a cluster. `clustered`: the streams and tables, where they are
-        partitions."""
+        """Begin to count, when the node has started. `clustered`: the streams and tables, if they are partitions."""
         self._hosts = hosts
         self._clustered = clustered
         if hosts is not None:
@@ -201,7 +200,7 @@ class Telemetry:
 
     @property
     def exported(self) -> str | None:
-        """HOST:PORT at which `/metrics` is served, if it is."""
+        """HOST:PORT at which `/metrics` is served, or None."""
         return None if self._exporter is None else self._exporter.address
 
     async def serve(self) -> None:
@@ -212,7 +211,7 @@ class Telemetry:
             self._watch_leaders()
 
     def timed(self, operation: str, began: int, nbytes: int) -> None:
-        """Record an operation of the node, which ends now."""
+        """Record an operation of the node that ends now."""
         if self.recorder is not None:
             self.recorder.record(ring.CODE[operation], began, nbytes)
 
@@ -248,7 +247,7 @@ class Telemetry:
     # partitions
 
     def _watch_leaders(self) -> None:
-        """Count the partitions whose lead came here from another node."""
+        """Count the partitions that this node leads after another node led them."""
         hosts = self._hosts
         if hosts is None or hosts.partitions is None or hosts.membership is None:
             return
@@ -257,13 +256,13 @@ class Telemetry:
         for hosted in hosts.partitions.replicas:
             leader = hosted.configuration.leader[0]
             led[hosted.partition] = leads = bool(hosted.replica.leads)
-            before = self._leaders.get(hosted.partition, "") or leader  # "": a configuration that nobody leads yet
+            before = self._leaders.get(hosted.partition, "") or leader  # "": a configuration without a leader
             leaders[hosted.partition] = leader = leader or before
             if leads and before != leader:
                 self.failovers += 1
                 if self.recorder is not None:
                     self.recorder.record(ring.CODE["failover"], time.monotonic_ns())
-            elif not leads:  # it has not taken over yet: what was before is still to be compared with
+            elif not leads:  # it has not taken over yet: keep the former leader for the next comparison
                 leaders[hosted.partition] = before if before != leader and leader == hosted.me[0] else leader
         self._led, self._leaders = led, leaders
 
@@ -322,13 +321,13 @@ class Telemetry:
 def _look(
     identity: Hashable, name: str, leased: LeasedRows, waiting: Waiting, begun: bool, now: float, before: _Seen | None
 ) -> _Seen:
-    """The counters of a stream. Unchanged ones are reused from `before`: of a thousand streams few change between two
-    looks, and new objects are work for the garbage collector."""
+    """The counters of a stream. Unchanged ones are reused from `before`: few of a thousand streams change between two
+    looks, and new objects cost garbage collections."""
     partition, progress = leased.partition, leased.partition.progress
     rows, appended, appends = partition.rows.count, partition.appended, sum(task is None for task, _ in waiting)
     waits = len(waiting) > appends
     if before is not None and (before[0].rows != rows or before[0].appended != appended):
-        before = None  # rows came or went
+        before = None  # rows were added or removed
     oldest = before[3] if before is not None else partition.metadata.oldest() if rows else None
     if before is not None and before[1] == progress.counts and not waits and not before[0].waits:
         tasks, counts, lefts = (

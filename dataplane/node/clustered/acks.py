@@ -1,8 +1,7 @@
 """Acks of one client, which may be repeated while the first is under way or its outcome is unknown.
 
-The session repeats the request under the sequence of the first, and its outcome is the answer to the second. Under a
-sequence of its own, the second could be refused although the first counts: a new leader knows no grant of the one
-before.
+A repeated ack shares the sequence of the first and gets its outcome. With a sequence of its own it could be refused
+though the first was applied, since a new leader does not know the grants of the one before.
 """
 
 from __future__ import annotations
@@ -62,5 +61,5 @@ class Acks:
             raise outcome
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Forget all acks: the client has gone."""
         self._unknown.clear()

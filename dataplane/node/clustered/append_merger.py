@@ -1,7 +1,7 @@
 """Merges appends of the clients of this node to one partition: one request, one command, one block of rows.
 
-The leader spends its time on requests, not on rows. Appends of one turn of the event loop, or that arrive while the
-request before is under way, go together (group commit), as Kafka's producers batch records.
+A leader's cost is by requests, not by rows. Appends that arrive in one turn of the event loop, or while the request
+before is under way, are sent together (group commit), as Kafka's producers batch records.
 
 Invariant: each append has the sequence of its client, so it is executed once, merged or alone. If the partition
 refuses the merged appends, each is sent alone and gets its own error.
@@ -28,7 +28,7 @@ from dataplane.stream import requests as r
 log = logging.getLogger(__name__)
 
 _MOST = 256  # appends of one request
-_ROWS = 16  # of an append that goes with others: more is worth a request of its own
+_ROWS = 16  # the most rows of a merged append: larger ones are worth a request of their own
 _ASK_S = 10.0
 
 
@@ -47,7 +47,7 @@ class _Queue:
 
     waiting: list[_WaitingAppend] = field(default_factory=list)
     busy: bool = False
-    """Whether it is looked at soon, or a request is under way."""
+    """Whether a flush is scheduled or a request is under way."""
 
 
 class AppendMerger:
@@ -82,8 +82,8 @@ class AppendMerger:
             asyncio.get_running_loop().call_soon(self._flush, partition, queue)
 
     def _flush(self, partition: str, queue: _Queue) -> None:
-        """Send the first waiting appends that are of one kind."""
-        waiting = [each for each in queue.waiting if not each.future.done()]  # others were cancelled
+        """Send the first waiting appends of one kind together."""
+        waiting = [each for each in queue.waiting if not each.future.done()]  # the others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
         some: dict[tuple[ShardKey, ...], _WaitingAppend] = {}
         queue.waiting = []
@@ -119,7 +119,7 @@ class AppendMerger:
         self._flush(partition, queue)
 
     async def _first(self, partition: str, some: Sequence[_WaitingAppend]) -> int | None:
-        """The number of the first row; None if the partition refuses them together."""
+        """The number of the first row; None if the partition refuses the merged appends."""
         try:
             body = r.encode_request(_joined(some))
             found = r.decode_result(await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False))
@@ -128,7 +128,7 @@ class AppendMerger:
             raise
         except DataplaneError:
             return None
-        except Exception:  # the boundary: whatever is wrong with one of them, none waits for ever
+        except Exception:  # the boundary: an unexpected error must not leave any of them waiting
             log.exception("appends to %s could not be made together", partition)
             return None
 

@@ -1,7 +1,7 @@
-"""Retains columns where they are: here, and on the other nodes that store some of them or have copies.
+"""Retains columns on all nodes that store them or have copies: this one, and others.
 
-Invariant: a claim that its partition did not take is released everywhere. If the node of the claimer ends in
-between, other nodes keep the columns until the partition says otherwise or is gone.
+Invariant: a claim that its partition did not take is released everywhere. If the claiming node ends in between, other
+nodes keep the columns until the partition releases them or is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
 _ASK_S = 5.0
 _KEEP_S = 10.0
 _AGAIN_S = (0.25, 5.0)  # between tries of a message to another node: at first, at most
-_REF_BYTES = 1 << 20  # of encoded references, about, in one message
+_REF_BYTES = 1 << 20  # approximate bytes of encoded references in one message
 
 MAX_CLAIMS = 1 << 16
 """Claims of other nodes whose outcome is open."""
@@ -45,13 +45,13 @@ class RetainedClaim:
         self._number = number
 
     def taken(self) -> None:
-        """The holder has them now, and says itself when it needs them no more."""
+        """End the claim: the holder has taken the columns, and releases them itself later."""
         self._holders.tell(self._nodes, self._number, taken=True)
         self._nodes = ()
         self._needs = []
 
     def release(self) -> None:
-        """They are not needed. Idempotent."""
+        """Release the columns: the holder did not take them. Idempotent."""
         for need in self._needs:
             self._holders.retained.release(need)
         self._holders.tell(self._nodes, self._number, taken=False)
@@ -86,10 +86,10 @@ class ColumnHolders:
         *,
         rows: int = 0,
     ) -> RetainedClaim:
-        """Have the columns of these references retained for a holder by all nodes that store them and by those that
-        have `copies`. `rows`: how many new rows they are of. `until`: how long to wait for a holder that has not
-        said yet what it needs here. Raises Freed, Corrupt, LimitExceeded; OwnerDied, PeerUnavailable: then nothing
-        is retained."""
+        """Retain the columns of these references for a holder, on all nodes that store them and on the nodes with
+        `copies`. `rows`: number of new rows that have the columns. `until`: the deadline for a holder that has not
+        reported its needs here since a restart. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable; then
+        nothing is retained."""
         needs: list[Need] = []
         others = self._others(refs, copies)
         claim = RetainedClaim(self, needs, list(others), next(self._numbers))
@@ -113,7 +113,7 @@ class ColumnHolders:
         await self._keep(holder, [key for need in needs for key in need.shards], until or Deadline.after(_KEEP_S))
 
     def _others(self, refs: Sequence[BatchRef], copies: Iterable[bytes]) -> dict[bytes, list[list[bytes]]]:
-        """For each other node the references that it has something of, encoded."""
+        """For each other node the encoded references of which it stores columns or copies."""
         found: dict[bytes, list[list[bytes]]] = {}
         copies = tuple(copies)
         for ref in refs:
@@ -140,7 +140,7 @@ class ColumnHolders:
             self._background.spawn(self._tell(node, number, taken))
 
     async def _tell(self, node: bytes, number: int, taken: bool) -> None:
-        """Repeat until it is answered, or the node is gone."""
+        """Repeat the message until the node answers or is gone."""
         pause_s = _AGAIN_S[0]
         while not self._members.gone(node.hex()):
             address = self._members.address(node.hex())
@@ -155,8 +155,8 @@ class ColumnHolders:
     # of others
 
     async def retain(self, request: pm.RetainColumns) -> None:
-        """Another node claims columns. Raises Freed, Corrupt, LimitExceeded; for a durable partition Backpressure,
-        Misuse; PeerUnavailable for a node that is not a member yet: its end would not be noticed."""
+        """Retain columns that another node claims. Raises Freed, Corrupt, LimitExceeded; for a durable partition
+        Backpressure, Misuse; PeerUnavailable for a node that is not a member yet: its end would not be noticed."""
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:
@@ -172,16 +172,16 @@ class ColumnHolders:
             await self._persist(request.holder, needs)
 
     def release(self, request: pm.ReleaseColumns) -> None:
-        """Another node tells the outcome of its claim."""
+        """End the claim of another node: release its columns unless they were taken."""
         for need in self._claimed.pop((request.node, request.number), ()):
             if not request.taken:
                 self.retained.release(need)
 
     def gone(self, node: bytes) -> None:
-        """The node has ended: nobody will tell the outcome of its claims."""
+        """Forget the claims of a node that has ended. Their columns stay until the partition releases them."""
         for key in [key for key in self._claimed if key[0] == node]:
             del self._claimed[key]
 
     async def aclose(self) -> None:
-        """Tell nothing more. Idempotent."""
+        """Send nothing more. Idempotent."""
         await self._background.aclose()

@@ -1,8 +1,8 @@
 """Columns of durable partitions: on disk before the command that names them, and retained again after a restart.
 
-Which columns a partition needs here is not noted, only the name of the partition: its leader knows, and is asked after
-a restart. Until it has answered, nothing from before is freed and the partition gets no new columns from here; what it
-does not need is freed then.
+The node notes the partitions that need columns here, but not which columns: their leaders know, and are asked after a
+restart. Until a leader has answered, no recovered column is freed and the partition gets no new columns from here; then
+recovered columns that no partition needs are freed.
 
 Invariant: a command that was answered names columns that are on disk. If the partition is led here, they are written
 in the transaction of the command or an earlier one; else before the leader is asked.
@@ -31,13 +31,13 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
-_PERSIST_S = 5.0  # that columns may take to be on disk: less than a client waits for an answer
+_PERSIST_S = 5.0  # timeout for columns to be on disk: less than a client waits for an answer
 _ASK_S = 10.0
 _AGAIN_S = 0.5
 
 
 def copy_name(key: ShardKey) -> str:
-    """The name under which a copy of a shard of another node, or of a link to it, is noted."""
+    """The name of the note of a copy of another node's shard, or of a link to it."""
     return f"{key[0].hex()}/{shard_of(key[1])}"
 
 
@@ -52,7 +52,7 @@ _decode = msgspec.msgpack.Decoder(int).decode
 
 
 class DurableColumns:
-    """The columns of one node. Its creator sets `partitions`."""
+    """The durable columns of one node. Its creator sets `partitions`."""
 
     partitions: Partitions
 
@@ -66,9 +66,9 @@ class DurableColumns:
         self._named = set(self._notes.load())  # partitions that have columns here
         self._copies = keeping.notes("copies")
         self.restored: Callable[[ShardKey, int], None] = lambda key, number: None
-        """Called with each copy of another node's shard that is here again, under this number."""
-        self._pending: dict[str, asyncio.Event] = {}  # partitions that have not said yet what they need here
-        self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # reports about partitions that are not led yet
+        """Called with each recovered copy of another node's shard, and its local number."""
+        self._pending: dict[str, asyncio.Event] = {}  # partitions that have not reported their needs since the start
+        self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # outbox entries of pending partitions
         self._background = BackgroundTasks()
 
     # New ones
@@ -76,7 +76,7 @@ class DurableColumns:
     async def keep(self, partition: str, shards: Sequence[ShardKey], until: Deadline) -> None:
         """Write the columns in these shards, or copies of them, to disk before the next command of the partition is
         answered. Raises Backpressure if the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable; PeerUnavailable
-        if the partition does not say in time what it needed before."""
+        if the partition does not report its needs since the restart in time."""
         pending = self._pending.get(partition)
         if pending is not None:
             await self._said(partition, pending, until)
@@ -99,7 +99,7 @@ class DurableColumns:
         return number
 
     def freed(self, key: ShardKey) -> None:
-        """A copy of a shard of another node was freed here."""
+        """Remove the note of a copy that was freed here."""
         self._copies.write({copy_name(key): None}, lazily=True)
 
     async def _said(self, partition: str, pending: asyncio.Event, until: Deadline) -> None:
@@ -110,17 +110,17 @@ class DurableColumns:
             raise PeerUnavailable(f"{partition} has not said what it needs here since this node was started") from None
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """As `RetainedShards.settled`, once the partition has said what it needs."""
+        """As `RetainedShards.settled`, once the partition has reported its needs."""
         if partition in self._pending:
             self._early.setdefault(partition, []).append((last, entries))
         else:
             self._retained.settled(partition, last, entries)
 
-    # Those of before
+    # Recovered ones
 
     async def recover(self, ready: asyncio.Event | None = None) -> None:
-        """Load what is on disk, and begin to ask, once `ready` is set, what of it is needed. Called once, when
-        partitions can be asked. Raises Corrupt."""
+        """Load the columns on disk and, once `ready` is set, begin to ask which of them partitions need. Called once,
+        when partitions can be asked. Raises Corrupt."""
         shards = {number: (self._me, number) for number in await self._store.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
@@ -134,7 +134,7 @@ class DurableColumns:
         self._asking = self._background.spawn(self._ask_all(shards, ready))
 
     async def recovered(self) -> None:
-        """Wait until all partitions have said what they need."""
+        """Wait until all partitions have reported their needs."""
         await self._asking
 
     async def _ask_all(self, shards: Mapping[int, ShardKey], ready: asyncio.Event | None) -> None:
@@ -144,7 +144,7 @@ class DurableColumns:
         self._needed.recovered(shards)
 
     async def _ask(self, partition: str) -> None:
-        """Retain what a partition needs."""
+        """Ask a partition for its needs until it answers or is lost, and retain those columns."""
         while True:
             try:
                 refs, last = await self._held(partition)
@@ -169,8 +169,8 @@ class DurableColumns:
         pending.set()
 
     async def _held(self, partition: str) -> tuple[list[bytes], int]:
-        """What the partition needs or needed when the first answer was given, and the number of the last entry of
-        the outbox at that time: later entries say what is no longer needed."""
+        """The encoded references that the partition needs here, and the last number of this node's outbox at the
+        first answer. References that were released meanwhile may be among them: later entries name those."""
         refs: list[bytes] = []
         last, after = None, -1
         while True:

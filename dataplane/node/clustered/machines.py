@@ -1,4 +1,4 @@
-"""The state machine of a partition, by its key, which is all that a node knows when it is asked for a replica."""
+"""Creates the state machine of a partition by its key: a node that is asked for a replica knows only the key."""
 
 from __future__ import annotations
 

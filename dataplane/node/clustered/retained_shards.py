@@ -1,10 +1,10 @@
 """The shards of this node that partitions need, wherever these are led.
 
 Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
-partition says by its outbox (`partitions.columns`) when no row needs them any more.
+partition releases them by its outbox (`partitions.columns`) when no row needs them any more.
 
-Invariants: columns that a partition has taken are retained until it says otherwise or is gone; a repeated entry
-changes nothing.
+Invariants: columns that a partition has taken are retained until it releases them or is gone; a repeated entry changes
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
-    """The shards of a reference that are here and that a holder needs. `rows`: how many rows were appended with it."""
+    """A holder's need of the local shards of a reference. `rows`: number of rows that were appended with it."""
 
     holder: str
     ref: BatchRef
@@ -33,7 +33,8 @@ class Need:
 
 
 class RetainedShards:
-    """The retained shards of one node. A holder is the key of a partition, or anybody who releases by himself."""
+    """The retained shards of one node. A holder is the key of a partition, or another name whose owner calls
+    `release`."""
 
     def __init__(self, needed: NeededShards) -> None:
         self._needed = needed
@@ -41,21 +42,21 @@ class RetainedShards:
         self._told: dict[str, int] = {}  # by partition, the last entry
 
     def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
-        """Retain what is here of `ref`, with which so many rows are appended, for this holder. Raises Freed,
-        Corrupt, LimitExceeded."""
+        """Retain the local shards of `ref` for a holder. `rows`: number of rows that are appended with them. Raises
+        Freed, Corrupt, LimitExceeded."""
         need = Need(holder, ref, self._needed.need(ref, owner_of(holder)), rows)
         if need.shards:
             self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
         return need
 
     def release(self, need: Need) -> None:
-        """The holder does not need it. Other holders keep theirs. Idempotent."""
+        """End a need that the holder did not take; other needs stay. Idempotent."""
         if self._take(need):
             self._needed.unneed(need.shards)
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """A leader says that no row of its partition needs these references, or cells of them (`table.cell_release`).
-        `last`: the number of the last entry. Raises ProtocolMismatch."""
+        """Release references, or cells of them (`table.cell_release`), that no row of the partition needs, according
+        to its leader. `last`: the number of the last entry. Raises ProtocolMismatch."""
         known = self._told.get(partition, 0)
         if last <= known:
             return
@@ -73,8 +74,8 @@ class RetainedShards:
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
-        """After a restart: what the rows of the partition need here, as of the entry `last`. Missing shards are
-        noticed by whoever reads them."""
+        """After a restart, retain the references that rows of the partition need, as of the entry `last`. A missing
+        shard is logged, and reading it fails."""
         for encoded in refs:
             try:
                 ref = BatchRef.decode(encoded)
@@ -85,7 +86,7 @@ class RetainedShards:
         self._told[partition] = last
 
     def drop(self, holder: str) -> None:
-        """The partition is gone. Idempotent."""
+        """Release all that a holder needs: its partition is gone. Idempotent."""
         self._told.pop(holder, None)
         for needs in self._needs.pop(holder, {}).values():
             for need in needs:
@@ -93,21 +94,21 @@ class RetainedShards:
 
     @property
     def holders(self) -> list[str]:
-        """The holders that need anything here."""
+        """The holders with a need."""
         return list(self._needs)
 
     def rows(self, holder: str) -> int:
-        """How many rows producers here appended for this holder whose columns are retained."""
+        """Number of rows that producers here appended for this holder and whose columns are retained."""
         return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)
 
     def _find(self, partition: str, ref: BatchRef) -> list[Need]:
-        """What was retained for a reference: by one append, or shard by shard for merged appends."""
+        """The needs that were added for a reference: one, or one for each shard if appends were merged."""
         by_shards, shards = self._needs.get(partition, {}), ref.shards()
         found = by_shards.get(frozenset(shards), ())
         if len(found) == 1:
             return [*found]
         footprint = ref.footprint()
-        if found:  # rows of one shard came by several appends
+        if found:  # several appends have rows of the same shards
             return [need for need in found if need.ref.footprint() == footprint][:1]
         several = []
         for shard in shards:

@@ -39,7 +39,7 @@ from dataplane.wire.peer import Peers
 
 T = TypeVar("T")
 
-_LOST = 4096  # lost rows that one message tells of
+_LOST = 4096  # lost rows that one message reports
 _TELL_S = 2.0
 _PAUSE_S = 0.02  # between reads of a stream's record while its partition changes
 
@@ -55,8 +55,8 @@ class Restoring:
 
 
 class ClusteredStreams:
-    """See the module. `partitions` are started and stopped by their owner, and tell `retained` what rows no longer
-    need."""
+    """See the module. The owner of `partitions` starts and stops them, and passes the columns that rows no longer need
+    to `retained`."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class ClusteredStreams:
         self._retained.drop(restored.partition.key)
 
     async def on(self, stream: Stream, work: Callable[[Partition], Awaitable[T]]) -> T:
-        """Do `work` with the partition of the stream; if every replica of that has died, with its successor, which
-        is created. Raises Closed once the stream is dropped, PeerUnavailable, and what `work` raises."""
+        """Do `work` with the partition of the stream. If every replica of it has died, create another and use that.
+        Raises Closed once the stream is dropped, PeerUnavailable, and the errors of `work`."""
         directory, until = self.partitions.directory, Deadline.after(ASK_S)
         while True:
             partition = stream.partition
@@ -181,12 +181,12 @@ class ClusteredStreams:
         self.streams.forget(record)
 
     def _over(self, partition: str) -> None:
-        """The partition no longer exists: release what it needed."""
+        """Release the needs of a partition that no longer exists."""
         self._retained.drop(partition)
         self.partitions.columns.forget(partition)
 
     async def take_lost(self, request: m.TakeLost, stream: Stream, session: Session) -> m.LostRows:
-        """Lost rows, each reported once; for a partition of which every replica has died, their count by the node of
+        """Lost rows, each reported once. For a partition of which every replica has died, their number by the node of
         their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
         found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
         rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
@@ -226,7 +226,7 @@ class ClusteredStreams:
         return found
 
     def __len__(self) -> int:
-        """How many streams are open here."""
+        """Number of streams that are open here."""
         return sum(not stream.dropped for stream in self.streams)
 
     # other nodes

@@ -1,11 +1,10 @@
-"""One client's requests to partitions: under its name, numbered, and asked again until their outcome is known.
+"""One client's requests to partitions: under its name, numbered, and repeated until their outcome is known.
 
-A request that changes rows has a sequence of the client for that partition, so that it is done once however often it
-is asked. Of a partition's sequences no more than a window are without an answer at a time (`replication.sessions`):
-who asks more waits.
+A request that changes rows has a sequence of the client for that partition, so it is executed once however often it is
+sent. At most a window of a partition's sequences is open at a time (`replication.sessions`); further requests wait.
 
-Invariants: a sequence is used for one request; one whose caller was told `OutcomeUnknown`, or was cancelled, is
-asked on in the background until it is settled; `Leave` is the last that a partition hears of a client, after that.
+Invariants: a sequence is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
+repeated in the background until it is settled; `Leave` is sent after that, as the client's last request.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
-_BEYOND_S = 1.0  # that the answer of one that waits may take, after its time is over
+_BEYOND_S = 1.0  # time for the answer of a waiting request after its deadline
 _AGAIN_S = (0.5, 5.0)  # between tries of a request that must be answered: at first, at most
 _ADMITS = (r.Admit, r.Append)
 
@@ -55,8 +54,8 @@ _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How partitions of one kind are asked. `numbered`: the requests that change rows. `reads`: those that change
-    nothing. `leave`: the request for a client that has gone and may have `ended`; None for no request."""
+    """The protocol of one kind of partitions. `numbered`: the requests that change rows. `reads`: the requests that
+    change nothing. `leave(client, ended)`: the request to release a client that has gone; None for no request."""
 
     numbered: frozenset[type]
     reads: frozenset[type]
@@ -82,7 +81,7 @@ class _Sequences:
 
     def __init__(self) -> None:
         self._next = 1
-        self._open: dict[int, None] = {}  # those that are not settled, ascending
+        self._open: dict[int, None] = {}  # the sequences that are not settled, ascending
         self._changed = asyncio.Event()
 
     async def take(self) -> int:
@@ -94,7 +93,7 @@ class _Sequences:
         return number
 
     def over(self, number: int) -> None:
-        """The sequence is settled; 0: none was taken."""
+        """Close a settled sequence. 0, for no sequence, is ignored."""
         self._open.pop(number, None)
         self._changed.set()
 
@@ -123,7 +122,7 @@ class Session:
         calls: Calls = STREAMS,
         together: AppendMerger | None = None,
     ) -> None:
-        """`append_merger`: merges appends with those of other clients of this node."""
+        """`together` merges appends with those of other clients of this node."""
         self.client = client
         self._together = together
         self._calls = calls
@@ -143,13 +142,13 @@ class Session:
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """What the leader of the partition answers. `waits` gives the queue of a request that may wait there until its
-        deadline. `settled`, of a request that changes rows, is called once with the outcome: before this returns or
-        raises or, where it raises OutcomeUnknown or is cancelled, when that is known. `late`, of one that does not, is
-        called with each answer that came too late to be returned.
+        """The answer of the leader of the partition. `waits` returns the queue of a request that may wait there until
+        its deadline. `settled`, for a request that changes rows, is called once with the outcome: before this returns
+        or raises, or later if it raises OutcomeUnknown or is cancelled. `late`, for other requests, is called with
+        each answer that arrived too late to be returned.
 
-        Raises what the partition refuses with; NotReady, or Backpressure for an append, where there is nothing before
-        the deadline; Lost, PeerUnavailable, OutcomeUnknown."""
+        Raises the error with which the partition refuses; at the deadline NotReady or, for an append, Backpressure;
+        Lost, PeerUnavailable, OutcomeUnknown."""
         call = _Call(partition, request, deadline, "" if waits is None else waits(), settled, self._calls.decode)
         if type(request) in self._calls.numbered:
             outcome = await self._once(call)
@@ -196,7 +195,7 @@ class Session:
         return outcome
 
     async def _plainly(self, call: _Call, kind: type[R], late: Callable[[R], None] | None) -> Outcome:
-        """Send a request that may be repeated. A late answer may still grant something."""
+        """Send a request without a sequence, which may be repeated. `late` gets late answers, which may be grants."""
         self._sequences(call.partition)
         body = r.encode_request(msgspec.structs.replace(call.request, client=self.client))
         if late is None:
@@ -214,7 +213,7 @@ class Session:
         if found is None:
             named = self._partitions.router.named
             for key in [key for key, sequences in self._asked.items() if not sequences and not named(key)]:
-                del self._asked[key]  # it is gone, and comes never again
+                del self._asked[key]  # the partition is gone for ever
             found = self._asked[partition.key] = _Sequences()
         return found
 
@@ -222,7 +221,7 @@ class Session:
         key, queue, router = call.partition.key, call.waits, self._partitions.router
         try:
             if not queue:
-                patient = not isinstance(call.request, _ADMITS)  # which wait in their turn
+                patient = not isinstance(call.request, _ADMITS)  # refused admissions are not repeated but wait in turn
                 return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
             wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
             until = Deadline.after(wait_s + _BEYOND_S)
@@ -255,7 +254,7 @@ class Session:
     def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
         """Send a request without waiting for its answer; it is repeated until there is one."""
         if type(request) in self._calls.numbered:
-            return self.run_soon(lambda: self.ask(partition, request, r.Result))  # is asked on by itself
+            return self.run_soon(lambda: self.ask(partition, request, r.Result))  # `ask` repeats it
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
         return self._background.spawn(self._settled(partition.key, body))
 
@@ -264,19 +263,19 @@ class Session:
         return self._background.spawn(_quietly(work))
 
     def give_back_soon(self, partition: Partition, grant: int) -> None:
-        """Give back rows that nobody has seen. A grant is given back once, so this needs no sequence; a client that
-        has gone has none."""
+        """Give back rows of a grant that the client never saw. Without a sequence: a repeat has no effect, and a
+        client that has gone takes no more sequences."""
         request = r.Nack(client=self.client, grant=grant, seen=False)
         self._background.spawn(self._settled(partition.key, r.encode_request(request)))
 
     def leave(self) -> None:
-        """The client has gone: others are given what it holds."""
+        """Release the leases of a client that has gone: its rows are delivered to others."""
         self._acks.leave()
-        for key, sequences in self._asked.items():  # which stay: late results are under the next
+        for key, sequences in self._asked.items():  # they stay: requests for late results take the next ones
             self._background.spawn(self._leave(key, sequences))
 
     async def _leave(self, key: str, sequences: _Sequences) -> None:
-        if sequences:  # its leases need not wait until its last requests are settled
+        if sequences:  # release its leases before its last requests are settled
             await self._say(key, ended=False)
             await sequences.settled()
         await self._say(key, ended=True)

@@ -1,10 +1,11 @@
 """The streams and tables of a node outside a cluster that has a data directory. They use the same code as those of a
 cluster, without followers.
 
-The coordinator runs in the process of the node. What it knows of durable streams and tables is in the data directory.
+The coordinator runs in the process of the node, and keeps its values of durable streams and tables in the data
+directory.
 
-Invariants: before the first client is served, the durable partitions are led and their columns retained; columns that
-nobody needs are freed. Other streams and tables end with the process.
+Invariants: before the first client is served, the durable partitions are led, their columns retained, and unneeded
+columns freed. Other streams and tables end with the process.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Message
 from dataplane.wire.peer import Peers
 
-_LEAD_S = 10.0  # that a partition may take to be led here
+_LEAD_S = 10.0  # timeout for a partition to be led here
 
 
 class SingleNode:
-    """See the module. `life`: how often the directory was opened."""
+    """See the module. `life`: the number of times that the directory was opened."""
 
     def __init__(self, node: bytes, store: Store, needed: NeededShards, life: int) -> None:
         """Raises Corrupt if the data directory was changed."""
@@ -50,7 +51,7 @@ class SingleNode:
         self._coordinator = ProcessCoordinator(values=values, keep=self._keep)
         retained = RetainedShards(needed)
         self._columns = DurableColumns(keeping, store, needed, retained)
-        peers = Peers("", Key(b"", b""), _unasked)  # never started: nobody is reached
+        peers = Peers("", Key(b"", b""), _unasked)  # never started: there are no other nodes
         self.partitions = Partitions(
             Membership(self._coordinator, self._me, Member(secrets.randbits(48), "", self._me, keeps=True)),
             self._coordinator,
@@ -85,7 +86,7 @@ class SingleNode:
         for partition in self._keeping.partitions():
             hosted = replicas.host(partition)
             if await self._coordinator.read(replicas.key(partition)) is None:
-                replicas.end(hosted, forget=True)  # it was being made, and nobody knows of it
+                replicas.end(hosted, forget=True)  # its creation was not completed, and no record names it
         await self.tables.directory.read_all(self._coordinator.values())
         await self._columns.recover()
         for hosted in replicas:
@@ -93,7 +94,7 @@ class SingleNode:
                 ended = hosted.machine.leaving(self._me)
                 await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
             if not await self._is_named(hosted.partition):
-                await replicas.delete(hosted.partition)  # it was being made, or restored
+                await replicas.delete(hosted.partition)  # its creation or restoration was not completed
         await self._columns.recovered()
         self.tables.start()
 

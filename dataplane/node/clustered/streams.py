@@ -4,7 +4,7 @@ The token of a stream is derived from its name and generation, so it is the same
 change. A stream has one partition. If every replica of that has died, the next node that needs the stream creates
 another, which numbers rows and grants far above those before.
 
-Invariant: a dropped stream is `Closed` for those who had it open, also if there is another with its name.
+Invariant: a dropped stream is `Closed` for clients that had it open, also if there is another with its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_STREAMS = 4096
 
 TOKEN_BYTES = 8
 
-_ROWS = 1 << 40  # that one partition numbers
+_ROWS = 1 << 40  # row numbers of one partition
 
 encode_settings = msgspec.msgpack.Encoder().encode
 _settings = msgspec.msgpack.Decoder(Settings)
@@ -49,8 +49,7 @@ def opening(record: Record) -> bytes:
 
 
 def machine(partition: str) -> StreamMachine:
-    """The state machine of the partition with this key, before its first command: a follower is asked for a replica
-    of a key, and knows no settings."""
+    """The state machine of the partition with this key, without settings: a new follower knows only the key."""
     return StreamMachine(name_of(partition))
 
 
@@ -68,7 +67,7 @@ class Partition:
 
     @classmethod
     def of(cls, record: Record) -> Partition:
-        """The partition of a record that has one."""
+        """The partition of a record, which must have one."""
         key = record.key or ""
         return cls(key, token_of(key))
 
@@ -86,13 +85,13 @@ class Stream:
 
     @property
     def dropped(self) -> bool:
-        """Whether the stream was dropped, as far as is known here."""
+        """Whether the stream was dropped, according to this node's records."""
         record = self._directory.find(self.name)
         return record is None or record.generation != self.generation
 
     @property
     def record(self) -> Record:
-        """Its record as it is now. Raises Closed if it was dropped."""
+        """Its record as last seen here. Raises Closed if it was dropped."""
         record = self._directory.find(self.name)
         if record is None or record.generation != self.generation:
             raise Closed("the stream was dropped")
@@ -143,7 +142,7 @@ class Streams:
         except Misuse:
             if self._directory.find(name) is None:
                 raise
-            return await self._directory.open(name, None)  # another has made it meanwhile
+            return await self._directory.open(name, None)  # another node has created it meanwhile
 
     def _enter(self, record: Record) -> Stream:
         known = self._by_name.get(record.name)
@@ -175,7 +174,7 @@ class Streams:
         return None if stream is None or stream.dropped else stream
 
     def forget(self, record: Record) -> None:
-        """The stream of this record was dropped."""
+        """Forget the stream of this record, which was dropped."""
         stream = self._by_name.get(record.name)
         if stream is not None and stream.generation == record.generation:
             del self._by_name[stream.name]

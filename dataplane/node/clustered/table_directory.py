@@ -1,8 +1,8 @@
 """The tables of the cluster and their partitions: a table is one partition with a follower, and has a record at the
 coordinator.
 
-A record without a partition is kept for a while. It has what a new partition of the name needs: the number of the next
-row, so that no number is reused, and the tokens of lost partitions, so that clients that knew one of them are told.
+A record without a partition is kept for a while, for a new partition of the name. It has the number of the next row, so
+that no number is reused, and the tokens of lost partitions, so that clients that used one get an error.
 
 Invariant: a table has one partition. It ends when it has had no table and an empty outbox for `IDLE_S`, or when
 every replica has died.
@@ -39,11 +39,11 @@ REMEMBER_S = 3600.0
 
 _LOST = 16  # tokens of lost partitions that a record keeps
 _ASK_S = 5.0
-_CHANGES = 48  # bits of the number that changes go on from
+_CHANGES = 48  # bits of the random number from which a partition counts its changes
 
 
 class PastPartitions(msgspec.Struct, frozen=True, array_like=True):
-    """What a record keeps of earlier partitions: the number of the next row, and the tokens of lost ones."""
+    """The earlier partitions of a record: the number of the next row, and the tokens of lost partitions."""
 
     next: int = 0
     lost: tuple[bytes, ...] = ()
@@ -54,7 +54,7 @@ _decoder = msgspec.msgpack.Decoder(PastPartitions)
 
 
 def past(record: Record | None) -> PastPartitions:
-    """What a record keeps of earlier partitions. Raises Corrupt."""
+    """The earlier partitions of a record. Raises Corrupt."""
     try:
         return PastPartitions() if record is None else _decoder.decode(record.settings)
     except msgspec.MsgspecError as error:
@@ -87,14 +87,14 @@ class TableDirectory(Directory):
         options = {"prefix": "tables/", "kind": records.TABLES}
         super().__init__(coordinator, members, replicas, router, opening, **options, care_s=care_s)
         self._idle_s = idle_s
-        self._idle: dict[str, float] = {}  # partitions without a table, since when
-        self._over: dict[str, tuple[int, float]] = {}  # records without a partition: version, since when
+        self._idle: dict[str, float] = {}  # partitions without a table -> since this time
+        self._over: dict[str, tuple[int, float]] = {}  # records without a partition -> version, since this time
 
-    # Making
+    # Creating
 
     async def record(self, name: str) -> Record | None:
-        """The record of a table: as last seen here if that has a partition, else as it is now. Raises Unavailable,
-        Corrupt."""
+        """The record of a table: as last seen here if it had a partition, else as the coordinator has it now. Raises
+        Unavailable, Corrupt."""
         record = self.find(name)
         return record if record is not None and record.key is not None else await self.read(name)
 
@@ -111,20 +111,20 @@ class TableDirectory(Directory):
                 wanted = msgspec.structs.replace(record, durable=durable)
             try:
                 record = await self.placed(wanted, record)
-            except Lost:  # it was taken for idle before it had a name
+            except Lost:  # the partition was ended as idle before the record named it
                 record = await self.read(name)
         return record
 
     async def _emptied(self, record: Record) -> Record | None:
-        """The record without its partition, which is not durable, if it has no table. Raises Misuse if it has one."""
+        """The record after its partition, which is not durable, was ended. Raises Misuse if it has a table."""
         if not await self.retire(record.key or ""):
             raise Misuse(f"the table {record.name!r} was made not to be durable: drop it first, or open it so")
         return await self.read(record.name)
 
-    # Going
+    # Ending
 
     async def is_lost(self, name: str, key: str) -> bool:
-        """The partition with this key is not found: whether every replica has died, which is then recorded. Raises
+        """Whether every replica of a partition that was not found has died; that is written into the record. Raises
         Unavailable, OutcomeUnknown, Corrupt."""
         await self.lost(name, key)
         return token_of(key) in past(self.find(name)).lost
@@ -155,7 +155,7 @@ class TableDirectory(Directory):
             return None
         return value != DELETED and records.decode(value).key == key
 
-    # Taking care
+    # Periodic checks
 
     async def care(self) -> None:
         await super().care()
@@ -170,12 +170,12 @@ class TableDirectory(Directory):
         for key in idle:
             hosted = self._replicas.find(key)
             machine = None if hosted is None else hosted.machine
-            over = isinstance(machine, TableMachine) and machine.retired  # and not taken away
+            over = isinstance(machine, TableMachine) and machine.retired  # ended, but its record was not changed
             if over or now - self._idle[key] >= self._idle_s:
                 await self.retire(key)
 
     async def _forget_old(self) -> None:
-        """Delete records that have had no partition for long."""
+        """Delete records that have had no partition for `REMEMBER_S`."""
         now = monotonic()
         over = {record.name: record for record in self.records if record.key is None}
         known, self._over = self._over, {}

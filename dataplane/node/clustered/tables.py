@@ -2,7 +2,7 @@
 the table.
 
 A table is created by the first write, or by a client that waits for its rows. A client knows it by the token of its
-partition: if that was lost with every replica, the client gets `OwnerDied`, so that nobody takes a new table of the
+partition: if every replica of that has died, the client gets `OwnerDied`, so it cannot mistake a new table of the same
 name for the old.
 
 Invariants: the columns of a write are retained before the partition is asked, and released if it did not take them;
@@ -74,7 +74,7 @@ class ClusteredTables:
         sweep_s: float = SWEEP_S,
         **options: float,
     ) -> None:
-        """`sweep_s`: interval of the search for what is over. `options`: as for `TableDirectory`."""
+        """`sweep_s`: interval of `sweep`. `options`: as for `TableDirectory`."""
         self._sweep_s = sweep_s
         self.partitions = partitions
         self.holders = holders
@@ -84,10 +84,10 @@ class ClusteredTables:
         self._me = f"{members.me}/{life}"
         self._numbers = itertools.count(1)
         self._background = BackgroundTasks()
-        self._unknown: dict[str, float] = {}  # partitions without a record, since when
+        self._unknown: dict[str, float] = {}  # partitions without a record -> since this time
 
     def client(self, staged: StagedColumns) -> TableClient:
-        """All tables, as one client uses them."""
+        """The handler of a new client's requests."""
         name = f"{self._me}/t{next(self._numbers)}"
         return TableClient(self, Session(name, self.partitions, self._background, CALLS), staged)
 
@@ -101,10 +101,10 @@ class ClusteredTables:
         await self._background.aclose()
         await self.directory.aclose()
 
-    # Which there are
+    # Statistics
 
     def __len__(self) -> int:
-        """How many tables are led here."""
+        """Number of tables led here."""
         return len(self.figures())
 
     def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class ClusteredTables:
                 found |= reply.values
         return m.Figures(request.id, {name: found[name] for name in sorted(found)[:TABLES]})
 
-    # What is over
+    # Cleanup
 
     async def _sweep(self) -> None:
         while True:
@@ -148,7 +148,7 @@ class ClusteredTables:
                 log.info("what tables need here is looked after later: %s", error)
 
     async def sweep(self) -> None:
-        """Release what partitions that are gone needed here. Raises Unavailable, Corrupt."""
+        """Release the columns that partitions needed here that are gone. Raises Unavailable, Corrupt."""
         unknown, self._unknown = self._unknown, {}
         for key in self.holders.retained.holders:
             if kinds.kind_of(key) != kinds.TABLES or self.directory.names(key):
@@ -161,11 +161,11 @@ class ClusteredTables:
             elif named is None:
                 self._unknown[key] = since
             else:
-                await self.directory.read(kinds.name_of(key))  # from here on it is watched
+                await self.directory.read(kinds.name_of(key))  # and watch it from here on
 
 
 class TableClient:
-    """All tables, as one client uses them."""
+    """Sends the requests of one client to the leaders of its tables."""
 
     def __init__(self, tables: ClusteredTables, session: Session, staged: StagedColumns) -> None:
         self._tables = tables
@@ -184,7 +184,7 @@ class TableClient:
         return partial(self._answer, request, what, deadline)
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Tell the partitions that the client has gone."""
         self._session.leave()
 
     async def _answer(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
@@ -220,7 +220,7 @@ class TableClient:
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
     async def _missing(self, request: m.AskTable, there: Partition) -> None:
-        """The partition is not found, or over. Raises OwnerDied if the client's table was lost."""
+        """Handle a partition that is not found or ended. Raises OwnerDied if the client's table was lost."""
         lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
         if lost and request.home == there.token:
             raise _died(request.table, kinds.maker_of(there.key))

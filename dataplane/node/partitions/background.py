@@ -19,7 +19,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        """Run this. The boundary: its errors are logged and end nothing else."""
+        """Run `work` as a task. The boundary: its errors are logged and end nothing else."""
         task = asyncio.get_running_loop().create_task(_run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

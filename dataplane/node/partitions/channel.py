@@ -1,9 +1,9 @@
-"""Frames between this node and others. Messages to one node that arise in one turn of the event loop are sent together.
-Also requests with a deadline.
+"""Messages and requests between this node and others. Messages to one node within one turn of the event loop share
+frames.
 
 Invariants: a request ends at its deadline, or when the other process has ended; nothing here waits for a peer. An
-answer that nobody waits for any more is passed to the `late` callback of the request, whenever it arrives, also
-between a cancellation and its being noticed. If an answer is lost on the way, its sender is told (`deliveries`).
+answer that arrives after its caller gave up is passed to the `late` callback of the request, also if the caller was
+cancelled but has not noticed yet. If an answer is lost on the way, its sender is told (`deliveries`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Heard = Callable[[str, m.Item], None]
 
 Late = Callable[[bytes], None]
-"""Called with the answer to a request whose caller waits no more."""
+"""Called with the answer to a request whose caller gave up."""
 
 _NOT_LEADER = NotLeader.__name__
 _MAX_ABANDONED = 1 << 16  # questions whose answers may still come
@@ -36,7 +36,7 @@ _MAX_ABANDONED = 1 << 16  # questions whose answers may still come
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """A request without an answer yet. `late`: receives an answer that nobody waits for."""
+    """A request without an answer yet. `late` receives the answer if the caller gave up."""
 
     node: str
     future: asyncio.Future[Any]
@@ -55,18 +55,18 @@ class Channel:
         self._out: dict[str, list[bytes]] = {}
         self._numbers = itertools.count(secrets.randbits(48))
         self._questions: dict[int, _Question] = {}
-        """Those that were not answered."""
-        self._abandoned: OrderedDict[int, None] = OrderedDict()  # those of them that nobody waits for
+        """The requests without an answer, by number."""
+        self._abandoned: OrderedDict[int, None] = OrderedDict()  # those whose callers gave up
         self._ended: set[str] = set()
-        self._lives: dict[str, int] = {}  # of nodes that sent something
+        self._lives: dict[str, int] = {}  # incarnations of nodes that sent a frame
         self._known = members.current
         members.watch(self._changed)
         members.watch_ended(self._over)
 
-    # Saying
+    # Sending
 
     def say(self, node: str, item: m.Item) -> None:
-        """Send a message to another node, with whatever else is sent to it in this turn. It may be lost."""
+        """Send a message to another node, together with its other messages of this turn. It may be lost."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.setdefault(node, []).append(m.encode_item(item))
@@ -100,8 +100,8 @@ class Channel:
         late: Late | None = None,
     ) -> Any:
         """Send a request, `make(number)`, to another node. Returns its answer: a result, or the incarnation of a
-        replica. Raises the error it answers, and PeerUnavailable: then the request may have been executed. `late` is
-        called with a result that came too late, after a timeout or a cancellation."""
+        replica. Raises the error that it answers, or PeerUnavailable; then the request may have been executed. `late`
+        is called with a result that arrives after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
@@ -124,7 +124,7 @@ class Channel:
                 self._abandon(number, question)
 
     def _abandon(self, number: int, question: _Question) -> None:
-        """The caller waits no more. The answer may still come, or be there already."""
+        """Note that the caller gave up. The answer may still arrive, or have arrived already."""
         future, late = question.future, question.late
         if number in self._questions and late is None:
             del self._questions[number]
@@ -137,7 +137,7 @@ class Channel:
 
     @staticmethod
     def check(result: bytes) -> None:
-        """Raises LimitExceeded for a result that fits into no frame."""
+        """Raises LimitExceeded for a result that is too large for a frame."""
         if len(result) > m.FRAME_BYTES:
             what = f"an answer of {len(result)} bytes; ask for fewer rows at once"
             raise LimitExceeded(what, what="answer", asked=len(result), limit=m.FRAME_BYTES)
@@ -150,10 +150,10 @@ class Channel:
             name, text, fields = describe(outcome)
             self.say(node, m.Refused(number, _NOT_LEADER if isinstance(outcome, NotLeader) else name, text, fields))
 
-    # Hearing
+    # Receiving
 
     def receive(self, frame: m.Frame) -> None:
-        """A frame has arrived."""
+        """Handle the messages of a frame that has arrived."""
         if frame.to != self._me:
             return  # an earlier process listened here
         node = frame.node
@@ -179,7 +179,7 @@ class Channel:
         if question is None or question.node != node:
             return
         self._forget(number)
-        if question.future.done():  # its asker is being cancelled, or waits no more
+        if question.future.done():  # its caller is being cancelled, or gave up
             if question.late is not None and isinstance(outcome, bytes):
                 question.late(outcome)
         elif isinstance(outcome, DataplaneError):
@@ -192,8 +192,8 @@ class Channel:
         return self._questions.pop(number)
 
     def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
-        """The other node says that it has answered these requests. Answers arrive in order, so those that have not
-        arrived are lost."""
+        """Report lost answers to a node that says it has answered these requests. Answers arrive in order, so an
+        answer that is missing now is lost."""
         missing = tuple(number for number in numbers if number in self._questions)
         for number in missing:
             question = self._forget(number)
@@ -201,16 +201,16 @@ class Channel:
                 question.future.set_exception(PeerUnavailable(f"an answer of node {node} was lost"))
         self.say(node, m.Received(tuple(number for number in numbers if number not in missing), missing))
 
-    # Who has ended
+    # Nodes that have ended
 
     def _over(self, node: str, before_s: float) -> None:
-        """The process of the node has ended: no answers of it will come."""
+        """Fail and forget the requests to a node whose process has ended."""
         self._fail(node)
         for number in [number for number, question in self._questions.items() if question.node == node]:
             self._forget(number)
 
     def _fail(self, node: str) -> None:
-        """Requests to this node fail now; their answers may still come."""
+        """Fail the requests to this node now. Their answers may still arrive."""
         self._ended.add(node)
         for question in self._questions.values():
             if question.node == node and not question.future.done():

@@ -1,8 +1,8 @@
-"""Clients whose processes have ended leave the partitions that are led here, so that others are given what they held at
-once, and not when their leases end.
+"""Removes clients whose nodes have ended from the partitions led here, so that their rows are delivered to others at
+once, not when their leases expire.
 
-A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. A process has ended
-when its node is gone, or was seen with another incarnation since.
+A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. A node's process has
+ended when the node is gone, or was seen with another incarnation since.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _ASK_S = 5.0
-_REMEMBERED = 4096  # lives that are over
+_REMEMBERED = 4096  # ended incarnations that are remembered
 
 REPLACED_S = 60.0
-"""How long a node has to be a member before an incarnation of it that was never seen here counts as ended. It may be
-that of a durable partition that was led before all nodes went down; a membership that was seen so lately is not an
-earlier one."""
+"""Seconds for which a node must be a member until an incarnation of it that was never seen here counts as ended. Such
+incarnations are in durable partitions from before all nodes went down. A newer incarnation that this node has not seen
+yet would appear within that time."""
 
 
 @runtime_checkable
 class HasClients(Protocol):
-    """A state machine that clients hold something of."""
+    """A state machine with leases or permits of clients."""
 
     def clients(self) -> Iterable[str]:
         """The NODE/LIFE prefixes of its clients, without duplicates."""
 
     def leaving(self, process: str) -> bytes:
-        """The request by which all clients of a NODE/LIFE leave. May be repeated."""
+        """The request that removes all clients of a NODE/LIFE. May be repeated."""
 
 
 class ClientDepartures:
@@ -48,7 +48,7 @@ class ClientDepartures:
     def __init__(self, members: Membership, replicas: Replicas, *, replaced_s: float = REPLACED_S) -> None:
         self._members = members
         self._replaced_s = replaced_s
-        self._replaced: dict[str, float] = {}  # processes whose node is another process by now, since when
+        self._replaced: dict[str, float] = {}  # unseen NODE/LIFE of members with another life -> since this time
         self._replicas = replicas
         self._lives: dict[str, str] = {}
         self._past: dict[str, None] = {}
@@ -66,7 +66,7 @@ class ClientDepartures:
                 self._over(node, before)
 
     def _process_ended(self, node: str, before_s: float) -> None:
-        """Also for a durable node that comes back: its clients do not."""
+        """Note the end of a node's process, also of a durable node that will return: its clients do not."""
         life = self._lives.get(node)
         if life is not None:
             self._over(node, life)
@@ -95,7 +95,7 @@ class ClientDepartures:
             self.look()
 
     def look(self) -> None:
-        """Begin what is due."""
+        """Remove the clients of ended processes, in the background."""
         now = monotonic()
         for hosted in self._replicas:
             machine = hosted.machine

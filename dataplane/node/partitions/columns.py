@@ -1,9 +1,9 @@
-"""The columns of rows are in the stores of nodes; the leader of the partition of the rows decides what becomes of them.
+"""Releases and loses the columns of rows, as the leader of their partition decides. The stores of nodes have them.
 
-When a node is gone, the leader of each partition that needs it commits a command that marks the rows whose columns
+When a node is gone, the leader of each partition with columns there commits a command that marks the rows whose columns
 it alone had as lost; so `lost()` survives the node and the leader. When the node is a member again, another command
-allows columns there again. Nodes are told which columns no row needs any more: the outbox for each node is part of
-the state of the partition, so a new leader repeats what may not have arrived. Entries are numbered, so a node
+allows columns there again. Nodes are told which columns no row needs any more: the outbox for each node is part of the
+state of the partition, so a new leader repeats entries that may not have arrived. Entries are numbered, so a node
 recognises repeated ones. The node of the leader is told at once, others soon.
 """
 
@@ -26,7 +26,7 @@ from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.2  # between looks at outboxes: what gathers meanwhile is sent together
+_LOOK_S = 0.2  # between looks at outboxes: entries of that time are sent together
 _ASK_S = 5.0
 _ENTRIES = 1024
 
@@ -39,14 +39,14 @@ class HasColumns(Protocol):
         """The nodes that hold columns of its rows."""
 
     def losing(self, node: str) -> bytes:
-        """The request by which everything that this node alone had is lost. May be repeated."""
+        """The request that marks the columns that this node alone had as lost. May be repeated."""
 
     @property
     def lost_nodes(self) -> LostNodes:
         """The lost nodes."""
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request by which a lost node is back, with the shards that it stores from this one on."""
+        """The request that readmits a lost node, for its shards from number `first` on."""
 
     def waiting(self) -> Iterable[str]:
         """The nodes whose outboxes are not empty."""
@@ -75,8 +75,8 @@ Settled = Callable[[str, int, tuple[bytes, ...]], None]
 
 
 class Columns:
-    """The columns of this node and of the partitions that it leads. `settled(partition, last, entries)` is called
-    with what a leader tells this node; `last` is the number of the last entry, and entries may be repeated."""
+    """See the module. `settled(partition, last, entries)` is called with the entries that a leader sends to this node.
+    `last` is the number of the last entry; entries may be repeated."""
 
     def __init__(self, members: Membership, replicas: Replicas, channel: Channel, settled: Settled) -> None:
         self._me = members.me
@@ -84,9 +84,9 @@ class Columns:
         self._replicas = replicas
         self._channel = channel
         self._settled = settled
-        self._changing: set[tuple[str, str]] = set()  # that are being lost, or come back
+        self._changing: set[tuple[str, str]] = set()  # (partition, node) with a command of `losing` or `returning`
         self._telling: set[tuple[str, str]] = set()
-        self._seen: dict[str, int] = {}  # partition led here -> the epoch in which it was looked at
+        self._seen: dict[str, int] = {}  # partition led here -> the epoch of the last look
         self._told: dict[str, int] = {}  # partition led here -> number of the last entry that was sent to this node
         self._background = BackgroundTasks()
         replicas.settle = self._settle
@@ -100,14 +100,14 @@ class Columns:
             self.look()
 
     def look(self) -> None:
-        """Begin what is due."""
+        """Begin due commands and messages, in the background."""
         for hosted in self._replicas:
             self._look_at(hosted)
         for partition in [each for each in {**self._told, **self._seen} if self._replicas.find(each) is None]:
             self.forget(partition)
 
     def forget(self, partition: str) -> None:
-        """The partition is gone, or no longer here."""
+        """Forget a partition that is gone or no longer here."""
         self._told.pop(partition, None)
         self._seen.pop(partition, None)
 
@@ -130,14 +130,14 @@ class Columns:
                 self._background.spawn(self._tell(hosted, machine, node))
 
     def _performed(self, hosted: Hosted) -> None:
-        """A partition has applied a command: if it is led here, tell this node, and check for something new."""
+        """After a command of a partition that is led here, send new entries to this node."""
         machine = _columns_of(hosted)
         if machine is None or not hosted.replica.serves(monotonic()):
             return
         if self._me in machine.waiting():
             self._tell_here(hosted, machine)
         epoch = hosted.configuration.epoch
-        if self._seen.get(hosted.partition) != epoch:  # it may lead since now, and nothing is to be given that is lost
+        if self._seen.get(hosted.partition) != epoch:  # a new leader must not deliver lost rows: look at once
             self._seen[hosted.partition] = epoch
             asyncio.get_running_loop().call_soon(self._look_at, hosted)
 
@@ -160,7 +160,7 @@ class Columns:
         hosted.request(request, done)
 
     async def _tell(self, hosted: Hosted, machine: HasColumns, node: str) -> None:
-        """Send a node its whole outbox, one message at a time."""
+        """Send a node its outbox, one message at a time."""
         try:
             while not hosted.closed and hosted.replica.leads:
                 entries, last = machine.outbox(node, _ENTRIES)
@@ -181,7 +181,7 @@ class Columns:
             self._telling.discard((hosted.partition, node))
 
     def _settle(self, node: str, told: m.Settle) -> None:
-        """A leader tells this node."""
+        """Settle the entries that a leader sends to this node, and answer."""
         try:
             self._settled(told.partition, told.last, told.entries)
         except DataplaneError as error:
@@ -190,5 +190,5 @@ class Columns:
             self._channel.answer(node, told.number, b"")
 
     async def aclose(self) -> None:
-        """Tell nobody more. Idempotent."""
+        """Send nothing more. Idempotent."""
         await self._background.aclose()

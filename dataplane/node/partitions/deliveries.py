@@ -1,11 +1,11 @@
-"""What leaders here have granted to requesters on other nodes, until it is known that the answers arrived.
+"""Grants of leaders here to requesters on other nodes, until the answers are known to have arrived.
 
-An answer may be lost with its connection; the rows that it grants would stay leased until the lease ends. So the node
-of the requester is asked which answers have arrived, those of a second in one message, and the others are given back. A
+An answer may be lost with its connection; its rows would stay leased until the lease expires. So the node of the
+requester is asked which answers have arrived, those of a second in one message, and missing grants are given back. A
 node behind a cut link is asked once it is heard again.
 
-Invariant: a grant is known to its requester, given back, or still listed here, as long as this node leads. Grants to
-a process that has ended are not listed: its leases end with it.
+Invariant: while this node leads, a grant is known to its requester, given back, or listed here. Grants to a process
+that has ended are not listed: its leases end with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 1024  # answers that one message asks for
 
 
 class _Delivery(NamedTuple):
-    """An answer under way: its replica, and the request that gives it back; none if the requester asks for it again."""
+    """An answer under way: its replica, and the request that returns the grant; empty if the requester asks again."""
 
     hosted: Hosted
     undoing: bytes
@@ -39,11 +39,11 @@ class Deliveries:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        """How many answers are not known to have arrived."""
+        """Number of answers that are not known to have arrived."""
         return sum(map(len, self._given.values()))
 
     def gave(self, node: str, number: int, hosted: Hosted, undoing: bytes) -> None:
-        """The node's request with this number is answered now."""
+        """Note a grant that answers the node's request with this number. `undoing`: the request that gives it back."""
         self._given.setdefault(node, {})[number] = _Delivery(hosted, undoing)
         if node not in self._timers:
             self._schedule(node)
@@ -62,7 +62,7 @@ class Deliveries:
         self._schedule(node)  # the question may be lost too
 
     def received(self, node: str, said: m.Received) -> None:
-        """The reply of the node."""
+        """Handle the node's reply: give back grants that did not arrive."""
         given = self._given.get(node, {})
         for number in said.numbers:
             given.pop(number, None)
@@ -72,13 +72,13 @@ class Deliveries:
                 lost.hosted.request(lost.undoing, lambda outcome: None)
 
     def gone(self, node: str) -> None:
-        """The process has ended, or it has no open grants."""
+        """Forget the grants to a node: its process has ended, or no grant is open."""
         self._given.pop(node, None)
         timer = self._timers.pop(node, None)
         if timer is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """Ask nobody any more. Idempotent."""
+        """Stop asking. Idempotent."""
         for node in [*self._timers]:
             self.gone(node)

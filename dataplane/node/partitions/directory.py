@@ -1,9 +1,9 @@
-"""The streams (or tables) of a cluster, as one node creates, opens and drops them. Each has one partition.
+"""Creates, opens and drops the streams (or tables) of a cluster, for one node. Each has one partition.
 
-The partition is created on the node with the highest rendezvous hash of the name; then the record names it, so a
-partition that is named can be asked. When every replica of it has died, whoever notices writes that into the record,
-and the next node that needs the stream creates another. The leader of a partition that no record names deletes it
-after a while. `records` says how records change.
+The partition is created on the node with the highest rendezvous hash of the name. Only then the record names it, so a
+named partition can be asked. When every replica has died, the first node to notice writes that into the record, and
+the next node that needs the stream creates another. The leader of a partition that no record names deletes it after a
+while. `records` says how records change.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CARE_S = 2.0
 
 _OPEN_S = 10.0  # for a new partition to be opened
 _FORGOTTEN_S, _NOWHERE_S = 60.0, 5.0
-"""How long a coordinator that has forgotten a partition may be without word of any replica before the partition
-counts as lost; and the same if no node has a replica that could send word."""
+"""Seconds until a partition that the coordinator has forgotten counts as lost if no replica reports it; and the same if
+no node has a replica that could."""
 
 
 class Directory:
@@ -67,18 +67,18 @@ class Directory:
         self._care_s = care_s
         self._me = members.me
         self._untold: dict[tuple[str, str], tuple[LostPartition, ...]] = {}
-        """By name and generation: partitions that were lost, and taken by who does not know it."""
+        """By name and generation: lost partitions whose report may have failed, to be reported again."""
         self._prepared: set[str] = set()  # partitions that get a name later
-        self._unnamed: dict[str, float] = {}  # partitions led here that no record names, since when
-        self._forgotten: dict[str, float] = {}  # partitions, and since when the coordinator does not know them
-        self._nodes: set[str] = set()  # that were ever members
-        self._gone: set[tuple[str, bool]] = set()  # those that were gone at the last look
+        self._unnamed: dict[str, float] = {}  # partitions led here that no record names -> since this time
+        self._forgotten: dict[str, float] = {}  # partitions that the coordinator has forgotten -> since this time
+        self._nodes: set[str] = set()  # all members so far
+        self._gone: set[tuple[str, bool]] = set()  # the nodes that were gone at the last look
         self._background = BackgroundTasks()
         self.records = Records(coordinator, self._background, router.forget, prefix)
         self._wanted, replicas.recruiting.wanted = (
             replicas.recruiting.wanted,
             self._followers,
-        )  # the requests of other nodes
+        )  # called for requests of other nodes
         self._hosts, replicas.hosting = replicas.hosting, self._hosting
         self._named, router.named = router.named, self.names
         members.watch(self._came)
@@ -87,7 +87,7 @@ class Directory:
     def _came(self) -> None:
         self._nodes |= self._members.current.keys()
 
-    # Which there are
+    # Records
 
     def find(self, name: str) -> Record | None:
         """The record as last seen here."""
@@ -104,7 +104,7 @@ class Directory:
                 await self.read(key.removeprefix(self.records.prefix))
 
     def forget(self, name: str, generation: str) -> None:
-        """Another node has dropped the stream of this generation."""
+        """Forget the stream of this generation, which another node has dropped."""
         self.records.forget(name, generation)
 
     def names(self, partition: str) -> bool:
@@ -114,7 +114,7 @@ class Directory:
         record = self.records.find(name_of(partition))
         return partition in self._prepared or (record is not None and record.key == partition)
 
-    # Making
+    # Creating
 
     async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
         """The record of a stream; with settings it is created if there is none. Raises Misuse if there is none, if
@@ -152,7 +152,7 @@ class Directory:
             wanted = record.made_by(self._me)
             await self._make(wanted)
             found = await self.records.swap(before, wanted)
-            if found != wanted:  # somebody was first
+            if found != wanted:  # another node was first
                 await self._delete(wanted)
             if found is None or (before is not None and found.generation != record.generation):
                 raise Misuse(f"{self._what} {record.name!r} was dropped")
@@ -206,10 +206,10 @@ class Directory:
         self._prepared.discard(record.key or "")
         await self._delete(record)
 
-    # Going
+    # Dropping
 
     async def drop(self, name: str, generation: str = "") -> None:
-        """Drop a stream, or that of this generation. Raises Unavailable, OutcomeUnknown."""
+        """Drop a stream; with `generation`, only that one. Raises Unavailable, OutcomeUnknown."""
         while (record := await self.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
             if await self._take_away(record):
@@ -230,8 +230,8 @@ class Directory:
             await self._replicas.delete(record.key)
 
     async def lost(self, name: str, key: str) -> bool:
-        """If every replica of the partition with this key has died, or a coordinator that has forgotten it hears of
-        it from nobody, write that into the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """If the partition with this key is lost, write that into the record: every replica has died, or the
+        coordinator has forgotten it and no replica reports it. Raises Unavailable, OutcomeUnknown, Corrupt."""
         record = await self.read(name)
         if record is None or record.key != key or not await self._died(key):
             return False
@@ -254,7 +254,7 @@ class Directory:
             )
             if for_s < _FORGOTTEN_S and not soon:
                 return False
-            value = await self._coordinator.swap(key, None, DELETED)  # a report of it would come too late now
+            value = await self._coordinator.swap(key, None, DELETED)  # from here on no replica can report it
             self._background.spawn(forget(self._coordinator, key))
             return value == DELETED
         self._forgotten.pop(partition, None)
@@ -265,8 +265,8 @@ class Directory:
         return all(self._members.gone(node, durable=durable) for node, _ in replicas)
 
     async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
-        """The partitions of a stream of which every replica has died. Each is reported once, or again if it is
-        unknown whether it was. Raises as `open`."""
+        """The partitions of a stream of which every replica has died. Each is reported once, or again if a report may
+        have failed. Raises as `open`."""
         record = await self.open(name, None)
         key = name, record.generation
         untold = self._untold.pop(key, ())
@@ -283,10 +283,10 @@ class Directory:
             record = found
         return untold
 
-    # Taking care
+    # Periodic checks
 
     async def run(self) -> None:
-        """Take care of records until cancelled."""
+        """Check records every `care_s` until cancelled."""
         while True:
             await asyncio.sleep(self._care_s)
             try:
@@ -295,12 +295,12 @@ class Directory:
                 log.info("records of %ss are looked after later: %s", self._what, error)
 
     async def care(self) -> None:
-        """Do what is due about records. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Mark lost partitions and delete nameless ones. Raises Unavailable, OutcomeUnknown, Corrupt."""
         await self._look_for_lost()
         await self._sweep()
 
     async def _look_for_lost(self) -> None:
-        """Mark partitions lost whose nodes are gone. Nodes that were checked before cost nothing."""
+        """Mark partitions lost whose nodes are gone. Nodes that were gone at the last look are not checked again."""
         gone = {
             (node, durable)
             for node in self._nodes
@@ -316,8 +316,8 @@ class Directory:
             del self._forgotten[partition]
 
     async def _sweep(self) -> None:
-        """Delete partitions led here that no record has named for as long as it takes to lose one: their creator
-        ended before it could name them."""
+        """Delete partitions led here that no record has named for `lost_s`: their creator ended before it could name
+        them."""
         now = monotonic()
         unnamed = {hosted.partition for hosted in self._replicas if hosted.replica.serves(now) and self._orphan(hosted)}
         self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}

@@ -1,9 +1,9 @@
 """The era of a coordinator: a random value that each data directory notes.
 
-A coordinator that lost its values knows no partition; a node that believed it would free everything in its
-directory. So whoever finds no era creates one, and every node with a directory notes it. Nodes that are running when
-the values are lost write what they lead to the coordinator again, and note the new era. A node that is started on a
-directory of another era refuses to run, and leaves the directory unchanged.
+A coordinator that lost its values knows no partition; a node that believed it would free everything in its directory.
+So the first node that finds no era creates one, and every node with a directory notes it. Nodes that are running when
+the values are lost write the partitions that they lead to the coordinator again, and note the new era. A node that is
+started on a directory of another era refuses to run, and leaves the directory unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One replica on this node: feeds it events and carries out its effects in order.
 
-Operations of a durable log are saved in batches: what arises during one save is the next batch (group commit). While
-the disk is full, requests are refused. A compare-and-set is tried once, after a read; the replica asks again when
-that is due. Without the read, a host that can send but not receive would make itself the only replica.
+Operations of a durable log are saved in batches: those that arrive during one save are the next batch (group commit).
+While the disk is full, requests are refused. A compare-and-set is tried once, after a read; the replica asks for it
+again when due. Without the read, a host that can send but not receive would make itself the only replica.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.01  # between ticks of a state machine that has always something to do
+_TICK_S = 0.01  # the shortest interval between ticks of a state machine
 EARLY_S = 0.1
-"""How much earlier than due a replica may be ticked, to be ticked together with others."""
+"""The most seconds by which a replica is ticked before it is due, together with others."""
 
 
 @runtime_checkable
@@ -44,7 +44,7 @@ class DurableLog(Protocol):
 
     @property
     def refusal(self) -> Backpressure | None:
-        """Why nothing can be saved now, if the disk is full."""
+        """The error for requests while the disk is full, else None."""
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
         """Write operations after those before. Returns once they are on disk."""
@@ -66,8 +66,8 @@ class Hosted:
         self.machine = machine
         self.waiters = Waiters(lambda waiting: machine.serves(waiting.request, monotonic()))
         machine.waits = self.waiters.requests
-        self.recruited: dict[str, float] = {}  # node -> when it was asked
-        self.refused: dict[str, float] = {}  # node -> when it could not
+        self.recruited: dict[str, float] = {}  # node -> time when it was asked
+        self.refused: dict[str, float] = {}  # node -> time when it refused
         self.heard_s = monotonic()
         self._owner = owner
         self._storage = storage
@@ -87,7 +87,7 @@ class Hosted:
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due; not before the configuration was read."""
+        """The time at which `tick` is due; infinite until the configuration was read."""
         if not self.replica.configuration.epoch:
             return math.inf
         return min(self.replica.deadline, self._machine_due_s)
@@ -107,7 +107,7 @@ class Hosted:
         self._perform(self.replica.configured(configuration, monotonic()))
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """A message of another replica has arrived. A log that cannot belong to this partition ends the replica."""
+        """Handle a message of another replica. A log that cannot belong to this partition ends the replica."""
         now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
@@ -129,8 +129,8 @@ class Hosted:
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: WaitingRequest, *, first: bool = False) -> None:
-        """Decide a request; if there is nothing for it, it waits in its queue. A request that may not wait gets the
-        Backpressure error, which names the limit."""
+        """Decide a request. If it cannot be served now, it waits in its queue until its deadline. A request that may
+        not wait gets the Backpressure error, which names the limit."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
             now, refused = monotonic(), outcome
@@ -153,7 +153,7 @@ class Hosted:
         self._tick_machine()
 
     def _tick_machine(self) -> None:
-        """Let the state machine do what is due; if it cannot now, try again soon."""
+        """Tick the state machine if it is due and this replica serves."""
         self._ticking = False
         now = monotonic()
         if self.closed or not self.replica.serves(now):
@@ -166,7 +166,7 @@ class Hosted:
         self._owner.due(self.deadline)
 
     def gone(self, node: str, before_s: float) -> None:
-        """The process that the node was at that time has ended."""
+        """Withdraw the waiting requests of a node whose process has ended, and tell the replica."""
         self.waiters.gone(node)
         self._perform(self.replica.gone(node, before_s, monotonic()))
 
@@ -226,7 +226,7 @@ class Hosted:
         self.changed(value)
 
     def changed(self, value: bytes | None) -> None:
-        """The coordinator has this value for the partition."""
+        """Apply the coordinator's value for the partition."""
         if self.closed:
             return
         if value == DELETED:
@@ -268,16 +268,16 @@ class Hosted:
         self._writing = False
         self._perform(self.replica.stored(ticket, monotonic()))
 
-    # Who waits
+    # Waiting requests
 
     def serve(self) -> None:
-        """Decide waiting requests for which there is something now."""
+        """Decide the waiting requests that may be served now."""
         self._serving = False
         if not self.waiters or self.closed:
             return
         if not self.replica.leads:
             for waiting in self.waiters.drain():
-                self.request(waiting.request, waiting.done)  # it is sent the leader's address
+                self.request(waiting.request, waiting.done)  # its error names the leader
             return
         for waiting in self.waiters.served():
             self.wait(waiting, first=True)

@@ -1,4 +1,4 @@
-"""What the partitions of a node keep in its data directory: their logs, and notes."""
+"""The logs and notes of a node's partitions in its data directory."""
 
 from __future__ import annotations
 

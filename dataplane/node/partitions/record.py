@@ -20,12 +20,12 @@ EPOCHS = 1 << 18
 """Epochs of one partition. The next partition of a stream begins above them, so that grants stay unique."""
 
 DURABLE = ".durable"
-"""Suffix of the keys of durable partitions: a node that is asked for a replica knows nothing else of it."""
+"""Suffix of the keys of durable partitions: a node that is asked for a replica knows only the key."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of which every replica has died. `rows`: for each node of producers (hex), how many rows it
-    retained."""
+    """A partition of which every replica has died. `rows`: the nodes of producers (hex), with the number of rows that
+    each retained."""
 
     key: str
     rows: tuple[tuple[str, int], ...] = ()
@@ -41,15 +41,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     followers: int
     durable: bool = False
     number: int = -1
-    """Of the partition; -1 where there is none now."""
+    """The number of the partition; -1 if there is none now."""
     maker: str = ""
-    """The node that made it, in hex."""
+    """The node that created the partition, in hex."""
     next: int = 0
     """The number of the next partition."""
     lost: tuple[LostPartition, ...] = ()
-    """Those that nobody was told of yet."""
+    """The lost partitions that were not reported yet."""
     teller: str = ""
-    """Who took what is told but once, so that of two equal changes one is one's own."""
+    """A random token of the call that took the last reports, by which it recognises its own change."""
 
     @property
     def key(self) -> str | None:
@@ -60,21 +60,21 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name}/{self.generation}/{self.number}-{self.maker}{suffix}"
 
     def made_by(self, node: str) -> Record:
-        """With a new partition, which this node creates."""
+        """The record with a new partition, which this node creates."""
         return msgspec.structs.replace(self, version=self.version + 1, number=self.next, maker=node, next=self.next + 1)
 
     def without(self, settings: bytes | None = None) -> Record:
-        """Without its partition; with other settings, if given."""
+        """The record without its partition; with other settings, if given."""
         settings = self.settings if settings is None else settings
         return msgspec.structs.replace(self, version=self.version + 1, number=-1, maker="", settings=settings)
 
     def losing(self, rows: Sequence[tuple[str, int]]) -> Record:
-        """Without its partition, of which every replica has died."""
+        """The record without its partition, of which every replica has died."""
         lost = (*self.lost, LostPartition(self.key or "", tuple(rows)))
         return msgspec.structs.replace(self.without(), lost=lost)
 
     def told(self, lost: Sequence[LostPartition], teller: str) -> Record:
-        """With the note that this node, and no other, reports these partitions as lost."""
+        """The record without these lost partitions, which the call with the token `teller` reports."""
         left = tuple(each for each in self.lost if each not in lost)
         if left == self.lost:
             return self
@@ -114,7 +114,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def decode(value: bytes) -> Record:
-    """Raises Corrupt for anything but an encoded record."""
+    """The decoded record. Raises Corrupt."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:

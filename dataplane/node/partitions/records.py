@@ -40,14 +40,14 @@ class Records:
         self._background = background
         self._forget_key = forget_key
         self.prefix = prefix
-        """Of the keys of records, at the coordinator."""
+        """The prefix of the keys of records at the coordinator."""
         self._records: dict[str, Record] = {}
         self._watched: set[str] = set()
         self._dropped: dict[str, None] = {}  # generations
         self.changed: Callable[[str], None] = lambda partition: None
-        """Called with each partition that a newer record does not name any more."""
+        """Called with each partition that a newer record no longer names."""
         self.dropped: Callable[[Record], None] = lambda record: None
-        """Called with the last record of what is known to have been dropped."""
+        """Called with the last record of each stream that was dropped."""
 
     def __iter__(self) -> Iterator[Record]:
         return iter([*self._records.values()])
@@ -73,12 +73,12 @@ class Records:
         return self._saw(decode(value))
 
     async def _restore(self, name: str) -> Record | None:
-        """The coordinator has forgotten a record that is known here: write it again."""
+        """Write a record that the coordinator has forgotten again."""
         log.warning("the coordinator has forgotten %r; this node says what it knows", name)
         return await self.swap(None, self._records[name])
 
     def forget(self, name: str, generation: str) -> None:
-        """Another node has dropped the stream of this generation."""
+        """Forget the record of this generation: its stream was dropped."""
         self._dropped[generation] = None
         if len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
@@ -90,7 +90,7 @@ class Records:
             self.dropped(record)
 
     def gone(self, name: str, record: Record | None) -> None:
-        """The coordinator has no record of this name; `record` is what was known when it was asked."""
+        """Forget a record that the coordinator has deleted. `record`: as known here when the coordinator was asked."""
         if record is not None:
             self.forget(record.name, record.generation)
 
@@ -107,7 +107,7 @@ class Records:
         return self._saw(decode(value))
 
     def _saw(self, record: Record) -> Record | None:
-        """A record was read. Returns the newest known one; None if it was dropped since."""
+        """Note a record that was read. Returns the newest known one; None if it was dropped since."""
         if record.generation in self._dropped:
             return self._records.get(record.name)
         before = self._records.get(record.name)
@@ -119,7 +119,8 @@ class Records:
         return self._records[record.name]
 
     async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
-        """Change a record, whatever it is by then. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Apply `make` to the newest record; repeat if another change came first. Raises Unavailable, OutcomeUnknown,
+        Corrupt."""
         pause_s = _SHORT_S
         while (wanted := make(record)) is not record:
             found = await self.swap(record, wanted)
@@ -156,7 +157,7 @@ class Records:
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
 
     async def _see(self, name: str, value: bytes) -> bool:
-        """A value was seen, which may be outdated. Returns whether there is a record."""
+        """Note a watched value, which may be outdated. Returns whether there is a record."""
         known = self._records.get(name)
         if value == DELETED:
             value = await self._coordinator.read(self.key(name)) or DELETED

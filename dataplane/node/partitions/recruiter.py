@@ -1,5 +1,5 @@
-"""Leaders recruit followers for their partitions, preferably on other hosts; replicas that no configuration names
-any more are deleted."""
+"""Recruits followers for the partitions led here, preferably on other hosts, and deletes replicas that no configuration
+names any more."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Recruiter:
 
     def __init__(self, replicas: Replicas, members: Membership, channel: Channel) -> None:
         self.wanted: Callable[[str], int] = lambda partition: 1
-        """How many followers a partition should have."""
+        """Returns the wanted number of followers of a partition."""
         self._replicas = replicas
         self._members = members
         self._channel = channel
 
     def look(self, now: float) -> None:
-        """Begin what is due."""
+        """Recruit missing followers in the background, and end unneeded replicas."""
         for hosted in self._replicas:
             if hosted.replica.serves(now):
                 for node in self._candidates(hosted, now):
@@ -90,13 +90,13 @@ class Recruiter:
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
-        """Whether all nodes that may be alive say that they have no replica which could report the partition."""
+        """Whether all nodes that may be alive answer that they have no replica that could report the partition."""
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]
         asks = [self._channel.ask(node, lambda number: m.FindReplica(number, partition), _ASK_S) for node in others]
         found = await asyncio.gather(*asks, return_exceptions=True)
-        return not any(found)  # an error too is no "no"
+        return not any(found)  # an error is not a "no" either
 
     async def _recruit(self, hosted: Hosted, node: str) -> None:
         try:

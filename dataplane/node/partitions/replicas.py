@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
 """A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. A node with a
-ninth of a core still sends a heartbeat every second. Nobody waits for a process that is known to have ended."""
+ninth of a core still sends a heartbeat every second. A process that is known to have ended is replaced at once."""
 
 _LEAST_S = 0.02  # between ticks
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
@@ -78,11 +78,11 @@ class Replicas:
         self.coordinator = coordinator
         self.background = BackgroundTasks()
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
-        """Called with what a leader tells this node of its columns."""
+        """Called with the outbox entries that a leader sends to this node."""
         self.performed: Callable[[Hosted], None] = lambda hosted: None
-        """Called when a replica here has applied something, perhaps."""
+        """Called when a replica here may have applied commands."""
         self.retained: Callable[[str], int] = lambda partition: 0
-        """How many rows of a partition the producers of this node have appended whose columns are retained here."""
+        """Returns the number of rows of a partition that producers here appended and whose columns are retained."""
         self.hosting: Callable[[str], None] = lambda partition: None
         """Called when this node begins to have a replica of a partition."""
         self._members = members
@@ -91,7 +91,7 @@ class Replicas:
         self._logs = logs
         self._prefix = prefix
         self._hosted: dict[str, Hosted] = {}
-        self._asked: dict[tuple[str, int], tuple[Hosted, WaitingRequest]] = {}  # others' questions that wait
+        self._asked: dict[tuple[str, int], tuple[Hosted, WaitingRequest]] = {}  # waiting requests of other nodes
         self._deliveries = Deliveries(channel)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
@@ -110,10 +110,10 @@ class Replicas:
     def find(self, partition: str) -> Hosted | None:
         return self._hosted.get(partition)
 
-    # Which there are
+    # The replicas
 
     def incarnation(self, partition: str) -> int:
-        """The incarnation of the replica here; 0 for none, and for one in memory that cannot say who leads."""
+        """The incarnation of the replica here; 0 if there is none, or one in memory that is `mute`."""
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
 
@@ -129,9 +129,8 @@ class Replicas:
         return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
-        """Create a partition, led by this node and followed by `followers` others from its first command on, as far
-        as they answer; an existing one is left as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown,
-        PeerUnavailable."""
+        """Create a partition, led by `node` and followed by `followers` others, or fewer if some do not answer. An
+        existing one is left as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown, PeerUnavailable."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
         first = Configuration(
@@ -153,15 +152,15 @@ class Replicas:
             return None
 
     async def delete(self, partition: str) -> None:
-        """Delete the partition, whoever leads it. Raises Unavailable, OutcomeUnknown."""
+        """Delete a partition, wherever it is led. Raises Unavailable, OutcomeUnknown."""
         key = self.key(partition)
         while (value := await self.coordinator.read(key)) not in (None, DELETED):
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
     def end(self, hosted: Hosted, *, forget: bool = False) -> None:
-        """End this replica. If the partition still needs one here, it will be another; for a durable one the same,
-        unless its log is forgotten."""
+        """End this replica. `forget`: delete its log. A later replica of the partition here is a new one; with a
+        durable log that was not deleted, the same."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
@@ -237,7 +236,7 @@ class Replicas:
             if late is not None and heard and not returned:
                 late(future.result())
 
-    # What others say
+    # Messages of other nodes
 
     def _heard(self, node: str, item: m.Item) -> None:
         match item:
@@ -292,7 +291,7 @@ class Replicas:
             self._deliveries.gave(node, asked.number, hosted, undoing)
 
     def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
-        """The result; if it fits into no frame, the error, and what it grants is given back."""
+        """The result. If it is too large for a frame, give back its grant and return the error."""
         try:
             self._channel.check(result)
         except LimitExceeded as error:
@@ -307,8 +306,8 @@ class Replicas:
         self._channel.say(node, item)
 
     async def retained_rows(self, partition: str) -> list[tuple[str, int]]:
-        """For each node that answers, how many rows its producers appended to a partition of which it retains
-        columns."""
+        """For each node that answers, the number of rows of a partition that its producers appended and whose columns
+        it retains."""
 
         async def one(node: str) -> tuple[str, int]:
             if node == self.me:
@@ -323,7 +322,7 @@ class Replicas:
         return [(node, rows) for node, rows in found if rows]
 
     def gone(self, node: str, before_s: float) -> None:
-        """The process that a node was at that time has ended."""
+        """Tell all replicas here that the process of a node has ended."""
         log.info("node %s has ended", node)
         self._deliveries.gone(node)
         for hosted in self:
@@ -332,7 +331,7 @@ class Replicas:
     # Time
 
     def due(self, deadline_s: float) -> None:
-        """A replica has to be ticked by then."""
+        """Set the timer so that a replica is ticked by this time."""
         if deadline_s < self._due_s - 1e-3:
             self._set(deadline_s)
 
@@ -366,7 +365,7 @@ class Replicas:
 
 
 async def forget(coordinator: Coordinator, key: str) -> None:
-    """Remove a deleted key once all watchers have seen that it is deleted."""
+    """Remove a deleted key after all watchers had time to see that."""
     await asyncio.sleep(_DELETED_S)
     with suppress(Unavailable, OutcomeUnknown):
         await coordinator.swap(key, DELETED, None)

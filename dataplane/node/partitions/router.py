@@ -1,4 +1,4 @@
-"""Sends requests to the leader of a partition, and again until there is an answer.
+"""Sends requests to the leader of a partition, and repeats them until there is an answer.
 
 Invariants: a request may be sent several times and to several leaders, so it has a producer sequence
 (`replication.sessions`) or no lasting effect. By its deadline it ends with the answer or the error of the partition;
@@ -23,7 +23,7 @@ from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 
 TRY_S = 1.0
-"""How long to wait for one leader, beyond the time that a request may wait there."""
+"""Seconds to wait for one leader, beyond the time that a request may wait there."""
 
 _SHORT_S, _LONG_S = 0.01, 0.5  # between tries
 
@@ -38,9 +38,9 @@ class Router:
         self._coordinator = coordinator
         self._leaders: dict[str, str] = {}
         self.configurations: dict[str, Configuration] = {}
-        """As last read."""
+        """The configurations as last read, by partition."""
         self.named: Callable[[str], bool] = lambda partition: False
-        """Whether a record that is known here names the partition."""
+        """Returns whether a record known here names the partition."""
 
     async def ask(
         self,
@@ -54,9 +54,9 @@ class Router:
         patient: bool = True,
     ) -> bytes:
         """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover the request
-        waits again at the next leader. `late` is called with each answer that came too late. `patient`: repeat the
-        request while a limit of the partition refuses it. Raises what the partition refuses with, Lost if certainly
-        no replica is left; PeerUnavailable, OutcomeUnknown."""
+        waits again at the next leader. `late` is called with each answer that arrives too late. `patient`: repeat the
+        request while a limit of the partition refuses it. Raises the error with which the partition refuses; Lost if
+        certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
         pause_s = _SHORT_S
@@ -73,7 +73,7 @@ class Router:
                 self._leaders.pop(partition, None)
                 if error.leader != node and error.leader not in silent:
                     self._leaders[partition] = error.leader
-                silent.discard(error.leader)  # it was slow, perhaps, and it leads: it is asked again after this pause
+                silent.discard(error.leader)  # it leads and may only be slow: ask it again after this pause
             except (PeerUnavailable, OutcomeUnknown) as error:
                 self._leaders.pop(partition, None)
                 silent.add(node)
@@ -111,8 +111,8 @@ class Router:
         return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
-        """The node to ask: the known leader or, if it did not answer just now, a node that may know better or lead
-        by then. Raises Unavailable, Lost."""
+        """The node to ask: the known leader or, if that did not answer just now, another replica, which may know the
+        leader or lead by now. Raises Unavailable, Lost."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.replica.leads:
             return self._replicas.me
@@ -138,7 +138,7 @@ class Router:
         except Unavailable:
             return self._last(partition)
         if value is None and (self.named(partition) or partition in self.configurations):
-            configuration = self._last(partition)  # written again to a coordinator that was wiped
+            configuration = self._last(partition)  # the coordinator was wiped: a replica will write it again
         elif not value:
             self.forget(partition)
             raise Lost(f"there is no partition {partition}")
@@ -162,6 +162,6 @@ class Router:
         return node in self._members.current
 
     def forget(self, partition: str) -> None:
-        """The partition no longer exists."""
+        """Forget a partition that no longer exists."""
         self._leaders.pop(partition, None)
         self.configurations.pop(partition, None)

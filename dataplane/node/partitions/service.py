@@ -58,11 +58,11 @@ class Partitions:
         self._background = BackgroundTasks()
 
     def receive(self, frame: Frame) -> None:
-        """A frame of another node has arrived."""
+        """Handle a frame of another node."""
         self.channel.receive(frame)
 
     def start(self) -> None:
-        """Start. The membership is run by the caller."""
+        """Start the background work. The caller runs the membership."""
         for work in (self.directory.run, self.columns.run, self.departed.run):
             self._background.spawn(work())
 

@@ -1,9 +1,8 @@
 """Requests that wait: at the leader of a partition, or at a stream of one node.
 
-Each waits in a queue (for a task, and what it asks for), first come first served. When there may be something for
-the first request of a queue it is decided again, and the next one as long as there is something; so a commit costs
-as many decisions as it serves requests, and wakes no others. Among queues, the one whose first request came first is
-served first.
+Equal requests (of one task, for the same columns) wait in one queue, first come first served. When the first request of
+a queue may be served, it is decided again, then the next until one is not served. So a commit costs as many decisions
+as it serves requests, and wakes no others. Among queues, the one whose first request came first is served first.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ MAX_WAITING = 1 << 16
 """Requests that wait at one leader."""
 
 NOTHING = b""
-"""The result of a request for which there is nothing now."""
+"""The result of a request that cannot be served now."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: nobody
-    waits any more. `in_vain`: the value of `changes` when there was last nothing for it."""
+    """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: its caller
+    gave up. `in_vain`: the value of `changes` at the last decision that did not serve it."""
 
     queue: str
     request: Any
@@ -45,7 +44,7 @@ class WaitingRequest:
 
 
 class Waiters:
-    """The waiting requests of one leader. `serves(waiting)`: whether there may be something for the request."""
+    """The waiting requests of one leader. `serves(waiting)`: whether the request may be served now."""
 
     def __init__(self, serves: Callable[[WaitingRequest], bool]) -> None:
         self._serves = serves
@@ -54,7 +53,7 @@ class Waiters:
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
         return self._count
 
     def __iter__(self) -> Iterator[WaitingRequest]:
@@ -74,8 +73,8 @@ class Waiters:
         return queue in self._queues
 
     def add(self, waiting: WaitingRequest, now: float, *, first: bool = False) -> None:
-        """Let a request wait; at the end it is answered with nothing. `first`: again, at the head of its queue.
-        Raises Backpressure if too many wait."""
+        """Add a request, which is answered with NOTHING at its deadline. `first`: at the head of its queue, since it
+        waited before. Raises Backpressure if too many wait."""
         if self._count >= MAX_WAITING:
             raise Backpressure("too many requests wait at this partition's leader")
         queue = self._queues.setdefault(waiting.queue, deque())
@@ -89,7 +88,7 @@ class Waiters:
             waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
     def withdraw(self, waiting: WaitingRequest) -> None:
-        """Answer the request with nothing, unless it is decided already."""
+        """Answer the request with NOTHING, unless it was decided."""
         waiting.withdrawn = True
         queue = self._queues.get(waiting.queue)
         if queue is not None and waiting in queue:
@@ -105,8 +104,8 @@ class Waiters:
             del self._queues[waiting.queue]
 
     def served(self) -> Iterator[WaitingRequest]:
-        """The requests for which there is something, one after another: each has to be decided before the next is
-        taken. They no longer wait; if one waits again after all, no later one of its queue is served."""
+        """Remove and yield the requests that may be served, one by one: each must be decided before the next is
+        taken. If one is added again, no later one of its queue is served."""
         heads = [(queue[0].number, name) for name, queue in self._queues.items()]
         heapq.heapify(heads)
         while heads:
@@ -122,7 +121,7 @@ class Waiters:
                 heapq.heappush(heads, (queue[0].number, name))
 
     def gone(self, node: str) -> None:
-        """This node has ended."""
+        """Withdraw the requests of a node that has ended."""
         for waiting in [each for each in self if each.node == node]:
             self.withdraw(waiting)
 

@@ -1,8 +1,8 @@
 """Shards of other hosts as local shards: described at the first request, fetched when they are read.
 
-A fetched shard is a copy. The store keeps it like a shard that is on disk too: it is fetched once for many readers, is
-bounded by the same budget, and its memory is the first to be reclaimed. Read again, it is fetched again. A copy in
-memory outlives its owner.
+A fetched shard is a copy. The store keeps it like a shard that is also on disk: it is fetched once for many readers,
+counts in the same budget, and its memory is the first to be reclaimed; a later read fetches it again. A copy in memory
+outlives its owner.
 
 Invariants: a copy's contents are validated like everything that a client writes. A copy never has another shard's
 bytes, since a node gets a new identity with each start.
@@ -67,9 +67,9 @@ class Fetcher:
         return len(self._copies)
 
     async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
-        """The local numbers of shards of other nodes: for each its node, its number there, and what of it is to be
-        read. When this returns, that is here or comes with the shard. Raises OwnerDied, Freed, PeerUnavailable,
-        Backpressure, Misuse for columns or rows that a shard does not have."""
+        """The local numbers of shards of other nodes. `wanted`: for each its node, its number there, and the parts to
+        be read. When this returns, these parts are here, or the next pin fetches them. Raises OwnerDied, Freed,
+        PeerUnavailable, Backpressure, Misuse for columns or rows that a shard does not have."""
         keys = [(owner, shard) for owner, shard, _ in wanted]
         unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
         for owner, shard, wants in wanted:
@@ -82,7 +82,7 @@ class Fetcher:
         return [await self._ready(key, wants, deadline) for key, (_, _, wants) in zip(keys, wanted, strict=True)]
 
     def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
-        """Whether what is wanted of this shard is here, or can be read where more of it was read before."""
+        """Whether the shard is known here, and its owner is a member or the wanted parts are in memory."""
         copy = self._copies.get(key)
         if copy is None or not self._store.mend(copy):
             return False
@@ -90,7 +90,7 @@ class Fetcher:
         return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
-        """The local number of a known shard; what is wanted of it is here, or comes with it."""
+        """The local number of a known shard. If it is in memory without the wanted parts, fetch them first."""
         replica = self.replicas.here(key)
         if replica is not None:
             return replica
@@ -110,7 +110,7 @@ class Fetcher:
         returned, so that the other shards are described too."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_s):
-                await self._membership.joined()  # or this node knows nothing of the owner yet
+                await self._membership.joined()  # before, this node does not know the owner
         there = True
         while there:
             there = owner in self._membership.members
@@ -120,7 +120,7 @@ class Fetcher:
                 break
             except DataplaneError as error:
                 if not there or owner in self._membership.members:
-                    return error  # else it has ended meanwhile
+                    return error  # else the owner has ended meanwhile: ask holders of replicas
         while len(self._copies) > MAX_COPIES:
             self._forget(next(iter(self._copies)))
         return None
@@ -131,8 +131,8 @@ class Fetcher:
                 await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
 
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
-        """Get descriptions of shards of the owner from the node that has them: of each its number and its number
-        there."""
+        """Get descriptions of the owner's shards from the node `source`. `numbered`: for each its number at the owner
+        and at `source`."""
         member = member_of(self._membership, source)
         request = pm.Describe(self._peers.next_id(), [number for _, number in numbered], True)
         reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
@@ -147,7 +147,7 @@ class Fetcher:
             key = (owner, shard)
             copy = self._copies.get(key)
             if copy is not None and self._store.mend(copy) and self._remotes[copy].source == source:
-                continue  # somebody else has asked meanwhile
+                continue  # another request has learned it meanwhile
             if copy is not None:
                 self._forget(key)
             size, rows, columns, layout, live, payload = described
@@ -202,11 +202,12 @@ class Fetcher:
             except PeerUnavailable as error:
                 if owner in self._membership.members:
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
-        self._free_here(owner, parts, frozenset())  # it has ended
+        self._free_here(owner, parts, frozenset())  # the owner has ended
         await self.replicas.free_all(owner, parts)
 
     def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
-        """Free the same parts of local copies. Of shards with other owners, the rest is found out when it is read."""
+        """Free the same parts of local copies. Copies of shards with other owners (`owned`) are described again when
+        they are read."""
         for number, columns, rows in parts:
             shard = shard_of(number)
             copy = self._copies.get((owner, shard))
@@ -246,7 +247,7 @@ class Fetcher:
         return undo
 
     def forget(self, key: ShardKey) -> None:
-        """No local client will ask for this shard of another node soon."""
+        """Forget the copy of another node's shard: no local client will ask for it soon."""
         if key in self._copies:
             self._forget(key)
 
@@ -257,6 +258,6 @@ class Fetcher:
         return number if there else None
 
     async def aclose(self) -> None:
-        """Wait for what has begun."""
+        """Wait for running reads and patches."""
         await self.patching.aclose()
         await self.reading.aclose()

@@ -1,7 +1,7 @@
 """A semaphore that is fair between parties.
 
 Invariants: at most `most` are inside, and at most `each` of one party. A party that has asked for a thousand turns
-delays another party's first turn by one, not by a thousand. Nobody waits who could enter.
+delays another party's first turn by one, not by a thousand. A party that could enter does not wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """Who is inside, and who waits. Used from one event loop."""
+    """The turns inside, and those that wait. Used from one event loop."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -55,7 +55,7 @@ class Gate:
         return self._inside.total() < self._most and self._inside[who] < self._each
 
     def leave(self, who: Hashable) -> None:
-        """A turn has ended: the next enters."""
+        """End a turn, and admit the next."""
         self._inside[who] -= 1
         if not self._inside[who]:
             del self._inside[who]

@@ -1,8 +1,7 @@
 """The shards of a node that rows of streams and tables need.
 
-Rows own what is appended to them: the columns of an append or extend are freed when no row needs them any more. The
-same stored rows may be needed twice, by two streams or one, if what one stream delivers is appended to another; then
-they are freed when the last is done with them.
+Rows own the columns of their append and extends: these are freed when no row needs them any more. If rows that one
+stream delivers are appended to another, or to the same, the stored columns have two needs and are freed with the last.
 
 Invariants: a part of a shard that a row needs exists; a part that no row needs is freed at once.
 """
@@ -21,8 +20,8 @@ from dataplane.store.store import Store
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.table.write_effects import UnneededCells
 
-_MAX_SPENT = 1 << 12  # parts of a shard that are freed before others of it may be
-_MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
+_MAX_SPENT = 1 << 12  # freed parts of a shard that are noted until its last need ends
+_MAX_BYTES = 1 << 44  # the bytes that one reference may claim, so that sums of them fit into a message
 
 
 class NeededShards:
@@ -32,13 +31,13 @@ class NeededShards:
         self._node = node
         self._store = store
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
-        """The number here of another node's shard that is kept here too; see `node.shards.replicas`."""
+        """The local number of the replica of another node's shard; see `node.shards.replicas`."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
 
     def free_parts(self, parts: Iterable[tuple[int, Sequence[int], Rows]]) -> None:
-        """The client that put these frees them: parts of shards that rows need go with the last need, others now.
+        """Free parts of shards for the client that put them: now, or with the last need if rows need the shard.
         Raises ValueError or IndexError for an invalid part; LimitExceeded."""
         for shard, columns, rows in parts:
             key = self._node, shard
@@ -52,8 +51,7 @@ class NeededShards:
             self._spent[key].append((tuple(columns), rows))
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
-        """A part of a replica was freed at its owner, or all of it (None): it goes when rows of streams do not need
-        it any more."""
+        """Free a part of a replica, or all of it (None), that its owner freed: now, or with the last need."""
         number = self.replica(key)
         if number is None:
             return
@@ -70,8 +68,8 @@ class NeededShards:
             self._store.free_part(number, columns, rows)
 
     def relink(self, ref: BatchRef) -> None:
-        """Rows from before a restart need what `ref` refers to: recreate the links by which it names local shards,
-        each until its last need. Raises Freed, Corrupt."""
+        """After a restart, recreate the links by which `ref` names local shards. Each ends with its last need. Raises
+        Freed, Corrupt."""
         for key in ref.shards():
             number = self.number(key)
             if number is not None and link_of(number):
@@ -79,14 +77,14 @@ class NeededShards:
                 self._whole.add(key)
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
-        """These local shards, each with its key, are from before a restart, and the rows that need them are known:
-        nobody else owns a part of one. Free what no row needs; the rest goes with the last need."""
+        """After a restart, take over local shards by number, each with its key, whose only owners are rows. The needs
+        must be known: shards without one are freed now, the others with the last."""
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
     def keep(self, ref: BatchRef, owner: str) -> None:
-        """Rows of a stream or table (`owner`) of this node alone are about to need what `ref` refers to. Raises
-        Freed, Corrupt; OwnerDied for what another node stored."""
+        """Add a need of each shard of `ref`, for rows of an unreplicated stream or table, `owner`. Raises Freed,
+        Corrupt; OwnerDied if another node stored one."""
         _check_bytes(ref.stored_nbytes)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
@@ -101,8 +99,8 @@ class NeededShards:
             self._store.attribute(shard, owner)
 
     def need(self, ref: BatchRef, owner: str) -> tuple[ShardKey, ...]:
-        """The rows of a partition (`owner`: its stream or table), wherever it is led, are about to need what is here
-        of `ref`. Returns the keys of those shards. Raises Freed, Corrupt, LimitExceeded."""
+        """Add a need of each local shard of `ref`, for rows of a partition, wherever it is led. `owner`: its stream
+        or table. Returns the keys of those shards. Raises Freed, Corrupt, LimitExceeded."""
         _check_bytes(ref.stored_nbytes)
         found = []
         for key, selected in ref.footprint().items():
@@ -116,14 +114,14 @@ class NeededShards:
         return tuple(found)
 
     def unneed(self, shards: Iterable[ShardKey]) -> None:
-        """Subtract a need from each of these shards. Of those without another need, what was freed before is freed."""
+        """Subtract a need from each shard. If it was the last, free the parts that were freed meanwhile."""
         shards = tuple(shards)
         self._needed.subtract(shards)
         self._free(shards)
 
     def done(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
-        """No row of the partition needs what is in these shards of `ref` any more: free it once nobody else needs
-        it."""
+        """Subtract a need from each of these shards of `ref`, and free its parts that `ref` names with the last need.
+        The rows of the partition no longer need them."""
         shards = tuple(shards)
         footprint = ref.footprint()
         for key in shards:
@@ -132,8 +130,8 @@ class NeededShards:
         self.unneed(shards)
 
     def thin(self, ref: BatchRef) -> None:
-        """No row of a table needs these cells any more, each of which is stored by itself. They are freed now if
-        nobody else needs a part of their shard, else with the last need."""
+        """Free cells that no row of a table needs, each stored by itself: now if their shard has no other need, else
+        with the last."""
         for key, selected in ref.footprint().items():
             number = self.number(key)
             if number is not None and self._needed[key] > 1:
@@ -143,7 +141,7 @@ class NeededShards:
                     self._store.free_part(number, columns, rows, punch=True)
 
     def keep_stored(self, shard: int, nbytes: int, owner: str) -> None:
-        """As `keep`, of a whole shard that was stored here just now, with so many bytes of values."""
+        """As `keep`, for a whole shard with `nbytes` bytes of values that was stored here just now."""
         _check_bytes(nbytes)
         self._needed[self._node, shard] += 1
         self._store.attribute(shard, owner)
@@ -153,17 +151,17 @@ class NeededShards:
         self._needed.update(ref.shards())
 
     def forget(self, ref: BatchRef) -> None:
-        """Subtract a need of each shard; of those without another need, what was freed before is freed."""
+        """Subtract a need of each shard of `ref`, as `unneed`."""
         self._needed.subtract(ref.shards())
         self._free(ref.shards())
 
     def free(self, ref: BatchRef) -> None:
-        """No row came to need what this refers to: free it."""
+        """Free the columns of an append that no row came to need."""
         self.keep_too(ref)
         self.released([ColumnBatch(ref, len(ref))])
 
     def released(self, patches: Iterable[ColumnBatch], stream: str = "") -> None:
-        """No row, of the stream with this name if it is one's, needs these patches any more."""
+        """Free patches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
         freeings = self._store.freeings
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:
@@ -177,7 +175,7 @@ class NeededShards:
             freeings.cause = before
 
     def thinned(self, over: Iterable[UnneededCells]) -> None:
-        """No row of a local table needs these cells any more."""
+        """Free cells that no row of a local table needs any more."""
         for each in over:
             if not each.done and each.written.exact:
                 self.thin(each.ref)
@@ -203,7 +201,7 @@ class NeededShards:
                     self._store.attribute(number, "")
 
     def unscope(self, ref: BatchRef) -> None:
-        """What `ref` refers to is under no scope any more: rows of streams keep it."""
+        """Remove the local shards of `ref` from their scopes: rows keep them now."""
         self._store.unscope(number for node, number in ref.shards() if node == self._node)
 
     def number(self, key: ShardKey) -> int | None:
@@ -211,7 +209,7 @@ class NeededShards:
         return key[1] if key[0] == self._node else self.replica(key)
 
     def free_scope(self, scope: str) -> None:
-        """Free what was put under a scope; what rows of streams need of it goes with the last need."""
+        """Free the shards under a scope: now, or with the last need if rows need them."""
         for number in self._store.scope(scope):
             key = (self._node, number)
             if self._needed[key] > 0:
@@ -222,7 +220,7 @@ class NeededShards:
         self._store.free_scope(scope)
 
     def free_unhanded(self, numbers: Iterable[int], holder: str) -> None:
-        """Free those of these shards that this holder put, under no scope, and that no row needs."""
+        """Free the shards among these that the holder put under no scope and that no row needs."""
         own = [number for number in numbers if self._needed[self._node, number] <= 0]
         self._store.free(number for number in own if self._store.put_by(number) == (holder, ""))
 

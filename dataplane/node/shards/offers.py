@@ -1,8 +1,8 @@
-"""What other nodes may read here: shards that are held for them, each with a ticket.
+"""Offers of shards to other nodes: each holds a shard for one reader, who reads it by a ticket.
 
-Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no member any
-more: it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time;
-waiting requests are served in turn by node, and those that have waited long are told to ask again.
+Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no longer a
+member: it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time;
+waiting requests are served in turn by node, and after a long wait the reader is told to ask again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataplane.wire import peer_messages as pm
 MAX_OFFERS = 48
 """Shards that other nodes read at a time: with four streams each, fewer than the connections that tcp accepts."""
 
-_WAIT = 0.8  # of the asker's timeout, after which it is answered to ask again
+_WAIT = 0.8  # part of the reader's timeout after which it is told to ask again
 _LONGEST_S = 3600.0
 _SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # the least and the most seconds of a slow read; bytes/s in between
 
@@ -43,7 +43,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """`undo` releases what it holds; `here`: whether the bytes are this node's, and not elsewhere."""
+    """`undo` releases its pin or file. `here`: whether the shard is read here, not at a third node."""
 
     reader: _Reader
     shard: int
@@ -54,7 +54,7 @@ class _Offer:
 
 
 class Others(Protocol):
-    """What a node knows of other nodes."""
+    """The members, and the copies of other nodes' shards, as one node knows them."""
 
     def member(self, node: bytes) -> bool:
         """Whether this is a member."""
@@ -105,16 +105,17 @@ class Offers:
                 if offered is None:
                     offered = await self._offer_memory(transport, request, shard, deadline, undo)
             else:
-                self._store.size(shard)  # it may have been freed meanwhile
+                self._store.size(shard)  # raises if it was freed meanwhile
                 offered = pm.Offered(request.id, secrets.token_bytes(16), place)
-            self._check_member(request.node)  # it may have gone while it waited
+            self._check_member(request.node)  # it may have ended while it waited
             until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
             here = place == self._node
             self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
         return offered
 
     def _check_member(self, node: bytes) -> None:
-        """Refuse a node that is no member: nobody would release its pins when it ends."""
+        """Refuse a node that is no member: its end would not be noticed, so its pins would stay. Raises
+        Backpressure."""
         if not self._others.member(node):
             raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
 
@@ -138,7 +139,7 @@ class Offers:
     async def _offer_file(
         self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
     ) -> pm.Offered | None:
-        """Offer a shard on disk to a reader that can check it: it is sent from the file, and takes no memory."""
+        """Offer a shard on disk to a reader that checks it. It is sent from the file and takes no memory."""
         if not request.checks or not isinstance(transport, SendsFiles):
             return None
         opened = await self._store.opened(shard)
@@ -155,7 +156,7 @@ class Offers:
         reader = _Reader(request.node)
         if request.owner in (b"", self._node):
             (held,) = await self._store.pin(reader, [shard], deadline)
-        else:  # a copy is not fetched for others: they can as well
+        else:  # a copy is not fetched for others: they can fetch it themselves
             there = self._store.pin_now(reader, [shard])
             if there is None:
                 raise PeerUnavailable("there is no copy of that here any more")
@@ -167,7 +168,7 @@ class Offers:
         return pm.Offered(request.id, ticket)
 
     def withdraw(self, request: pm.Withdraw) -> None:
-        """The reader says that it has read. What is not offered to it is ignored."""
+        """End an offer: its reader has finished. A ticket that was not given to that reader is ignored."""
         offer = self._offers.get(request.ticket)
         if offer is not None and offer.reader.node == request.node:
             if offer.here:
@@ -177,7 +178,7 @@ class Offers:
             self._withdraw_soon(request.ticket)
 
     def gone(self, nodes: Collection[bytes]) -> None:
-        """These nodes are no members any more."""
+        """Withdraw the offers to nodes that are no longer members."""
         self._sources.gone(nodes)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in nodes]:
             self._withdraw_soon(ticket)

@@ -1,8 +1,8 @@
 """Shards of other nodes that are made here, from a local shard and its changes.
 
-A request says of a shard the steps that lead to it: another shard, and the delta (`weights.deltas`) that turns that one
-into it; then how that one is made, and so on. If one of them is in memory here as a whole, the deltas from there on are
-fetched, like any shard, before memory is reserved for the result.
+A request names for a shard the steps that lead to it: a base shard, the delta (`weights.deltas`) that turns the base
+into the shard, then the same for the base, and so on. If a base is in memory here as a whole, the deltas from there on
+are fetched, like any shard, before memory is reserved for the result.
 
 Invariants: if this fails for any reason, the shard is fetched as if no steps had been given. The result has the
 bytes of the owner's shard, by the checksums of the delta.
@@ -48,15 +48,14 @@ class Patching:
         self._fetcher = fetcher
         self._pool = Pool(2, "dataplane-patch")
         self.made = 0
-        """Shards that were made here, ever."""
+        """Number of shards made here since the start."""
 
     def __str__(self) -> str:
         return "what is made of older versions"
 
     @asynccontextmanager
     async def ready(self, wanted: Sequence[tuple[int, Sequence[Step]]], deadline: Deadline) -> AsyncIterator[None]:
-        """A context in which those of these copies, by local number, are made from others for which that is
-        possible."""
+        """A context in which copies, by local number, are made from local shards where that is possible."""
         chosen = {number: found for number, steps in wanted if steps and (found := self._found(number, steps))}
         keys = list(dict.fromkeys(key for _, needed in chosen.values() for key in needed))
         async with AsyncExitStack() as undo:
@@ -72,7 +71,7 @@ class Patching:
             yield
 
     def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
-        """A local shard from which the copy can be made, and the deltas from there; None if there is none."""
+        """A local base of the copy, and the keys of the deltas from there; None if no base is here."""
         if self._store.coming(number):
             return None
         needed: list[ShardKey] = []
@@ -84,7 +83,7 @@ class Patching:
         return None
 
     def _drop(self, keys: Sequence[ShardKey], numbers: Sequence[int]) -> None:
-        """The result does not need them any more."""
+        """Unpin and forget deltas that were applied or are not needed."""
         self._store.unpin(self, numbers)
         for key in keys:
             self._fetcher.forget(key)
@@ -113,7 +112,7 @@ class Patching:
         return True
 
     async def aclose(self) -> None:
-        """Wait for what has begun."""
+        """Wait for running patches."""
         await self._pool.aclose()
 
 
@@ -122,7 +121,7 @@ Shard = tuple[memoryview, bytes]
 
 
 def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
-    """In a thread. Raises Corrupt if the shard cannot be made."""
+    """Apply the changes to `old`, in a thread. Raises Corrupt if the shard cannot be made."""
     deltas.apply(_values(old), [_values(change) for change in changes], _values(target))
     memory, encoded = target
     head = _place(target)[0]

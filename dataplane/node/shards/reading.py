@@ -1,7 +1,7 @@
-"""Reads shards of other nodes: at their owner or where it says, by the best transport that works, checked.
+"""Reads shards of other nodes: at their owner or a copy that it names, by the best transport that works.
 
 Invariants: at most `_FROM_ONE` reads from one node run at a time, so that a thousand shards come one after the
-other. A read ends with OwnerDied when its owner is no member any more; a read of a copy whose holder is gone begins
+other. A read ends with OwnerDied when its owner is no longer a member; a read of a copy whose holder is gone begins
 again at the owner. Bytes from another node's disk are compared with the checksums of the offer before they are used.
 """
 
@@ -31,12 +31,12 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_LEAST_RATE = 10e6  # bytes/s that a read is given time for
+_LEAST_RATE = 10e6  # bytes/s: the slowest rate for which a read has time
 _LEAST_S = 20.0
 _SILENT_S = 3.0  # after which a node that is being read from counts as silent
 _AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
 _COPIES_TRIED = 4
-_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how often, an overloaded node is asked again
+_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # the time for which an overloaded node is asked again, and the interval
 
 
 def member_of(membership: Membership, node: bytes) -> Member:
@@ -60,8 +60,8 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 
 @dataclass(frozen=True, slots=True)
 class WantedRanges:
-    """Byte ranges of a shard, and where they are to be written. `whole`: these are the entire shard. `fresh`: nobody
-    reads that memory yet, so invalid bytes, or more than was asked for, may be written to it, except to what is
+    """Byte ranges of a shard, and the memory to write them to. `whole`: they complete the entire shard. `fresh`: the
+    memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges that are
     `there` already."""
 
     owner: bytes
@@ -97,12 +97,11 @@ class ShardReads:
         self.fetched_bytes = 0
         self._under_way, self._since, self._under_way_s = 0, 0.0, 0.0
         self.timed: Callable[[str, int, int], None] = lambda operation, began, nbytes: None
-        """Called with each read, "fetch", that succeeded: when it began, in nanoseconds of the monotonic clock, and its
-        bytes."""
+        """Called for each read that succeeded: "fetch", its start in nanoseconds of the monotonic clock, its bytes."""
 
     @property
     def under_way_s(self) -> float:
-        """For how many seconds at least one read was running, ever."""
+        """Seconds since the start during which at least one read was running."""
         return self._under_way_s + (time.monotonic() - self._since if self._under_way else 0.0)
 
     @contextmanager
@@ -119,7 +118,7 @@ class ShardReads:
                 self._under_way_s += time.monotonic() - self._since
 
     async def _answers(self, node: bytes) -> bool:
-        """Whether a member answers, as far as that is known after `_SILENT_S`."""
+        """Whether a member answers within `_SILENT_S`."""
         member = self._membership.members.get(node)
         if member is None:
             return False
@@ -127,13 +126,13 @@ class ShardReads:
             await self._peers.request(member.address, pm.Describe(self._peers.next_id(), []), pm.Described, _SILENT_S)
         except PeerUnavailable:
             return False
-        except DataplaneError:  # it has much to do
+        except DataplaneError:  # it answered with an error, such as overload
             return True
         return True
 
     async def read(self, wanted: WantedRanges) -> ByteRanges:
-        """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges that
-        were read, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
+        """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges read,
+        at least the wanted ones. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         async with self._turns.turn(wanted.owner):
             with self._one_more():
                 return await self._read(wanted)
@@ -146,7 +145,7 @@ class ShardReads:
                 async with self._running.needing(owner):
                     came = await self._read_by(transport, member.transports[transport.name], member, wanted)
             except (TransportError, TimeoutError, PeerUnavailable) as error:
-                member_of(self._membership, owner)  # whether it is the owner that has gone
+                member_of(self._membership, owner)  # raises OwnerDied if the owner has ended
                 if isinstance(error, PeerUnavailable):
                     raise
                 if isinstance(error, TimeoutError):
@@ -160,8 +159,8 @@ class ShardReads:
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
     async def _read_by(self, transport: Transport, address: str, member: Member, wanted: WantedRanges) -> ByteRanges:
-        """Read at the owner, or where it says. If there is no copy there any more, read at the next place; if bytes
-        from the owner's disk were wrong, read again once it has read them back itself."""
+        """Read at the owner, or at a copy that it names. If that copy is gone, ask for another; if bytes from the
+        owner's disk were wrong, read again from its memory."""
         avoid: list[bytes] = []
         while True:
             whole = wanted.whole and len(avoid) < _COPIES_TRIED
@@ -187,7 +186,7 @@ class ShardReads:
                 avoid.append(offered.holder)
 
     async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: WantedRanges) -> ByteRanges:
-        """Read what is offered at that address, and check it if it comes from a disk. Returns the ranges."""
+        """Read an offered shard at that address, and check bytes from a disk. Returns the ranges read."""
         ranges, began = wanted.ranges, time.monotonic_ns()
         if offered.chunk:
             size = len(wanted.memory)
@@ -242,7 +241,7 @@ class ShardReads:
         avoid: Sequence[bytes] = (),
         patience_s: float = _PATIENCE_S,
     ) -> pm.Offered:
-        """Ask for permission to read, again and again if the node is busy."""
+        """Ask for an offer; repeat this for `patience_s` while the node is busy. Raises Backpressure."""
         patience = Deadline.after(patience_s)
         timeout_s, node, checks = wanted.timeout_s, self._node, wanted.fresh and not owner
         while True:
@@ -261,13 +260,13 @@ class ShardReads:
         self._peers.tell(member.address, withdraw, Done)
 
     async def aclose(self) -> None:
-        """Wait for what has begun."""
+        """Wait for running checks."""
         self._closed = True
         await self._checking.aclose()
 
 
 def _check(memory: memoryview, ranges: ByteRanges, chunk: int, sums: bytes) -> None:
-    """In a thread. Raises _Damaged if a chunk of these ranges does not match its checksum."""
+    """Check the chunks of these ranges, in a thread. Raises _Damaged if one does not match its checksum."""
     for start, stop in ranges:
         for begin in range(start, stop, chunk):
             expected = int.from_bytes(sums[8 * (begin // chunk) :][:8], "little")

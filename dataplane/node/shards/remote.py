@@ -1,7 +1,7 @@
 """A shard of another host, in place of the file of a local shard.
 
-What anybody wanted of it is read: all of a small shard; of a larger one the tables of its columns, which are
-validated, and the values of the rows.
+A small shard is read as a whole. Of a larger one the tables of its columns are read and validated, and the values of
+those rows that any reader has asked for.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.wire import messages as m
 
 Want: TypeAlias = tuple[Sequence[int], Rows, m.EncodedCut] | bytes
-"""Ascending rows of columns by ordinal, and which part of each row; or bytes of the values of the only column, as in
-`Pin.chunks`."""
+"""A part of a shard: columns by ordinal, ascending rows, and the part of each row; or byte ranges of the values of the
+only column, as in `Pin.chunks`."""
 
 Patch: TypeAlias = Callable[[bytes, memoryview], Awaitable[bool]]
 """Makes a shard with this encoded layout in memory. Returns whether it could."""
 
-_WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
-_NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a range
+_WORTH = 256 << 10  # bytes: a smaller shard is fetched as a whole
+_NAMING = 1 << 10  # bytes that arrive in the time that it takes to plan, name and gather one range
 _MOST_WANTS, _MOST_RANGES = 64, 1 << 16
 
 
 def wanted_of(
     shards: Sequence[m.Wanted], parts: Sequence[m.RowParts], chunks: Sequence[m.ChunkPart] = ()
 ) -> list[tuple[bytes, int, list[Want]]]:
-    """What a message wants of shards of other nodes: rows, `parts` of rows, or bytes of `chunks`. Raises ValueError
-    if it is invalid."""
+    """For each shard its node, its number, and the wanted rows, `parts` of rows, or byte ranges of `chunks`. Raises
+    ValueError if the message is invalid."""
     for told in (parts, chunks):
         if told and len(told) != len(shards):
             raise ValueError(f"parts of {len(told)} shards where {len(shards)} are wanted")
@@ -57,9 +57,9 @@ def wanted_of(
 
 
 class Remote:
-    """A shard of another host. What anybody wanted of it is read again whenever its local memory was reclaimed.
+    """A shard of another host. All parts wanted so far are read again whenever its local memory was reclaimed.
 
-    Invariants: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
+    Invariants: the byte ranges `_there` are in the shard's present memory; the wanted parts only grow.
     """
 
     def __init__(
@@ -76,10 +76,11 @@ class Remote:
         self._there: ByteRanges = [(0, size)] if whole else []
         self._turn = asyncio.Lock()
         self.patch: Patch | None = None
-        """By which it is made, rather than fetched."""
+        """Makes the shard from its deltas, in place of a fetch."""
 
     def want(self, wants: Iterable[Want]) -> bool:
-        """Somebody reads these rows of these columns. Returns whether that was not wanted before. Raises Misuse."""
+        """Add wanted parts. Returns whether any of them is new and must be fetched. Raises Misuse for a part that the
+        shard does not have."""
         new = [want for want in wants if want not in self._wants]
         columns = self._layout.columns
         for want in new:
@@ -97,7 +98,7 @@ class Remote:
         return True
 
     def covers(self, wants: Iterable[Want]) -> bool:
-        """Whether these rows of these columns are here, if any of the shard is in memory."""
+        """Whether these parts are in memory, provided that the shard has memory."""
         return self.complete or all(want in self._wants for want in wants)
 
     def _ranges(self, want: bytes) -> ByteRanges:
@@ -121,12 +122,12 @@ class Remote:
 
     @property
     def source(self) -> bytes:
-        """The node from which it is read."""
+        """The node that owns the shard."""
         return self._owner
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is here, if any is in memory."""
+        """Whether the whole shard is in memory, provided that it has memory."""
         return self._there == [(0, self._size)]
 
     async def read(self, memory: memoryview) -> None:
@@ -139,7 +140,7 @@ class Remote:
                 await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not here. Raises as `ShardReads.read`."""
+        """Fetch the wanted parts that are missing. Raises as `ShardReads.read`."""
         async with self._turn:
             await self._complete(memory, fresh=False)
 
@@ -151,8 +152,8 @@ class Remote:
                 await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
             wanted = merged(each for want in self._wants for each in self._wanted(want, array))
-            # Bytes are asked for by who will not ask for the others: all of them are worth fetching only if they cost
-            # less. Of rows others follow.
+            # A reader of byte ranges will not ask for others: ranges are fetched if they cost less than the whole. A
+            # reader of rows often will: ranges must cost less than half.
             worth = 1 if all(isinstance(want, bytes) for want in self._wants) else 2
             if worth * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_RANGES:
                 await self._fetch(memory, wanted, fresh=fresh)

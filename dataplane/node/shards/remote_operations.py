@@ -1,11 +1,11 @@
-"""Operations that need other hosts: each ends when one of those hosts is gone or does not answer, without waiting for
-its connections to find out.
+"""Operations that need other hosts. Each ends when one of those hosts is gone or does not answer, before its
+connections fail.
 
-A node that is needed for longer than a moment is asked again and again whether it answers: its host may have become
-unreachable, which says nothing of whether it lives, and those who wait for it are to be told soon.
+A node is pinged every second while it is needed: if its host becomes unreachable, though the node may be alive, the
+operations must end soon.
 
-Invariants: they are told by TimeoutError, which is never a cancellation by the caller; nothing that has ended is
-remembered.
+Invariants: an operation ends with TimeoutError, which is never a cancellation by the caller; ended operations are
+forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 from dataplane.cluster.membership import Membership
 
-_LOOK_S = 1.0  # between askings
+_LOOK_S = 1.0  # between pings
 
 
 class RemoteOperations:
@@ -51,7 +51,7 @@ class RemoteOperations:
                         self._asking.pop(node).cancel()
 
     async def _ask(self, node: bytes) -> None:
-        """Ask this node for as long as it is needed."""
+        """Ping this node while it is needed."""
         while True:
             await asyncio.sleep(_LOOK_S)
             needing = {*self._ends[node]}
@@ -65,5 +65,5 @@ class RemoteOperations:
     def _end(self, ends: set[asyncio.Timeout]) -> None:
         now = asyncio.get_running_loop().time()
         for end in ends:
-            if end.when() is None:  # it does not know yet
+            if end.when() is None:  # it was not ended before
                 end.reschedule(now)

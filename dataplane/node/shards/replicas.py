@@ -1,9 +1,9 @@
 """Shards that are stored twice: replicas of other nodes' shards here, and the places of the replicas of this node's
 shards.
 
-A replica is a local shard with its own number, spilled and bounded like any other. A reader that does not find the
-owner asks where the replica is. What is freed of the original is freed of the replica. It is made right after the
-shard, on another host, the same for all shards of one put, so that their rows stay together.
+A replica is a local shard with its own number, spilled and bounded like any other. If the owner is gone, a reader asks
+the other nodes for the replica. Parts that are freed of the original are freed of the replica. Replicas are made right
+after the shards, those of one put on the same other host, so that their rows stay together.
 
 Invariants: a put with replicas returns when they exist; a replica is complete, and as it was written.
 """
@@ -44,12 +44,12 @@ class Replicas:
         self._membership = membership
         self._reading = reading
         self._here: dict[ShardKey, int] = {}
-        self._keys: dict[int, ShardKey] = {}  # of those here, by number
+        self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
         self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
         self.forgotten: Callable[[ShardKey], None] = lambda key: None
-        """Called when a replica is not here any more."""
+        """Called when a replica was removed from this node."""
         store.freed = self._freed
         store.owners.retained = self._retained
 
@@ -63,7 +63,7 @@ class Replicas:
         are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them answer."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
-        if len(keeping) >= replicas - 1:  # durable data must reach their disks, which the putter does not know yet
+        if len(keeping) >= replicas - 1:  # durable data must reach disks, and a put may yet become durable
             others = keeping
         if len(others) < replicas - 1:
             what = "nodes of the cluster"
@@ -73,7 +73,7 @@ class Replicas:
                 asked=replicas,
                 limit=len(others) + 1,
             )
-        tried: list[bytes] = []  # all are told of what is freed: one that did not answer may have stored replicas
+        tried: list[bytes] = []  # each is told of freed parts: one that did not answer may have stored replicas
         for shard in shards:
             self._elsewhere[shard] = tried
         chosen: list[bytes] = []
@@ -94,7 +94,7 @@ class Replicas:
         return chosen
 
     def _retained(self, link: int, selected: Selected) -> None:
-        """A link to a part of a local shard was made."""
+        """Tell the holders of replicas that a link to a part of a local shard was made."""
         told = [(link, selection_of(selected))]
         for node in self._elsewhere.get(shard_of(link), ()):
             member = self._membership.members.get(node)
@@ -102,7 +102,8 @@ class Replicas:
                 self._peers.tell(member.address, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
 
     def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
-        """A part of a local shard, or of what a link to one has, was freed; all of it if `rows` is None."""
+        """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed; all of it if
+        `rows` is None."""
         if shard_of(number) in self._keys and self._store.put_by(shard_of(number)) is None:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
@@ -121,20 +122,20 @@ class Replicas:
     # of others' shards
 
     def gone(self, node: bytes) -> None:
-        """This node's process has ended: it keeps nothing any more."""
+        """Forget the replicas on a node whose process has ended."""
         for shard, nodes in list(self._elsewhere.items()):
             if node in nodes:
                 self._elsewhere[shard] = [other for other in nodes if other != node]
 
     def here(self, key: ShardKey) -> int | None:
-        """The local number of another node's shard that is replicated here, or of the same link to it; None if it is
-        not."""
+        """The local number of the replica of another node's shard, or of the same link to it; None if there is
+        none."""
         node, number = key
         here = self._here.get((node, shard_of(number)))
         return None if here is None else linked(here, link_of(number))
 
     def restored(self, key: ShardKey, number: int) -> None:
-        """Another node's shard is replicated here, with this number."""
+        """Note a replica of another node's shard with this local number, after a restart."""
         self._here[key] = number
         self._keys[number] = key
 
@@ -174,7 +175,7 @@ class Replicas:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """A context of a read, during which its memory is not reclaimed as that of a silent client."""
+        """A context of a read. Its memory is not reclaimed as that of a silent client."""
         loop, going = asyncio.get_running_loop(), True
 
         def sign() -> None:
@@ -189,7 +190,8 @@ class Replicas:
             going = False
 
     def free(self, owner: bytes, parts: Sequence[Part]) -> None:
-        """A part of another node's shards was freed, all of one without rows. Raises ProtocolMismatch."""
+        """Free parts of replicas that their owner freed: all of a shard if no columns are given. Raises
+        ProtocolMismatch."""
         for named, columns, rows in parts:
             key = (owner, shard_of(named))
             number = self._here.get(key)
@@ -201,8 +203,8 @@ class Replicas:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
 
     def retain(self, request: pm.RetainReplicas) -> None:
-        """Links to another node's shards were made. Shards that are not here are ignored. Raises ProtocolMismatch,
-        Freed, Corrupt, LimitExceeded."""
+        """Make links to replicas, as their owner has made them to its shards. Shards without a replica here are
+        ignored. Raises ProtocolMismatch, Freed, Corrupt, LimitExceeded."""
         for number, selected in links_of(request.links):
             here = self._here.get((request.node, shard_of(number)))
             if here is not None:
@@ -213,12 +215,12 @@ class Replicas:
                 )
 
     def found(self, request: pm.FindReplicas) -> pm.FoundReplicas:
-        """Which of another node's shards are here: their local numbers, 0 for none."""
+        """The local numbers of the replicas of another node's shards; 0 for a shard without one here."""
         return pm.FoundReplicas(request.id, [self._here.get((request.node, shard), 0) for shard in request.shards])
 
     async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
-        """By node, which of these shards of a node that is gone are there, and with which numbers. Raises OwnerDied
-        if one is nowhere."""
+        """For each node, the shards of the `owner`, which is gone, that it has replicas of, with their numbers there.
+        Raises OwnerDied if a shard has no replica."""
         others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
@@ -242,7 +244,7 @@ class Replicas:
             return []
 
     async def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
-        """Free parts of the shards of a node that is gone, wherever they are."""
+        """Free parts of the replicas of a node that is gone, on all nodes."""
         self.free(owner, parts)
         for node, member in list(self._membership.members.items()):
             if node != self._node:

@@ -1,4 +1,4 @@
-"""What is to be retained, as a message says it."""
+"""Decodes and encodes the parts of shards to retain, for messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataplane.wire.messages import Selection
 
 
 def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selected]]:
-    """For each shard the rows of columns to which a link is to be made. Raises ProtocolMismatch for none."""
+    """For each shard the rows of columns for a link. Raises ProtocolMismatch if there are none."""
     if not shards or not all(selection for _, selection in shards):
         raise ProtocolMismatch("a link to no rows of a shard")
     try:
@@ -21,5 +21,5 @@ def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selecte
 
 
 def selection_of(selected: Selected) -> Selection:
-    """The same, for a message."""
+    """The encoded selection, for a message."""
     return [(list(columns), rows.encode()) for columns, rows in selected]

@@ -1,12 +1,11 @@
 """Where a shard of this node can be read: here, or at a host that has read all of it.
 
-Many hosts that want one shard do not all read it here: few read at one place at a time; the next are sent to hosts that
-have it by then, and wait for that. The number of places doubles with each round.
+If many hosts want one shard, each place serves few at a time; the others wait until further hosts have read it, and
+read there. The number of places doubles with each round.
 
-Invariants: a reader waits a bounded time, and no longer than a slow read takes without one ending; then it is sent to
-the place with the fewest readers. A node is named to another only while it is a member, and not again after somebody
-found no copy there. A copy is only a place to read bytes at: this node alone, asked first, says whether a shard exists
-and what of it was freed.
+Invariants: a reader waits a bounded time; if no read ends for as long as a slow read takes, it is sent to the place
+with the fewest readers. A node is named as a place only while it is a member, and not again after a reader found no
+copy there. A copy only provides bytes: this node, asked first, decides whether a shard exists and what was freed.
 
 Rejected: to let all read here at once (the sixth waits as long as six reads take); to forward pieces while they come
 (it might be faster, and is a chain of hosts, each of which may stall or die in the middle).
@@ -24,9 +23,9 @@ READERS = 1
 """Readers of one shard at one place at a time."""
 
 SHARED = 1 << 20
-"""Bytes of a shard from which on readers are sent to its copies."""
+"""Bytes of the smallest shard whose readers are sent to copies."""
 
-_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # that are remembered; the first are forgotten
+_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # remembered; the oldest are forgotten
 
 
 class Sources:
@@ -41,9 +40,8 @@ class Sources:
     async def choose(
         self, shard: int, reader: bytes, avoid: Collection[bytes], patience_s: float, deadline: Deadline
     ) -> bytes:
-        """The node at which the reader is to read the shard; the read counts until `ended`. Returns as soon as a
-        place has few readers, or the place with the fewest when no read has ended for `patience_s`, or at the
-        deadline."""
+        """Choose the node at which a reader reads the shard. The read counts until `ended`. Waits until a place has
+        few readers; if no read ends for `patience_s`, or at the deadline, returns the place with the fewest."""
         idle = False
         for node in avoid:
             self._holders.get(shard, {}).pop(node, None)
@@ -60,14 +58,14 @@ class Sources:
                 idle = True
 
     def ended(self, shard: int, node: bytes) -> None:
-        """A read at that place has ended."""
+        """Count a read at that place as ended."""
         self._readers[shard, node] -= 1
         if not self._readers[shard, node]:
             del self._readers[shard, node]
         self._tell(shard)
 
     def has(self, shard: int, node: bytes) -> None:
-        """This node has the entire shard."""
+        """Note that this node has the entire shard."""
         holders = self._holders.setdefault(shard, {})
         holders[node] = None
         if len(holders) > _MOST_HOLDERS:
@@ -77,7 +75,7 @@ class Sources:
         self._tell(shard)
 
     def gone(self, nodes: Collection[bytes]) -> None:
-        """These nodes are no members any more."""
+        """Forget copies on nodes that are no longer members."""
         for holders in self._holders.values():
             for node in nodes & holders.keys():
                 del holders[node]

@@ -1,5 +1,4 @@
-"""The streams as one client uses them: turns its messages into requests to partitions, of this node alone or of the
-cluster.
+"""Turns the messages of one client about streams into requests to partitions, of this node alone or of the cluster.
 
 Invariants: columns are retained before the partition is asked to take them, until it is known that it did not. An
 append with unknown outcome is repeated under its sequence until it is known, and raises OutcomeUnknown meanwhile.
@@ -49,11 +48,11 @@ from dataplane.wire import messages as m
 T = TypeVar("T")
 
 
-_STREAMS = 50  # whose figures one message has
-_WAIT_S = 30.0  # for which rows that were let in wait to be let in again, where another leads now
-_MEASURE_S = 3.0  # as long as a leader that has just died may be waited for
-_REASON = 400  # characters that the log has of why rows were given back
-_MAX_LISTED = 4096  # rows in progress that one message tells of
+_STREAMS = 50  # streams whose statistics one message has
+_WAIT_S = 30.0  # the longest wait of admitted rows to be admitted again by a new leader
+_MEASURE_S = 3.0  # the longest wait for a leader that has just died
+_REASON = 400  # characters of the reason of a nack that the log keeps
+_MAX_LISTED = 4096  # rows in progress that one message lists
 
 StreamRequest = (
     m.Open
@@ -93,7 +92,7 @@ class StreamClient:
 
     @property
     def alone(self) -> bool:
-        """Whether the streams are of this node, so that requests that do not wait are answered at once."""
+        """Whether the streams are of this node alone: requests that do not wait are answered at once then."""
         return self._local is not None
 
     @property
@@ -102,18 +101,18 @@ class StreamClient:
         return len(self.permits) > 0
 
     def revoke(self) -> None:
-        """The client is silent: its permits are void."""
+        """Revoke the permits of a silent client."""
         self.permits.revoke()
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Release all that the client held: it has gone."""
         self.revoke()
         self._restores.leave()
         self._session.leave()
         self._service.forget(self._session.client)
 
     def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
-        """The reply cannot be sent: give back what it grants."""
+        """Give back the rows or the permit of a reply that cannot be sent."""
         if isinstance(reply, m.StreamAnswer) and isinstance(reply.result, r.Delivered):
             self._deliveries.undelivered(request, reply.stream, reply.result)
         elif isinstance(reply, m.Admitted):
@@ -122,7 +121,7 @@ class StreamClient:
     # requests
 
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """The reply, or a function to call and await for it; None for a message without a reply."""
+        """The reply; a function to call and await for it; or None for a message without a reply."""
         match request:
             case m.Open():
                 request_checks.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
@@ -149,7 +148,7 @@ class StreamClient:
         return self._soon(partial(self._answer, request, stream, deadline))
 
     def _forward(self, request: m.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
-        """As `answer`, for a request that the partition decides."""
+        """As `answer`, for a request to the partition."""
         match request.asked:
             case r.Consume() as asked:
                 return partial(self._deliveries.consume, request, asked, stream, deadline)
@@ -236,7 +235,7 @@ class StreamClient:
                 raise Misuse("this stream is being restored: it takes the rows of its checkpoint alone")
         return m.Done(request.id)
 
-    # bringing rows and columns
+    # appending and extending
 
     async def _append(self, request: m.Append, stream: Stream, deadline: Deadline) -> m.Appended:
         """Append admitted rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
@@ -257,9 +256,9 @@ class StreamClient:
     def append_stored(
         self, request: m.Append, versions: request_checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
     ) -> m.Appended:
-        """Append rows to a stream of this node; their columns are this whole shard, stored just now, of `nbytes` of
-        values. If they are refused or not new, the shard is not needed. `number`: their permit, 0 if they fit without.
-        Raises as `_append`."""
+        """Append rows to a stream of this node. Their columns are this whole shard, stored just now, with `nbytes`
+        bytes of values; if the rows are refused or not new, it has no need. `number`: their permit, or 0. Raises as
+        `_append`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
         ticket = self.permits.use(number, stream) if number else Ticket(stream, number=LET_IN)
@@ -272,8 +271,7 @@ class StreamClient:
         return m.Appended(request.id, reply.first, reply.new)
 
     def extend_stored(self, request: m.Extend, ref: BatchRef) -> bool:
-        """As `append_stored`, for more columns of rows. Returns whether they are new. Raises as `_extend` and
-        `_grow`."""
+        """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend` and `_grow`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
             return at_once(self._grow(request, ref, request.piece, stream))
@@ -293,14 +291,14 @@ class StreamClient:
                 request = msgspec.structs.replace(asked, ticket=number)
                 return await self._session.ask(partition, request, r.Appended, until, settled=settled)
             except Backpressure as error:
-                if not waiting.remaining_s or error.spill_error:  # or it is a disk that is full
+                if not waiting.remaining_s or error.spill_error:  # too late, or a disk is full
                     self.permits.put_back(ticket)
                     raise
                 version = int(asked.versions.max(initial=0))
                 wanted = r.Admit(rows=len(asked.ref), nbytes=asked.ref.stored_nbytes, version=version)
                 ticket = await self.permits.let_in(stream, partition, wanted, waiting)
             except DataplaneError as error:
-                if not isinstance(error, OutcomeUnknown):  # it is asked on, with the ticket
+                if not isinstance(error, OutcomeUnknown):  # else the request, with the ticket, is repeated
                     self.permits.put_back(ticket)
                 raise
 

@@ -1,4 +1,4 @@
-"""The deliveries of one client: consumes, and the candidates that its own samplers choose from.
+"""The deliveries of one client: its consumes, and the candidates for samplers that run in the client.
 
 Invariant: rows that were granted but cannot be sent to the client are given back; their lease begins when the client
 can receive them.
@@ -37,7 +37,7 @@ _Member = tuple[bytes, str, str, int | None]
 
 @dataclass(slots=True)
 class _LastGrant:
-    """The last grant that a replica received. Its requests run one at a time, so a lost answer is repeated."""
+    """The last grant that a replica received. Its requests run one at a time, so that a lost answer is repeated."""
 
     last: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -54,7 +54,7 @@ class Deliveries:
         self._members: dict[_Member, _LastGrant] = {}
 
     def undelivered(self, request: Any, stream: bytes, given: r.Delivered) -> None:
-        """Rows that were granted to this request of a stream cannot be sent: give them back."""
+        """Give back rows that were granted to a request of a stream and cannot be sent."""
         if given.replica is not None:
             received = self._received(request)
             received.last = min(received.last, given.grant - 1)
@@ -81,7 +81,7 @@ class Deliveries:
             raise not_ready(stream.name, asked.task, deadline) from None
 
     async def look(self, request: m.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> m.StreamAnswer:
-        """The candidates of a sampler, once something changed. Raises NotReady, Closed, Misuse."""
+        """The candidates of a sampler, once they have changed. Raises NotReady, Closed, Misuse."""
         asked = msgspec.structs.replace(
             wanted,
             client=self._session.client,
@@ -90,7 +90,7 @@ class Deliveries:
             after=None if wanted.replica is None else self._received(request).last,
         )
 
-        def queue() -> str:  # of its own: each waits for other changes
+        def queue() -> str:  # one for each client, since each waits for other changes
             return f"{self._session.client} {_queue(asked)}"
 
         try:
@@ -102,23 +102,23 @@ class Deliveries:
         return m.StreamAnswer(request.id, stream.token, shown)
 
     async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
-        """`after`: the last grant that the replica received."""
+        """Lease rows. `after`: the last grant that the replica received, None without replicas."""
         asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
         waits = partial(_queue, asked) if asked.sampler is not None else None
 
         async def consume(partition: Any) -> r.Delivered:
             def late(given: r.Delivered) -> None:
-                if after is None:  # else the replica asks for it again
+                if after is None:  # a replica asks for its grant again
                     self._session.give_back_soon(partition, given.grant)
 
             until = deadline if waits else None
             given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
             try:
-                if await self._room():  # its lease begins once it can be sent
+                if await self._room():  # the lease begins once the delivery can be sent
                     await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Done)
             except BaseException as error:
                 late(given)
-                if isinstance(error, LeaseExpired):  # the client took nothing for as long as that
+                if isinstance(error, LeaseExpired):  # the client received nothing for the time of a lease
                     raise NotReady("", stream=stream.name, task=asked.task) from None
                 raise
             return given

@@ -1,8 +1,7 @@
 """The streams of a node outside a cluster, by name and by token. They end with the process.
 
 Invariants: the clock of a stream is read here only; the columns that rows need are kept
-(`node.shards.needed_shards`); a waiting request is answered once, and what it was granted is given back if it cannot
-be sent.
+(`node.shards.needed_shards`); a waiting request is answered once, and a grant that cannot be sent is given back.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ T = TypeVar("T")
 MAX_STREAMS = 4096
 
 _MARK = 5  # bytes of a stream's mark
-_LOOK_S = 0.5  # how often samplers that judge by age are asked again
-_LOST = 4096  # lost rows that one message tells of
+_LOOK_S = 0.5  # interval at which samplers that judge rows by age are asked again
+_LOST = 4096  # lost rows that one message reports
 
 
 class LocalStream:
@@ -50,7 +49,7 @@ class LocalStream:
     def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
         self.name = name
         self.owner = f"stream {name}"
-        """What its shards are attributed to."""
+        """The owner of its shards in `Store.holders`."""
         self.generation = generation
         self.settings = settings
         self.token = secrets.token_bytes(8)
@@ -74,7 +73,7 @@ class LocalStream:
     # columns
 
     def free(self, patches: list[ColumnBatch]) -> None:
-        """No row needs these patches any more."""
+        """Free patches that no row needs any more."""
         self._needed.released(patches, self.name)
 
     def read(self, refs: Sequence[BatchRef]) -> None:
@@ -83,14 +82,14 @@ class LocalStream:
             self._needed.keep_too(ref)
 
     def unread(self, refs: Sequence[BatchRef]) -> None:
-        """They are not read any more."""
+        """End a `read` of these columns."""
         for ref in refs:
             self._needed.forget(ref)
 
     # requests
 
     def run(self, asked: Any) -> Any:
-        """The result of a request that does not wait. Raises what refuses it, and Closed once the stream is dropped."""
+        """The result of a request that does not wait. Raises the error that refuses it; Closed for a dropped stream."""
         self._check()
         try:
             return self._alone.run(asked, self._clock())
@@ -112,7 +111,7 @@ class LocalStream:
         return bool(self._alone.waiters) and self._alone.waiters.has(queue())
 
     def withdraw(self, waiting: WaitingRequest) -> None:
-        """The request waits no more."""
+        """Withdraw a waiting request."""
         self._alone.waiters.withdraw(waiting)
 
     def _check(self) -> None:
@@ -139,7 +138,7 @@ class LocalStream:
     # time
 
     def _schedule(self) -> None:
-        """Set the timer to when something is due."""
+        """Set the timer to the time at which `settle` is due."""
         due = self._alone.due_s
         if self._alone.waiters and self._alone.watches_age:
             due = min(due, self._clock() + _LOOK_S)
@@ -276,10 +275,10 @@ class _KeptColumns:
         self._ref = ref
 
     def taken(self) -> None:
-        """Its rows need them."""
+        """Keep the columns: the append succeeded."""
 
     def release(self) -> None:
-        """No row needs them."""
+        """Free the columns: the append failed."""
         self._needed.forget(self._ref)
 
 
@@ -290,13 +289,13 @@ class LocalStreams:
         self._needed = needed
         self._clock = clock
         self.freed: Callable[[], None] = lambda: None
-        """Called when a stream has gone, with all that it held."""
+        """Called when a stream was dropped and its memory freed."""
         self.ending: Callable[[LocalStream], None] = lambda _: None
-        """Called with a stream that is about to go."""
+        """Called with a stream before it is dropped."""
         self._by_name: dict[str, LocalStream] = {}
         self._by_token: dict[bytes, LocalStream] = {}
         self._numbers = itertools.count(1)
-        self._owners: dict[str, object] = {}  # of sessions, by name
+        self._owners: dict[str, object] = {}  # by the name of the session
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -337,7 +336,7 @@ class LocalStreams:
         return stream
 
     def _made(self, name: str, settings: Settings, mark: str) -> LocalStream:
-        """A new stream without a name, which nobody can open yet. Raises LimitExceeded."""
+        """A new stream that cannot be found by name yet. Raises LimitExceeded."""
         if len(self._by_token) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
         stream = LocalStream(name, settings, mark, self._needed, self._clock)
@@ -399,8 +398,8 @@ class LocalStreams:
         return _KeptColumns(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
-        """Append rows whose columns are this whole shard of so many bytes, stored just now. Raises what refuses
-        them; if they are refused or not new, the shard is not needed."""
+        """Append rows whose columns are this whole shard of `nbytes` bytes, stored just now. Raises the error that
+        refuses them; if they are refused or not new, the shard has no need."""
         self._needed.keep_stored(shard, nbytes, stream.owner)
         new = False
         try:
@@ -432,6 +431,6 @@ class LocalStreams:
             raise Misuse(f"there is a stream {name!r} already; drop it first, or name another")
 
     def close(self) -> None:
-        """The node stops."""
+        """Drop all streams: the node stops."""
         for stream in list(self._by_token.values()):
             self._drop(stream)

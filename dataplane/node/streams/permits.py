@@ -40,12 +40,12 @@ class Permits:
         return len(self._tickets)
 
     def revoke(self) -> None:
-        """All permits are void."""
+        """Give back all permits."""
         for number in list(self._tickets):
             self.give_back(number)
 
     def use(self, number: int, stream: Stream) -> Ticket:
-        """The permit with this number, which is to be used now. Raises LeaseExpired."""
+        """Take the permit with this number, to use it now. Raises LeaseExpired."""
         ticket = self._tickets.pop(number, None)
         if ticket is None or ticket.stream is not stream:
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
@@ -62,8 +62,8 @@ class Permits:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
     def fits(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> bool:
-        """Whether these rows go to a stream of this node, have no keys, and fit within the limits now, so that no
-        permit is needed. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        """Whether these rows need no permit: their stream is of this node alone, they have no keys, and they fit
+        within the limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
             return False
         stream, rows = self._local.find(request.stream), len(versions)
@@ -71,8 +71,8 @@ class Permits:
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
     def take_now(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> int | None:
-        """A permit to append these rows; 0 if the same append was made before, None if it has to wait. Raises
-        Closed, LimitExceeded, ProtocolMismatch."""
+        """A permit to append these rows; 0 if the same append was made before, None if the request has to wait.
+        Raises Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
         rows, timeout_s = len(versions), request.timeout_s
         wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
@@ -111,13 +111,13 @@ class Permits:
         def late(admitted: r.Admitted) -> None:
             self._session.soon(partition, r.GiveBack(ticket=admitted.ticket))
 
-        def queue() -> str:  # older versions may pass
+        def queue() -> str:  # by version: older versions may be admitted earlier
             return f"append {wanted.version}" if stream.settings.max_lag >= 0 else "append"
 
         try:
             try:
                 admitted = await self._session.ask(partition, wanted, r.Admitted, deadline, waits=queue, late=late)
-            except Backpressure:  # without waiting, the error names the limit
+            except Backpressure:  # asked again without waiting, for the error that names the limit
                 admitted = await self._session.ask(partition, wanted, r.Admitted, late=late)
         except Backpressure as error:
             holders = tuple(self._holder(stream, each) for each in error.holders)

@@ -1,4 +1,4 @@
-"""Validates what clients send: limits, timeouts, packed integers, and lists with one value for each row."""
+"""Validates requests of clients: limits, timeouts, packed integers, and lists with one value for each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: Index = np.empty(0, np.int64)
 
 MAX_TAGS = 64
 _MAX_TIMEOUT_S = 365 * 86400.0
-_MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63 bits
+_MAX_LENGTH = 1 << 40  # of a row: the sum of 65,536 of them fits into 63 bits
 
 
 def bound(what: str, limit: int, asked: int) -> None:
@@ -37,14 +37,14 @@ def deadline_of(timeout_s: float) -> Deadline:
 
 
 def int64(what: str, packed: bytes) -> Index:
-    """The integers. Raises ProtocolMismatch."""
+    """Unpack 64-bit integers. Raises ProtocolMismatch."""
     if len(packed) % 8:
         raise ProtocolMismatch(f"{what} that are no 64-bit integers")
     return np.frombuffer(packed, "<i8").astype(np.int64, copy=False)
 
 
 def numbers(what: str, packed: bytes, count: int) -> Index:
-    """The integers, one for each row. Raises ProtocolMismatch."""
+    """Unpack 64-bit integers, one for each row. Raises ProtocolMismatch."""
     return exactly(what, int64(what, packed), count)
 
 
@@ -69,12 +69,12 @@ def tags(named: Mapping[str, list[T]], count: int) -> dict[str, list[T]]:
 
 
 def one_a_row(what: str, values: S, count: int) -> S:
-    """Raises ProtocolMismatch unless there are none, or one for each row."""
+    """The values. Raises ProtocolMismatch unless there are none, or one for each row."""
     return exactly(what, values, count) if len(values) else values
 
 
 def exactly(what: str, values: S, count: int) -> S:
-    """Raises ProtocolMismatch unless there are `count`."""
+    """The values. Raises ProtocolMismatch unless there are `count`."""
     if len(values) != count:
         raise ProtocolMismatch(f"{len(values)} {what} for {count} rows")
     return values

@@ -1,7 +1,7 @@
 """Streams that one client restores from a checkpoint: a partition is filled, and gets its name once it is complete.
 
-The partition is replicated from its first row like any other. The record of the stream is written last, so nobody can
-open the stream before.
+The partition is replicated from its first row like any other. The record of the stream is written last, so the stream
+cannot be opened before.
 
 Invariant: a stream without a name is dropped when its client goes.
 """
@@ -50,8 +50,8 @@ class Restores:
         return m.Done(request.id)
 
     async def put_columns(self, request: m.PutColumns) -> BatchRef:
-        """Restore columns of such rows; a reference to them. Raises Misuse, SchemaMismatch, LimitExceeded, Lost,
-        OutcomeUnknown."""
+        """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
+        LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
         asked = r.PutColumns(rows=request_checks.int64("rows", request.rows), ref=ref, task=request.task)
         claim = await self._service.claim(partition, ref)
@@ -72,7 +72,7 @@ class Restores:
         self._session.run_soon(lambda: self._service.discard(restored))
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Give up all restorations: the client has gone."""
         for token in list(self._streams):
             self.drop(token)
 

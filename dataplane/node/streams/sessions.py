@@ -29,7 +29,7 @@ NOT_ASKED = "it was given up before it was asked"
 
 
 def asked_until(deadline: Deadline) -> Deadline:
-    """The deadline of a request that has to be answered, whose caller may have waited for something else before."""
+    """The deadline, but at least `ASK_S` from now: the caller may have spent its time on an earlier step."""
     return Deadline.after(max(deadline.remaining_s, ASK_S))
 
 
@@ -75,9 +75,9 @@ class Session(Protocol):
         late: Callable[[R], None] | None = None,
     ) -> R:
         """The answer of the partition. `waits` returns the queue of a request that may wait until its deadline.
-        `settled`, of a request that changes rows, is called once with the outcome. `late`, of one that does not, is
-        called with each answer that came too late to be returned. Raises what the partition refuses with; NotReady
-        or, for an append, Backpressure if there is nothing before the deadline."""
+        `settled`, for a request that changes rows, is called once with the outcome. `late`, for other requests, is
+        called with each answer that arrived too late to be returned. Raises the error with which the partition
+        refuses; at the deadline NotReady or, for an append, Backpressure."""
 
     async def ack(self, partition: Any, grant: int, replica: int | None) -> None:
         """Acknowledge the rows of a grant. Raises LeaseExpired."""
@@ -89,10 +89,10 @@ class Session(Protocol):
         """Run `work` in the background. Its errors are ignored."""
 
     def give_back_soon(self, partition: Any, grant: int) -> None:
-        """Give back rows that nobody has seen."""
+        """Give back rows of a grant that the client never saw."""
 
     def leave(self) -> None:
-        """The client has gone: others are given what it holds."""
+        """Release the leases of a client that has gone: its rows are delivered to others."""
 
 
 class ColumnClaim(Protocol):
@@ -117,13 +117,13 @@ class Service(Protocol):
     """All streams of this node, or of the cluster."""
 
     def session(self, owner: object) -> Session:
-        """A session for a client that has connected. `owner` names it in messages."""
+        """A session for a new client. `owner` names the client in messages."""
 
     def label(self, client: str) -> str:
         """The name of the client of a session in messages."""
 
     def forget(self, client: str) -> None:
-        """The client has gone."""
+        """Forget a client that has gone."""
 
     async def open(self, name: str, settings: Settings | None) -> Stream:
         """The stream with this name; created if there is none and settings are given. Raises Misuse, LimitExceeded."""
@@ -135,7 +135,7 @@ class Service(Protocol):
         """The stream with this token, or None."""
 
     async def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Do `work` with the partition of the stream. Raises Closed, and what `work` raises."""
+        """Do `work` with the partition of the stream. Raises Closed, and the errors of `work`."""
 
     async def drop(self, stream: Any) -> None:
         """Drop the stream."""

@@ -1,6 +1,6 @@
-"""Columns that one client has put on their way to a stream or table. They are under a scope until then.
+"""Columns that one client has put to hand them to a stream or table. They are under a scope until then.
 
-Invariant: what a client staged and did not hand over is freed when it goes.
+Invariant: columns that a client staged and did not hand over are freed when it goes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StagedColumns:
         self._scopes: set[str] = set()
 
     def begin(self, scope: str) -> None:
-        """The client puts shards under this scope."""
+        """Note a scope under which the client puts shards."""
         if scope.startswith(m.STAGED):
             self._scopes.add(scope)
 
@@ -31,8 +31,8 @@ class StagedColumns:
         self._scopes.discard(scope)
 
     def kept(self, scope: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
-        """A stream or table has taken the columns that `ref` refers to. Free the rest of the scope, and the rows
-        that came `again`."""
+        """Free all of a scope except the columns of `ref`, which a stream or table has taken, and free the rows
+        `again`, which it had before."""
         if scope in self._scopes:
             self._needed.unscope(ref)
             self.free(scope)
@@ -40,6 +40,6 @@ class StagedColumns:
                 self._needed.free(ref[rows])
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Free all scopes: the client has gone."""
         for scope in list(self._scopes):
             self.free(scope)

@@ -1,7 +1,7 @@
 """A stream of one node: the state machine of a partition (`machine`) without a log and followers.
 
-A request is decided and applied in one step, and nothing is encoded. A request for which there is nothing yet may
-wait, as at the leader of a partition.
+A request is decided and applied in one step, and nothing is encoded. A request that cannot be served yet may wait, as
+at the leader of a partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnreplicatedStream:
         self.waiters = Waiters(self._serves)
         self.machine.waits = self.waiters.requests
         self.due_s = math.inf
-        """When `settle` is due; infinite while nothing is."""
+        """The time at which `settle` is due; infinite if it is not."""
         self._no_room = False
 
     @property
@@ -40,8 +40,8 @@ class UnreplicatedStream:
         return self.machine.leased
 
     def run(self, asked: r.AnyRequest, now: float) -> Any:
-        """The result of a request that does not wait. Raises what refuses it; NotReady or Backpressure if there is
-        nothing for it now."""
+        """The result of a request that does not wait. Raises the error that refuses it; NotReady or Backpressure if
+        it cannot be served now."""
         leased = self.machine.leased
         while True:
             changes = leased.changes
@@ -49,7 +49,7 @@ class UnreplicatedStream:
                 if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
                     raise leased.refusal(self.machine.entry_of(asked))
                 return self.machine.run(asked, now)
-            except NotReady:  # rows that its sampler let expire are settled first
+            except NotReady:  # settle rows that its sampler has expired, and try again
                 self.settle(now)
                 if leased.changes == changes:
                     raise
@@ -63,7 +63,7 @@ class UnreplicatedStream:
         self.settle(now)
 
     def settle(self, now: float) -> None:
-        """Do what is due, and serve waiting requests."""
+        """Expire leases and rows that are due, and serve waiting requests."""
         machine = self.machine
         while True:
             while (due := machine.deadline(now)) <= now:
@@ -92,7 +92,7 @@ class UnreplicatedStream:
         return not self.leased.admission.full(entry) and not (self.waiters and self._passes_others())
 
     def _passes_others(self) -> bool:
-        """Whether an append now would pass a request that waits for room."""
+        """Whether an append now would overtake a request that waits for room."""
         waiting = [each.request for each in self.waiters.heads() if isinstance(each.request, r.Admit)]
         return any(self.leased.admission.full(self.machine.entry_of(each)) != LAG for each in waiting)
 
@@ -103,7 +103,7 @@ class UnreplicatedStream:
             waiting.in_vain = self.leased.changes
             self.waiters.add(waiting, now, first=True)
             return
-        except Exception as error:  # the boundary: an error of the waiter is not one of the ack that served it
+        except Exception as error:  # the boundary: an error of the waiting request must not fail the one that served it
             outcome = error
         waiting.done(outcome)
 
@@ -124,5 +124,5 @@ class UnreplicatedStream:
 
 
 def _nobody(_: WaitingRequest) -> bool:
-    """Serves nobody."""
+    """Serves no waiting request."""
     return False

@@ -1,1 +1,1 @@
-"""Tables of a node outside a cluster, and what requests about tables have in common."""
+"""Tables of a node outside a cluster, and the common parts of requests about tables."""

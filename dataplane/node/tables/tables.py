@@ -4,8 +4,8 @@ A table is created by the first write and ends when it is dropped. Its numbers c
 name, so that no number is reused.
 
 Invariants: the columns that rows need are kept, and others freed (`node.shards.needed_shards`); columns that a client
-staged and did not write are freed when it goes; a waiting client is told as soon as its rows are ready or its time
-is over.
+staged and did not write are freed when it goes; a waiting client is answered as soon as its rows are ready, or at its
+deadline.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Tables:
             await future
         finally:
             waiting = self._waiting.get(name, [])
-            if future in waiting:  # cancelled: repeated requests must not add up
+            if future in waiting:  # cancelled: futures of repeated requests must not accumulate
                 waiting.remove(future)
                 if not waiting:
                     del self._waiting[name]
@@ -108,7 +108,7 @@ class Tables:
         return {name: figures_of(self._by_name[name]) for name in names}
 
     def close(self) -> None:
-        """The node stops."""
+        """Drop all tables: the node stops."""
         for name in list(self._by_name):
             self.drop(name)
 
@@ -146,7 +146,7 @@ class Tabling:
         return self._reply(request, found)
 
     def leave(self) -> None:
-        """The client has gone. It owns nothing here."""
+        """Do nothing: a client that has gone owns nothing here."""
 
     def _reply(self, request: m.AskTable, result: Any) -> m.Reply:
         return m.TableAnswer(request.id, self._tables.node, result)
@@ -205,7 +205,7 @@ class Tabling:
 
 
 def checked(request: m.AskTable) -> r.FromClient:
-    """The request, without a requester, and within the bounds that a table relies on. Raises LimitExceeded,
+    """The decoded request, checked against the limits of tables, without a requester. Raises LimitExceeded,
     ProtocolMismatch."""
     _check_name(request.table)
     asked = request.asked
@@ -230,7 +230,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_here(request: m.AskTable) -> None:
-    """Raises Misuse if the table has to be durable: those here end with the process."""
+    """Raises Misuse if the table has to be durable: tables here end with the process."""
     if request.durable:
         raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")
 
