@@ -1,1 +1,1 @@
-"""What a stream is: rows that wait for tasks, and which of them a task is given."""
+"""Streams: rows that wait for tasks, and the choice of the rows that a task is given."""

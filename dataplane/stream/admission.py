@@ -1,7 +1,7 @@
 """The limits of a stream, and the permits to append.
 
-A producer gets a permit for a number of rows and bytes before it writes anything. They count from then on, until the
-rows are appended or the permit is given back. A producer that gets none may wait (`waiters`) and asks again.
+A producer gets a permit for a number of rows and bytes before it writes anything. These count from then on, until the
+rows are appended or the permit is given back. A producer that is refused may wait (`waiters`) and ask again.
 
 Invariant: rows and bytes in the stream, together with those of permits, never exceed a limit.
 """
@@ -16,11 +16,11 @@ from dataplane.errors import LimitExceeded
 from dataplane.stream.settings import Settings
 
 _numbers = itertools.count(1)
-"""Of tickets: of no two streams the same, nor of what keeps a stream's limits now and what did before."""
+"""Numbers of tickets, unique among all streams and all `Admission` objects of one stream."""
 
 
 LET_IN = -1
-"""In place of a ticket, for rows of a stream of one node that were found to fit at the same moment."""
+"""In place of a ticket, for rows of an unreplicated stream that were checked to fit in the same step."""
 
 LAG = "max_lag"
 """The limit that does not hold back older rows."""
@@ -28,7 +28,7 @@ LAG = "max_lag"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a client asks to append."""
+    """The rows and bytes that a client asks to append, and their newest policy version."""
 
     client: str
     rows: int
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the stream holds. `oldest`: the oldest policy version of which a task has rows to do; None for none."""
+    """The rows and bytes in the stream. `oldest`: the oldest policy version with rows left for a task, or None."""
 
     rows: int
     nbytes: int
@@ -46,7 +46,7 @@ class Usage:
 
 
 class Admission:
-    """The permits of one stream. `held()` returns what is in it."""
+    """The permits of one stream. `held()` returns its present usage."""
 
     def __init__(self, settings: Settings, held: Callable[[], Usage]) -> None:
         self._settings = settings
@@ -91,7 +91,7 @@ class Admission:
 
     @property
     def oldest(self) -> int | None:
-        """The oldest policy version of which a task has rows to do, or a permit was given; None for none."""
+        """The oldest policy version with rows left for a task, or with a permit; None if there is none."""
         held = self._held()
         there = () if held.oldest is None else (held.oldest,)
         return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
@@ -112,19 +112,19 @@ class Admission:
         return found
 
     def give_back(self, number: int) -> None:
-        """The permit was used, or is not needed. Idempotent."""
+        """End a permit that was used or is not needed. Idempotent."""
         entry = self._tickets.pop(number, None)
         if entry is not None:
             self._rows -= entry.rows
             self._nbytes -= entry.nbytes
 
     def leave(self, client: str) -> None:
-        """The client has gone: its permits are void."""
+        """End the permits of a client that has gone."""
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
             self.give_back(number)
 
     def end(self) -> None:
-        """The stream is dropped, and holds nothing."""
+        """Release the stream's state: the stream is dropped."""
         self._held = _nothing
 
 

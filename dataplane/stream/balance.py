@@ -1,20 +1,20 @@
-"""Splits rows over shards so that the largest shard is as near the mean as can be.
+"""Splits rows over shards so that the largest sum of lengths is close to the mean.
 
 A step of training lasts as long as its most loaded rank. Each row goes to exactly one shard, a shard's rows ascend,
 and the same lengths always give the same shards. The largest sum is never above that of dealing the rows out in turn.
 
-Two steps. Largest differencing (Karmarkar & Karp 1982) over tuples of one sum a shard: of the partial solutions the
-two that are least balanced are joined, the largest shard of one with the smallest of the other, until one is left.
-For equal counts the solutions to begin with are not rows but runs of `shards` rows of about the same length, one a
-shard, so that every join keeps the counts (Michiels, Korst, Aarts & van Leeuwen 2003). Then rows of the largest shard
-change places with rows of others while that makes the largest smaller: of all such exchanges the one that leaves the
-smallest larger sum of the two.
+There are two steps. First, largest differencing (Karmarkar & Karp 1982) over tuples of one sum a shard: the two least
+balanced partial solutions are joined, the largest shard of one with the smallest of the other, until one is left. For
+equal counts the first solutions are not rows but runs of `shards` rows of about the same length, one a shard, so that
+every join keeps the counts (Michiels, Korst, Aarts & van Leeuwen 2003). Second, rows of the largest shard are exchanged
+with rows of others while that makes the largest smaller, each time by the exchange after which the larger of the two
+sums is smallest.
 
-A join is one sort of a few numbers; which rows a shard holds is worked out once, at the end, from the tree of joins.
+A join is one sort of a few numbers; the rows of each shard are computed once, at the end, from the tree of joins.
 Measured, the largest sum over the mean, 512 rows in 64 equal shards, medians over draws from two recorded tasks:
-differencing alone 1.0009 and 1.56, with the exchanges 1.0002 and 1.10. The second has long tails, and there the
-longest row with the shortest beside it makes 1.09 already. Rejected: longest first to the least loaded shard that
-has a place (1.010 and 1.14), and trying exchanges shard by shard from the smallest on (no better, and slower).
+differencing alone 1.0009 and 1.56, with the exchanges 1.0002 and 1.10. The second task has long tails: its longest row
+and the shortest rows beside it make 1.09 already. Rejected: longest first to the least loaded shard that has a place
+(1.010 and 1.14), and trying exchanges shard by shard from the smallest on (no better, and slower).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import numpy as np
 from dataplane.batch.rows import Index
 from dataplane.errors import Misuse
 
-_ROUNDS = 512  # changes of place: each takes about 40 microseconds, and most splits need fewer than 50
+_ROUNDS = 512  # exchanges: each takes about 40 microseconds, and most splits need fewer than 50
 
-_PAIRS = 1 << 14  # pairs of rows that are looked at for a change of place
+_PAIRS = 1 << 14  # pairs of rows that are compared for one exchange
 
 _MOST = 1 << 62  # sums of two shards stay below 2**63
 
-_NONE = -1  # where a shard has no row
+_NONE = -1  # in place of a row, if a shard has none
 
 
 def balanced(lengths: Index, shards: int, *, equal: bool = True) -> list[Index]:
     """The rows of each of `shards` shards, given each row's length (int64[n], none negative).
 
-    With `equal` each shard gets n // shards rows or one more; without, any number, also none. Raises Misuse for lengths
-    that are not such, and for fewer than one shard.
+    With `equal` each shard gets n // shards rows or one more; without, any number, also none. Raises Misuse for invalid
+    lengths, and for fewer than one shard.
     """
     lengths = _checked(lengths, shards)
     if not len(lengths):
@@ -84,13 +84,13 @@ def _singles(lengths: Index) -> Index:
     return np.argsort(-lengths, kind="stable").reshape(-1, 1)
 
 
-_Join: TypeAlias = tuple[int, int, Index, Index]  # two partial solutions; of each, the shard that each shard takes over
+_Join: TypeAlias = tuple[int, int, Index, Index]  # two partial solutions; for each, the shard that each shard receives
 
 
 def _differenced(lengths: Index, start: Index, shards: int) -> list[Index]:
     """The rows of each shard by largest differencing. A line of `start` is a partial solution, longest first."""
-    sums: dict[int, Index] = {}  # by partial solution, what its shards hold, the most first
-    heap: list[tuple[int, int]] = []  # minus the difference between a solution's largest and smallest, and which it is
+    sums: dict[int, Index] = {}  # by partial solution, the sums of its shards, the largest first
+    heap: list[tuple[int, int]] = []  # minus a solution's largest sum less its smallest; the solution's number
     for number, rows in enumerate(start):
         line = np.zeros(shards, np.int64)
         line[: len(rows)] = np.where(rows == _NONE, 0, lengths[rows])
@@ -128,7 +128,7 @@ def _unfolded(start: Index, joins: list[_Join], shards: int) -> list[Index]:
 
 
 def _improved(lengths: Index, split: list[Index], *, equal: bool) -> list[Index]:
-    """The split after rows of the largest shard have changed places, or moved, while that makes it smaller."""
+    """The split after exchanges and moves of rows of the largest shard, while these make it smaller."""
     shards = len(split)
     sums, counts = np.array([[lengths[rows].sum(), len(rows)] for rows in split], np.int64).T
     shard_of = np.empty(len(lengths), np.int64)
@@ -160,18 +160,18 @@ def _improved(lengths: Index, split: list[Index], *, equal: bool) -> list[Index]
 
 
 def _some(ours: Index, theirs: Index, shard_of: Index, sums: Index) -> tuple[Index, Index]:
-    """As many of the rows as make `_PAIRS`, at regular distances; of the others' rows those of the least shards."""
+    """At most about `_PAIRS` pairs: some of our rows, at regular distances, and rows of the smallest other shards."""
     side = math.isqrt(_PAIRS)
     ours = ours[:: -(-len(ours) // side)]
     rank = np.argsort(np.argsort(sums, kind="stable"))
     ranks = rank[shard_of[theirs]]
-    # The least shards that have so many rows between them, and the least of all in any case.
+    # The smallest shards that together have so many rows, but at least the smallest.
     last = max(int(np.searchsorted(np.cumsum(np.bincount(ranks)), _PAIRS // len(ours), side="right")) - 1, 0)
     theirs = theirs[ranks <= last]
     return ours, theirs[:: max(-(-len(theirs) * len(ours) // _PAIRS), 1)]
 
 
 def _by_shard(rows: Index, shard_of: Index, shards: int) -> list[Index]:
-    """The rows of each shard, given the shard of each row, in the order they are given in."""
+    """The rows of each shard, in their given order. `shard_of`: the shard of each row."""
     order = np.argsort(shard_of, kind="stable")
     return np.split(rows[order], np.cumsum(np.bincount(shard_of, minlength=shards))[:-1])

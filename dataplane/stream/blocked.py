@@ -1,5 +1,5 @@
-"""Detects streams that are full for good: all rows that a task has left are of incomplete groups, and the limits
-leave no room for the missing rows."""
+"""Detects streams that stay full for ever: a task's remaining rows are all of incomplete groups, and the limits leave
+no room for the missing rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NAMED = 3  # groups
 
 
 def blocked(partition: StreamState, sizes: Mapping[int, int]) -> str:
-    """Why the stream is full for good; empty if it is not. `sizes`: for each task that takes whole groups, their
-    size."""
+    """The reason why the stream stays full for ever; empty if it does not. `sizes`: for each task that takes whole
+    groups, their size."""
     progress = partition.progress
     for task, size in sizes.items():
         rows = progress.in_state(task, PENDING)

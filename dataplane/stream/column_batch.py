@@ -1,7 +1,7 @@
-"""The columns that one append or extend brought, and the nodes that have them.
+"""The columns of one append or extend (a patch), and the nodes that have them.
 
 A patch is a reference whose rows are rows of the stream. Invariant: `nodes` store its columns and `spares` have
-copies; a row of it is lost once some of its columns are on none of these nodes.
+copies; a row is lost once one of its columns is on none of these nodes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ There: TypeAlias = Callable[[bytes, int], bool]
 
 @dataclass(slots=True, eq=False)
 class ColumnBatch:
-    """The columns of one append or extend. `left`: how many rows of the stream, and readers of replaced columns,
-    need it. `hold`: the delivery number under which its producer held the rows, one for all or one each; -1 for
+    """The columns of one append or extend. `left`: the number of rows of the stream, and readers of replaced columns,
+    that need it. `hold`: the delivery number under which its producer held the rows, one for all or one each; -1 for
     none."""
 
     ref: BatchRef
@@ -32,11 +32,11 @@ class ColumnBatch:
     hold: Hold = -1
     spares: tuple[bytes, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on. `spares` have all of it too."""
+    """The nodes that store its columns. `spares` have all of it too."""
     encoded: bytes = b""
-    """The reference as bytes, once somebody has asked for it."""
+    """The encoded reference, cached by `encode`."""
     pieces: tuple[ColumnBatch, ...] = ()
-    """Of a row that came piece by piece: what brought each; the reference is the first's until the row is finished."""
+    """The patches of the pieces, for a row in pieces. `ref` is that of the first until the row is finished."""
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
@@ -48,7 +48,7 @@ class ColumnBatch:
 
     @property
     def nbytes(self) -> int:
-        """The bytes stored for it."""
+        """The stored bytes."""
         return sum(each.nbytes for each in self.pieces) if self.pieces else self.ref.stored_nbytes
 
     @property
@@ -62,7 +62,7 @@ class ColumnBatch:
         return self.encoded
 
     def forget_spare(self, node: bytes) -> None:
-        """This node has no copies any more."""
+        """Remove a node that has no copies any more."""
         self.spares = tuple(spare for spare in self.spares if spare != node)
         for piece in self.pieces:
             piece.forget_spare(node)
@@ -77,15 +77,14 @@ class ColumnBatch:
         return flags
 
     def lives(self, there: There) -> bool:
-        """Whether all of its columns still exist, given which shards do."""
+        """Whether all of its columns still exist. `there` tells whether a shard does."""
         if self.pieces:
             return all(piece.lives(there) for piece in self.pieces)
         stored = all(there(node, shard) for node, shard in self.ref.shards())
         return stored or any(there(spare, ALL) for spare in self.spares)
 
     def lost(self, there: There, index: Index) -> Flags:
-        """Those of these rows of the reference of which some column no longer exists. For a patch that does not
-        live."""
+        """Flags of the rows `index` of the reference that have lost a column. For a patch without `lives`."""
         if self.pieces:
             return np.ones(len(index), np.bool_)
         return self._in(lambda node, shard: not there(node, shard))[index]

@@ -1,6 +1,6 @@
-"""Commands of a partition of a stream: the entries of its log, on which its replicated state depends alone.
+"""Commands of a partition of a stream: the entries of its log. The replicated state depends on them alone.
 
-A command states a decision. To apply it, no clock, lease or limit is read. A command of a client has the name and the
+A command states a decision: applying it reads no clock, lease or limit. A command of a client has the name and the
 sequence of the client, so that it is applied once; commands of the leader itself have neither.
 
 Rows are offsets in the partition (int64). In memory a reference is a `BatchRef` and rows are an array; in a log both
@@ -43,9 +43,9 @@ class Append(Command, tag=1, kw_only=True):
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
     begin: tuple[int, float, str] | None = None
-    """Of a row in progress: as `unfinished.Begin` has it."""
+    """For a row in progress, the fields of `unfinished.Begin`."""
     parts: list[tuple[str, int, int]] = []
-    """Of appends of several clients that came together: of each the client, its sequence, and its number of rows."""
+    """For merged appends: the client, sequence and number of rows of each."""
 
 
 class Extend(Command, tag=2, kw_only=True):
@@ -60,8 +60,8 @@ class Extend(Command, tag=2, kw_only=True):
 
 
 class Settle(Command, tag=3, kw_only=True):
-    """A task has acknowledged these rows (ACKED), is never given them (EXPIRED), or has given them back (PENDING).
-    `reason`: for the log, if they are dead letters now."""
+    """Settle rows for a task: acknowledged (ACKED), never to be delivered (EXPIRED), or given back (PENDING).
+    `reason`: for the log, if they become dead letters."""
 
     task: int
     rows: Index
@@ -70,38 +70,38 @@ class Settle(Command, tag=3, kw_only=True):
 
 
 class Drop(Command, tag=4, kw_only=True):
-    """No task is given these rows any more."""
+    """Drop rows: they are delivered to no task any more."""
 
     rows: Index
 
 
 class Remove(Command, tag=5, kw_only=True):
-    """Remove dropped rows that nobody holds."""
+    """Remove dropped rows that are not leased."""
 
     rows: Index
 
 
 class End(Command, tag=50, kw_only=True):
-    """These clients have ended: their sequences are forgotten."""
+    """Forget the sequences of clients that have ended."""
 
     clients: list[str]
 
 
 class Unkeep(Command, tag=19, kw_only=True):
-    """Free the columns that were replaced in these patches (by number): nobody reads them any more."""
+    """Free the replaced columns in these patches (by number), which have no readers any more."""
 
     patches: Index
 
 
 class PutBack(Command, tag=21, kw_only=True):
-    """Rows of a checkpoint, at `time_s` of the clock of the partition."""
+    """Restore rows of a checkpoint, at `time_s` of the clock of the partition."""
 
     block: bytes
     time_s: float
 
 
 class Grow(Command, tag=26, kw_only=True):
-    """A piece of a row in progress, at `time_s` of the clock of the partition."""
+    """Add a piece to a row in progress, at `time_s` of the clock of the partition."""
 
     row: int
     piece: Piece
@@ -112,8 +112,8 @@ class Grow(Command, tag=26, kw_only=True):
 
 
 class TakeUp(Command, tag=27, kw_only=True):
-    """The client with this token is the producer of a row in progress, in place of the one with the token `before`,
-    from `time_s` of the clock of the partition on."""
+    """Replace the producer of a row in progress, which has the token `before`, by the client with this token, at
+    `time_s` of the clock of the partition."""
 
     row: int
     token: int
@@ -123,7 +123,7 @@ class TakeUp(Command, tag=27, kw_only=True):
 
 
 class GiveUp(Command, tag=28, kw_only=True):
-    """The producer with this token drops a row in progress."""
+    """Drop a row in progress, by its producer with this token."""
 
     row: int
     token: int
@@ -152,7 +152,7 @@ AnyCommand = (
     | r.FinishRestore
     | GiveUp
 )
-"""A request about which nothing has to be decided is its own command."""
+"""All commands. Some requests need no decision and are commands themselves."""
 
 
 encode: Callable[[AnyCommand], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
@@ -160,7 +160,7 @@ _decoder = msgspec.msgpack.Decoder(AnyCommand, dec_hook=unhook)
 
 
 def decode(command: bytes) -> AnyCommand:
-    """Raises Corrupt for anything but an encoded command."""
+    """The decoded command. Raises Corrupt."""
     try:
         found: AnyCommand = _decoder.decode(command)
         return found

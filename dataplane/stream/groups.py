@@ -1,11 +1,11 @@
 """The groups of a stream: the rows of one prompt. Counts the rows of each group, and those that were dropped.
 
 Users name a group by a text or an integer. Here it is a number, which is reused once the last row of the group is gone.
-A row without a group is in one of its own, with the number -1 - row, of which nothing is stored.
+A row without a group is in one of its own, with the number -1 - row; nothing is stored for it.
 
-For a task, a group is the rows that it has not done yet: rows that it acked or that expired do not count, and once
-it has no row of the group left, dropped rows do not count either. So a reused name is a new group for a task that is
-done with the old one. Dead letters of a task count as dropped.
+A task counts only rows of a group that it has not done yet, not rows that it acked or that expired for it. Once it has
+no row of the group left, dropped rows do not count either, so a reused name is a new group for a task that is done with
+the old one. Dead letters of a task count as dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataplane.errors import Misuse
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-_LEAST = 8  # groups that there is room for at first
+_LEAST = 8  # groups for which the arrays have room at first
 
 
 class Groups:
@@ -32,16 +32,16 @@ class Groups:
         self._numbers: dict[Any, int] = {}
         self._names: dict[int, Any] = {}
         self._free: list[int] = []
-        self._members = np.zeros(_LEAST, np.int64)  # in the stream, and not dropped
+        self._members = np.zeros(_LEAST, np.int64)  # rows in the stream that are not dropped
         self._dropped = np.zeros(_LEAST, np.int64)
-        self._left = np.zeros(_LEAST, np.int64)  # in the stream
-        self._done = np.zeros((tasks, _LEAST), np.int64)  # by task: of the members, those it has acked or let expire
-        self._dead = np.zeros((tasks, _LEAST), np.int64)  # by task: of the members, those that are dead for it
-        self._past = np.zeros((tasks, _LEAST), np.int64)  # by task: of the dropped, those that do not count to it
+        self._left = np.zeros(_LEAST, np.int64)  # rows in the stream
+        self._done = np.zeros((tasks, _LEAST), np.int64)  # by task: members that it acked or that expired for it
+        self._dead = np.zeros((tasks, _LEAST), np.int64)  # by task: members that are dead letters of it
+        self._past = np.zeros((tasks, _LEAST), np.int64)  # by task: dropped rows that do not count for it
 
     @property
     def open(self) -> int:
-        """How many groups have rows."""
+        """Number of groups with rows."""
         return len(self._numbers)
 
     def enter(self, groups: Sequence[Any] | None, rows: Index) -> Index:
@@ -62,8 +62,7 @@ class Groups:
         return number
 
     def check(self, groups: Sequence[Any], size: int) -> None:
-        """Raises Misuse if new rows would make a group larger than `size`, counting rows in the stream and dropped
-        ones."""
+        """Raises Misuse if new rows would make a group larger than `size`, including its dropped rows."""
         for name, more in Counter(groups).items():
             number = self._numbers.get(name)
             there = 0 if number is None else int(self._members[number] + self._dropped[number])
@@ -92,7 +91,7 @@ class Groups:
         return number
 
     def sizes(self, numbers: Index, task: int) -> tuple[Index, Index]:
-        """For each of these groups, as the task sees it: its rows, and its dropped rows."""
+        """For each of these groups, the numbers of rows and of dropped rows that count for the task."""
         own = numbers < 0
         shared = np.where(own, 0, numbers)
         dead = self._dead[task, shared]
@@ -101,24 +100,24 @@ class Groups:
         return np.where(own, 1, members), np.where(own, 0, dropped)
 
     def done(self, task: int, numbers: Index) -> None:
-        """The task acked a row of each of these groups, or the row expired for it. The rows are not dropped."""
+        """Count a row of each group as acked by the task, or expired for it. The rows are not dropped."""
         numbers = numbers[numbers >= 0]
         np.add.at(self._done[task], numbers, 1)
         self._pass(task, numbers)
 
     def _pass(self, task: int, numbers: Index) -> None:
-        """Once the task has no row of a group left, its dropped rows do not count any more."""
+        """Stop counting the dropped rows of groups of which the task has no row left."""
         left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
         over = numbers[left == 0]
         self._past[task, over] = self._dropped[over]
 
     def dead(self, task: int, numbers: Index) -> None:
-        """A row of each of these groups is a dead letter of the task. The rows are not dropped."""
+        """Count a row of each group as a dead letter of the task. The rows are not dropped."""
         np.add.at(self._dead[task], numbers[numbers >= 0], 1)
 
     def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:
-        """A row of each of these groups is dropped. `done`, `dead`: the tasks that were done with it, or for which
-        it is dead; [tasks, rows]."""
+        """Count a row of each group as dropped. `done`, `dead`: flags [tasks, rows] of the tasks that were done with
+        the row, or of which it is a dead letter."""
         named = numbers >= 0
         np.add.at(self._members, numbers[named], -1)
         np.add.at(self._dropped, numbers[named], 1)
@@ -130,7 +129,7 @@ class Groups:
             self._pass(task, numbers[named])
 
     def gone(self, numbers: Index, dropped: Flags) -> None:
-        """A row of each of these groups is removed: it was dropped, or done by all tasks."""
+        """Count a row of each group as removed: it was dropped, or done by all tasks."""
         dropped, numbers = dropped[numbers >= 0], numbers[numbers >= 0]
         finished = numbers[~dropped]
         np.add.at(self._members, finished, -1)
@@ -139,8 +138,7 @@ class Groups:
         self._leave(numbers)
 
     def lose(self, numbers: Index, done: Flags, dead: Flags) -> None:
-        """A row of each of these groups is removed as if it had never been appended; `done` and `dead` as for
-        `drop`."""
+        """Count a row of each group as never appended. `done` and `dead` as for `drop`."""
         named = numbers >= 0
         np.add.at(self._members, numbers[named], -1)
         for counts, flags in ((self._done, done), (self._dead, dead)):
@@ -160,9 +158,8 @@ class Groups:
         return self._numbers.get(name)
 
     def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
-        """For rows of these groups: the position of the group of each in the list that follows, -1 for none; the
-        groups, in the order of their first rows; and for groups with dropped rows, how many of those count for each
-        task."""
+        """For rows of these groups: the position of each row's group in the list of names, -1 for none; the names,
+        in the order of their first rows; and for groups with dropped rows, the number that counts for each task."""
         found, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         named = np.flatnonzero(found >= 0)
         listed = named[np.argsort(first[named], kind="stable")]
@@ -182,7 +179,7 @@ class Groups:
         done: Flags,
         dead: Flags,
     ) -> Index:
-        """Add these rows to their groups, which are as `state` returned them; the numbers of the groups. `done` and
+        """Add rows to their groups, which are as `state` returned them. Returns the numbers of the groups. `done` and
         `dead` are [tasks, rows]."""
         listed = np.fromiter(map(self._number, names), np.int64, len(names))
         numbers, named = -1 - rows, which >= 0

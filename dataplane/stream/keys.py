@@ -1,8 +1,8 @@
 """The keys of the rows of a stream: given by users, or generated.
 
 The key of a row that was appended without one is its number after a prefix of the stream, as in `~3f9a.17`, so that no
-two streams generate the same key. Generated keys cost nothing until somebody asks for them. Keys of users do not begin
-with `~` and are unique among the rows that exist; a key is free again once its row is gone.
+two streams generate the same key. Generated keys are not stored. Keys of users do not begin with `~` and are unique
+among the rows that exist; a key is free again once its row is gone.
 
 A repeated append is recognised by the keys and the digest of the first one, as long as all of its rows exist.
 """
@@ -37,7 +37,7 @@ class Keys:
         self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raises Misuse if these cannot be the keys of new rows."""
+        """Raises Misuse unless these can be the keys of new rows."""
         if len(set(keys)) != len(keys):
             twice = next(key for i, key in enumerate(keys) if key in keys[:i])
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
@@ -65,7 +65,7 @@ class Keys:
         return first if all(self._rows.get(key) == row for row, key in enumerate(keys, first)) else None
 
     def add(self, keys: Sequence[str], first: int, digest: bytes) -> None:
-        """Add the checked keys of new rows; empty: they have generated keys."""
+        """Add the checked keys of new rows. An empty list means generated keys."""
         if keys:
             numbers = range(first, first + len(keys))
             self._rows.update(zip(keys, numbers, strict=True))
@@ -132,7 +132,7 @@ class Keys:
         return np.array([at for at, _ in found], np.int64), keys, calls
 
     def restore(self, rows: Index, keys: Sequence[str], calls: Iterable[tuple[str, int, int, bytes]]) -> None:
-        """Restore the checked keys of these rows, and the appends that brought them."""
+        """Restore the checked keys of these rows, and their appends."""
         self._keys.update(zip(rows.tolist(), keys, strict=True))
         self._rows.update(zip(keys, rows.tolist(), strict=True))
         self._calls.update((key, (first, count, digest)) for key, first, count, digest in calls)

@@ -3,7 +3,7 @@
 Beside the replicated state, the leader has state of its own: leases, permits, choices of samplers, commands in flight.
 `forget` drops it.
 
-Invariants: rows of a command in flight are given to nobody. The number of a grant begins with the term, so a grant
+Invariants: rows of a command in flight are not delivered. The number of a grant begins with the term, so a grant
 of an earlier leader is unknown (`LeaseExpired`). Time is that of the partition: the leader's clock continues from
 the time of the last command, so that a row never looks older than it is.
 """
@@ -51,18 +51,18 @@ class Leader(Replicated):
 
     def _forget(self) -> None:
         self._term = -1
-        self._ahead_s = 0.0  # of the leader's clock, the partition's
+        self._ahead_s = 0.0  # the partition's clock less the leader's
         self._flying: dict[tuple[str, int], tuple[bytes, int]] = {}  # -> command and ticket
-        self._ticket = 0  # that the append being decided uses
+        self._ticket = 0  # the ticket that the append being decided uses
         self.snapshots = Snapshots(self._term)
-        self._in_vain: dict[bytes, int] = {}  # requests for which there was nothing, at which change
+        self._in_vain: dict[bytes, int] = {}  # requests that could not be served -> the value of `changes` then
 
     def by_its_clock(self, now: float) -> float:
         """The moment `now` of this leader's clock, in the partition's time."""
         return now + self._ahead_s
 
     def _lead(self, term: int, now: float) -> None:
-        """The first decision of a term. All earlier commands are applied."""
+        """Begin a term, before its first decision. All earlier commands are applied."""
         self._forget()
         self.leased.forget_leases(term * _TERM + 1, leading=True)
         self._term, self.snapshots = term, Snapshots(term)
@@ -73,7 +73,7 @@ class Leader(Replicated):
         self.leased.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        if self._term < 0:  # the leader logs it
+        if self._term < 0:  # only the leader logs it
             return
         leased = self.leased
         names, more = ", ".join(leased.partition.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
@@ -106,14 +106,14 @@ class Leader(Replicated):
 
     @property
     def changes(self) -> int:
-        """Grows whenever rows may have become ready, across leaders too."""
+        """A number that grows whenever rows may have become ready, also from leader to leader."""
         return self._term * _TERM + self.leased.changes
 
     # Deciding
 
     def _known(self, asked: r.AnyRequest) -> bytes | None:
-        """The result of a request that was executed before. Raises Rejected if it is not kept any more, and for
-        merged appends of which some were executed alone."""
+        """The result of a request that was executed before, else None. Raises Rejected if the result is not kept any
+        more, and for merged appends of which some were executed alone."""
         if isinstance(asked, r.Append) and asked.parts:
             return self.known_parts(asked.parts)
         if not asked.sequence:
@@ -190,8 +190,8 @@ class Leader(Replicated):
         )
 
     def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
-        """The number of a row in progress; None if the holder of the token has finished it, or given it up. Raises
-        LeaseExpired if it is gone."""
+        """The number of a row in progress; None if the holder of the token has finished it or given it up. Raises
+        LeaseExpired if the row is gone."""
         partition = self.leased.partition
         if token in partition.unfinished.ended:
             return None
@@ -281,8 +281,8 @@ class Leader(Replicated):
         )
 
     def _settled(self, act: Callable[[], None]) -> c.Command:
-        """The command of an ack or nack. It does nothing if other replicas have to ack too, or if this was decided
-        before and may be in flight."""
+        """The command of an ack or nack. It has no effect if other replicas have to ack too, or if the same was
+        decided before and may be in flight."""
         gathered, self.leased.commands = self.leased.commands, []
         try:
             act()
@@ -330,7 +330,7 @@ class Leader(Replicated):
 
 
 def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
-    """For a request about which nothing has to be decided: it is the command."""
+    """The request itself, as a command that needs no decision."""
     return asked
 
 

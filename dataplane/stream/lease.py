@@ -1,17 +1,17 @@
-"""Leases: which client holds which rows of a task, and until when.
+"""Leases: the client that holds each leased row of a task, and the end of its lease.
 
 A grant is the rows of one delivery, held by a client. Ranks that must see the same rows name the same member and
-different replicas: each replica is given the grants of the member's log in order, each once. A replica that comes back
-as another client was restarted, and is given again what it has not acked.
+different replicas: each replica is given the grants of the member in order, each once. A replica that returns as
+another client was restarted, and is given the grants again that it has not acked.
 
 A grant ends when it is acked, nacked or not renewed in time, or when its holder goes. A grant of replicas is acked once
-all have acked: as many as were announced or, if that is unknown, at least two and all that the member was ever seen to
-have; if its lease runs out after all its holders have acked, it is acked too. It does not end when a holder goes, which
-may be restarting.
+all have acked: the announced number or, if that is unknown, at least two and all replicas that the member ever had; if
+its lease expires after all its holders have acked, it is acked too. It does not end when a holder goes, which may be
+restarting.
 
 Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
-`LeaseExpired`, except for a repeated ack whose answer was lost. Of members that hold nothing the latest `_MEMBERS`
-are remembered. No clock is read here.
+`LeaseExpired`, except for a repeated ack whose answer was lost. The latest `_MEMBERS` members that hold nothing are
+remembered. No clock is read here.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dataplane.errors import LeaseExpired, Misuse
 
 Index = npt.NDArray[np.int64]
 
-_SLACK = 64  # leases that may be remembered for nothing
-_REPLICAS = 1 << 20  # of a member
-_ACKS = 4096  # acks that are remembered, the last ones
-_LOST = 1 << 14  # grants that ended otherwise and are remembered, the last ones
-_MEMBERS = 1024  # members whose replicas are remembered, the last ones; those that hold something anyway
-_TRIED = 8  # of them, looked at for one to forget
+_SLACK = 64  # entries of ended leases that may stay in the heap
+_REPLICAS = 1 << 20  # the most replicas of a member
+_ACKS = 4096  # the last acks that are remembered
+_LOST = 1 << 14  # the last grants without an ack that are remembered
+_MEMBERS = 1024  # the last members whose replicas are remembered, beside those that hold grants
+_TRIED = 8  # members that are looked at to find one to forget
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """The requester: a client and, for ranks, its member and replica. `replicas`: how many there are, 0 if unknown.
-    `after`: the last grant that the replica has received, 0 for none; None: it received every grant it was given."""
+    """The requester: a client and, for ranks, its member and replica. `replicas`: their number, 0 if unknown.
+    `after`: the last grant that the replica has received, 0 for none; None: it has received all its grants."""
 
     client: Hashable
     member: str = ""
@@ -66,7 +66,7 @@ class Grant:
     lease_s: float
     expires: float
     held_by: dict[int | None, Hashable] = field(default_factory=dict)
-    """The client that each replica was granted this through."""
+    """By replica, the client that was given the grant."""
     acked: set[int | None] = field(default_factory=set)
 
     @property
@@ -75,7 +75,7 @@ class Grant:
         return self.who.replica is not None
 
     def done(self, replicas: set[int]) -> bool:
-        """Whether all that have to ack have done so. `replicas`: those that the member has had."""
+        """Whether all replicas that must ack have done so. `replicas`: those that the member ever had."""
         if not self.shared:
             return bool(self.acked)
         if self.who.replicas:
@@ -84,8 +84,8 @@ class Grant:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether all announced replicas have acked or, if their number is unknown, all that were seen. Asked when
-        the lease ends."""
+        """Whether all announced replicas have acked or, if their number is unknown, all that hold the grant. For a
+        lease that has expired."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
@@ -111,7 +111,7 @@ class Leases:
         return iter(list(self._grants.values()))
 
     def waiting(self, task: int, who: Who) -> Grant | None:
-        """The first grant of the member that this replica has not received, or not acked before it was restarted."""
+        """The member's first grant that this replica has not received, or had not acked when it was restarted."""
         if who.replica is None:
             return None
         for grant in self._logs.get((task, who.member), ()):
@@ -121,7 +121,7 @@ class Leases:
         return None
 
     def give(self, task: int, rows: Index, columns: tuple[str, ...], who: Who, lease_s: float, now: float) -> Grant:
-        """A new grant of these rows, which are in no other."""
+        """A new grant of these rows, which are in no other grant of the task."""
         grant = Grant(next(self._numbers), task, rows, columns, who, lease_s, now + lease_s)
         self._grants[grant.number] = grant
         heapq.heappush(self._expiring, (grant.expires, grant.number))
@@ -136,12 +136,12 @@ class Leases:
             key = (grant.task, who.member)
             replicas = self._replicas.pop(key, set())
             replicas.add(who.replica)
-            self._replicas[key] = replicas  # the last one now
+            self._replicas[key] = replicas  # moved to the end
             self._forget_members()
         grant.expires = max(grant.expires, now + grant.lease_s)
 
     def _forget_members(self) -> None:
-        """Forget those members that hold nothing and have received nothing for longest."""
+        """Forget members without grants, those first that have received none for longest."""
         for _ in range(_TRIED):
             if len(self._replicas) <= _MEMBERS:
                 return
@@ -151,11 +151,11 @@ class Leases:
                 self._replicas[key] = replicas
 
     def live(self, number: int) -> Grant | None:
-        """The grant of this number; None if it has ended."""
+        """The grant with this number; None if it has ended."""
         return self._grants.get(number)
 
     def lost(self, number: int) -> bool:
-        """Whether the grant ended without being acked, as far as is remembered."""
+        """Whether the grant is remembered to have ended without an ack."""
         return number in self._lost
 
     def holding(self, rows: Index) -> set[int]:
@@ -179,7 +179,7 @@ class Leases:
         grant.expires = now + grant.lease_s
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
-        """One holder has acked. Returns the grant if it has ended by that, else None. Raises LeaseExpired."""
+        """Note the ack of one holder. Returns the grant if that has ended it, else None. Raises LeaseExpired."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)
@@ -193,8 +193,8 @@ class Leases:
         return grant
 
     def let_go(self, grant: Grant, replica: int | None) -> bool:
-        """One holder gives the rows back unseen. Whether that ends the grant: other replicas may share it, and this
-        one may ask again."""
+        """Give back rows that one holder has not seen. Returns whether that ends the grant: one of replicas stays, and
+        this replica may ask for it again."""
         if not grant.shared:
             self.end(grant)
             return True
@@ -202,13 +202,13 @@ class Leases:
         return False
 
     def end(self, grant: Grant, *, done: bool = False) -> None:
-        """End the grant. Unless `done`, its rows go to others."""
+        """End the grant. `done`: its rows were acked."""
         del self._grants[grant.number]
         if not done:
             self._lost[grant.number] = None
             if len(self._lost) > _LOST:
                 del self._lost[next(iter(self._lost))]
-        if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most are of grants that are no more
+        if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most entries are of ended grants
             self._expiring = [(g.expires, g.number) for g in self._grants.values()]
             heapq.heapify(self._expiring)
         if grant.shared:
@@ -218,7 +218,7 @@ class Leases:
                 del self._logs[key]
 
     def next_end(self) -> float | None:
-        """When the next lease may end; None if there is none."""
+        """The earliest time at which a lease may expire; None if there is none."""
         while self._expiring:
             at, number = self._expiring[0]
             grant = self._grants.get(number)
@@ -230,18 +230,18 @@ class Leases:
         return None
 
     def ended(self, now: float) -> list[Grant]:
-        """End the grants whose leases have run out."""
+        """End and return the grants whose leases have expired."""
         over = []
         while (at := self.next_end()) is not None and at <= now:
             grant = self._grants[heapq.heappop(self._expiring)[1]]
             self.end(grant, done=grant.done_as_far_as_known)
             over.append(grant)
-            if grant.shared:  # a replica that has not asked for it may have gone
+            if grant.shared:  # forget replicas that have not asked for it: they may have gone
                 self._replicas.get((grant.task, grant.who.member), set()).intersection_update(grant.held_by)
         return over
 
     def left(self, client: Hashable) -> list[Grant]:
-        """A client has gone: end its grants, except those of replicas."""
+        """End and return the grants of a client that has gone, except those of replicas."""
         mine = [g for g in self._grants.values() if not g.shared and client in g.held_by.values()]
         for grant in mine:
             self.end(grant)

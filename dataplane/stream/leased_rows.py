@@ -4,7 +4,7 @@
 clients by name only.
 
 Changes of rows are decided as commands (`commands`) and applied by `do` once they are committed. Until then the rows of
-a command stay leased, so that nobody else is given them. Dropped rows are removed by `tick` only.
+a command stay leased, so that they are not delivered again. Dropped rows are removed by `tick` only.
 
 Invariants: each row is delivered to each task at least once and acknowledged once; rows are offered in ascending
 order; no append exceeds a limit.
@@ -49,8 +49,8 @@ MAX_LOST = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class _Replaced:
-    """Replaced patches, by number. They stay until no grant has rows with them. `readers`: the grants that may, as
-    far as the leader knows. `over`: their removal is decided."""
+    """Replaced patches, by number. They stay until no grant reads them. `readers`: the leader's grants that may.
+    `over`: their removal is decided."""
 
     patches: Index
     readers: set[int] = field(default_factory=set)
@@ -75,14 +75,14 @@ class LeasedRows:
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
         self.commands: list[Command] = []
-        """What is decided and not committed."""
+        """Decided commands that the leader has not taken yet."""
         self.loose: list[Index] = []
-        """At the leader: dropped rows that somebody held, and perhaps nobody does now."""
+        """At the leader: dropped rows whose leases may have ended."""
         self._leading = False
         self.group_sizes: dict[int, int] = {}
-        """By task, of how many rows are the groups that it was last asked for as a whole."""
+        """By task, the size of the whole groups of its last request."""
         self.lost: dict[int, LostRow] = {}
-        """The lost rows that nobody was told of, by number."""
+        """The lost rows that were not reported yet, by number."""
         self._replaced: list[_Replaced] = []
         self.partition.loose = self._note_loose
 
@@ -108,15 +108,15 @@ class LeasedRows:
 
     @property
     def kept(self) -> list[Index]:
-        """The patches, by number, that were replaced and may still be read."""
+        """The numbers of replaced patches that may still be read."""
         return [each.patches for each in self._replaced]
 
     def keep(self, patches: Index) -> None:
-        """Keep these replaced patches, which may still be read."""
+        """Keep these replaced patches until `unkeep`."""
         self._replaced.append(_Replaced(patches))
 
     def unkeep(self, patches: Index) -> None:
-        """Free these replaced patches: nobody reads them any more."""
+        """Free these replaced patches, which have no readers any more."""
         same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
         if same:
             self._replaced.remove(next((each for each in same if each.over), same[0]))
@@ -157,7 +157,7 @@ class LeasedRows:
             self._decide(Settle(task=task, rows=rows, state=EXPIRED))
 
     def _sweep(self) -> None:
-        """Decide the removal of dropped rows that nobody holds any more."""
+        """Decide the removal of dropped rows that are not leased any more."""
         if self.loose:
             rows = np.unique(np.concatenate(self.loose))
             self.loose.clear()
@@ -170,7 +170,7 @@ class LeasedRows:
         oldest = min((min(left) for left in partition.progress.left if left), default=None)
         return Usage(partition.rows.count, partition.nbytes, oldest)
 
-    # arriving
+    # appending
 
     def admit(self, entry: Entry) -> int:
         """A permit for an append. Raises Backpressure if a limit is exceeded now, Closed, LimitExceeded."""
@@ -195,7 +195,7 @@ class LeasedRows:
         return f"{why}; it waits for {', '.join(behind)}" if behind else why
 
     def _holders(self) -> Iterator[dict[str, Any]]:
-        """Who holds the rows of the stream, and who has permits."""
+        """The holders of room in the stream: tasks that are behind, and clients with permits."""
         behind = [(name, "not consumed") for name in self.partition.behind()]
         for name, how in behind or [(name, "dead letters") for name in self.partition.dead_letters()]:
             yield {"holder": f"task {name!r}", "bytes": self.partition.nbytes, "how": how}
@@ -205,8 +205,8 @@ class LeasedRows:
     def append(
         self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
     ) -> tuple[int, bool]:
-        """Append admitted rows. Returns the number of the first, and whether they are new: the same append, repeated
-        with the same digest, gets the first answer, and its columns are not needed.
+        """Append admitted rows. Returns the number of the first, and whether they are new. A repeated append with the
+        same digest gets the first answer; its columns are not needed.
 
         Raises Misuse for an existing key, SchemaMismatch, LimitExceeded, Closed.
         """
@@ -219,9 +219,9 @@ class LeasedRows:
         return first, True
 
     def replaces(self, rows: Index, ref: BatchRef, holds: Index | None) -> bool:
-        """Whether these columns replace those of an earlier holder who has not acked. `holds`: the delivery number
+        """Whether these columns replace those of an earlier holder that has not acked. `holds`: the delivery number
         of each row. Raises LeaseExpired for rows that were delivered to this producer and are now held by others or
-        gone, Misuse for other rows that do not exist or are named twice."""
+        gone; Misuse for other rows that do not exist or are named twice."""
         self._require(rows, ref, holds)
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         again = [hold > 0 and self._extends_again(rows[holds == hold], int(hold), ref.columns) for hold in under]
@@ -247,7 +247,7 @@ class LeasedRows:
             hold = np.where(holds > 0, holds, -1)
         elif len(under) and under[0] > 0:
             hold = int(under[0])
-        # A follower can't tell who reads what is replaced, so that is kept until the leader says otherwise.
+        # Only the leader knows the readers of replaced columns: replicas keep these until its `Unkeep`.
         kept = self.partition.extend(rows, ref, lengths, replace=replace, hold=hold, keep=replace, spares=spares)
         if len(kept):
             self._replaced.append(_Replaced(kept, readers))
@@ -255,7 +255,7 @@ class LeasedRows:
 
     def _require(self, rows: Index, ref: BatchRef, holds: Index | None) -> None:
         """Raises LeaseExpired if rows that were delivered to this producer are gone; Misuse for other rows that do
-        not exist, for a row named twice, and if the reference has another number of rows."""
+        not exist, for a row named twice, and for a reference with another number of rows."""
         if len(rows) != len(ref):
             raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
         self._require_there(rows, holds)
@@ -276,8 +276,8 @@ class LeasedRows:
         )
 
     def _extends_again(self, rows: Index, hold: int, columns: Sequence[str]) -> bool:
-        """Whether all that these rows, delivered under this number, have of these columns was brought by earlier
-        holders of the same task. Raises LeaseExpired if the rows are not this holder's any more."""
+        """Whether earlier holders of the same task added all of these columns that the rows have. `hold`: the delivery
+        number of the rows. Raises LeaseExpired if the rows are not held under it any more."""
         number, task = divmod(hold, MAX_TASKS)
         grant, partition = self.leases.live(number), self.partition
         under = np.concatenate([partition.rows.holds(rows, name) for name in columns])
@@ -318,8 +318,8 @@ class LeasedRows:
         return grant
 
     def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> Grant | None:
-        """A grant of the rows that the demand chose itself, as far as they are still ready; None if too few are.
-        Rows in `expired` expire for the task. Raises Misuse."""
+        """A grant of the rows `chosen` by the client that are still ready; None if too few are. Rows in `expired`
+        expire for the task. Raises Misuse."""
         grant, still_ready = self.waiting(demand), self.partition.progress.still_ready
         if grant is None:
             self.expire(demand.task, still_ready(demand.task, demand.needed, expired))
@@ -328,12 +328,12 @@ class LeasedRows:
             grant = self._lease(demand, rows, now) if len(rows) >= enough else None
         if grant is not None:
             self.leases.hand(grant, demand.who, now)
-            self.changes += 1  # other replicas may wait for it
+            self.changes += 1  # other replicas may wait for the grant
         return grant
 
     def waiting(self, demand: Demand) -> Grant | None:
-        """The grant that other replicas of the member have and this one is to be given. Raises Misuse if it asks for
-        other columns."""
+        """The next grant of the member that this replica has not received; None if there is none. Raises Misuse if it
+        asks for other columns."""
         grant = self.leases.waiting(demand.task, demand.who)
         if grant is not None and grant.columns != demand.columns:
             raise Misuse(
@@ -343,7 +343,7 @@ class LeasedRows:
         return grant
 
     def lose_rows(self, rows: Index) -> None:
-        """Some columns of these rows are lost: remove the rows and report them as lost."""
+        """Remove rows that have lost columns, and report them as lost."""
         if len(rows):
             for number in self.leases.holding(rows):
                 grant = self.leases.live(number)
@@ -351,7 +351,7 @@ class LeasedRows:
                     self.leases.end(grant)
                     self.partition.give_back(grant.task, grant.rows, seen=False)
             rows = rows[self.partition.rows.there(rows)]
-            self.partition.progress.unlease(self.partition.rows.places(rows))  # commands in flight about them too
+            self.partition.progress.unlease(self.partition.rows.places(rows))  # also those reserved for commands
             self._note_lost(rows[~self.partition.progress.dropped(self.partition.rows.places(rows), len(rows))])
             self.partition.lose(rows)
             self.changes += 1
@@ -373,10 +373,10 @@ class LeasedRows:
         self.partition.lease(demand.task, rows)
         return self.leases.give(demand.task, rows, demand.columns, demand.who, demand.lease_s, now)
 
-    # done with
+    # settling
 
     def hold(self, grant: Grant) -> int:
-        """The number under which the rows of a grant are delivered."""
+        """The delivery number of the rows of a grant."""
         return grant.number * MAX_TASKS + grant.task
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> None:
@@ -398,7 +398,7 @@ class LeasedRows:
         self.changes += 1
 
     def tick(self, now: float) -> None:
-        """Time has passed or something has changed: end expired leases, and decide what can be removed."""
+        """End expired leases, and decide the removal of rows and replaced columns that are no longer needed."""
         for grant in self.leases.ended(now):
             state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)
             self._decide(Settle(task=grant.task, rows=grant.rows, state=state, reason=reason))
@@ -406,11 +406,11 @@ class LeasedRows:
         self._unkeep()
 
     def next_tick(self) -> float | None:
-        """When the next lease may expire; None if there is none."""
+        """The earliest time at which a lease may expire; None if there is none."""
         return self.leases.next_end()
 
     def leave(self, client: str) -> None:
-        """A client has gone: others are given what it held."""
+        """End the leases and permits of a client that has gone."""
         self.admission.leave(client)
         self.partition.unfinished.leave(client)
         for grant in self.leases.left(client):
@@ -455,13 +455,13 @@ class LeasedRows:
     # the end
 
     def close(self) -> None:
-        """Close the stream: nothing is appended any more; consumers go on until all is done."""
+        """Close the stream: further appends are refused; consumers go on until all rows are done."""
         self.closed = True
         self.partition.look_again()
         self.changes += 1
 
     def end(self) -> None:
-        """The stream is dropped. Breaks all reference cycles, so that its memory is freed at once."""
+        """Break all reference cycles of a dropped stream, so that its memory is freed at once."""
         self.partition.end()
         self.admission.end()
 

@@ -34,7 +34,7 @@ class StreamMachine(Leader, StateMachine):
         self.leased.forget_leases(1, leading=False)
 
     def deadline(self, now: float) -> float:
-        """When the leader has to be asked to `Tick`, by its clock; `now` if at once."""
+        """The time, by the leader's clock, at which it must be sent a `Tick`; `now` if at once."""
         leased = self.leased
         if self._term < 0:
             return now
@@ -49,7 +49,7 @@ class StreamMachine(Leader, StateMachine):
         return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
 
     def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
-        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when there was last nothing for it."""
+        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when it was last not served."""
         leased = self.leased
         if isinstance(asked, r.Append | r.Admit):
             return leased.closed or not leased.admission.full(self.entry_of(asked))
@@ -66,15 +66,15 @@ class StreamMachine(Leader, StateMachine):
         timely = isinstance(asked.sampler, Fifo) or getattr(asked.sampler, "judges_age", False)
         return timely or in_vain != leased.changes
 
-    # Of one node alone
+    # Without a log
 
     def alone(self, now: float, columns: Columns) -> None:
-        """There is one replica and no log: `run` decides and applies. `now`: the time of its clock."""
+        """Work as the only replica, without a log: `run` decides and applies. `now`: the time of its clock."""
         self.columns, self.clock_s = columns, now
         self._lead(0, now)
 
     def run(self, asked: r.AnyRequest, now: float) -> Any:
-        """Decide a request and apply the decision; the result. Raises what refuses it."""
+        """Decide a request and apply the decision. Returns the result. Raises the error that refuses it."""
         commands, result = self._decided(asked, 0, now)
         ticket = self._ticket
         try:
@@ -82,7 +82,7 @@ class StreamMachine(Leader, StateMachine):
                 result = self.act(command)
                 self.leased.changes += 1
         finally:
-            if ticket:  # after the rows are counted
+            if ticket:  # only now, when the rows are counted
                 self.leased.admission.give_back(ticket)
         return result
 
@@ -125,7 +125,7 @@ class StreamMachine(Leader, StateMachine):
         self._landed(_keys(r.decode_request(request)))
 
     def _landed(self, keys: Sequence[tuple[str, int]]) -> None:
-        """The decisions with these sequences were applied, or are withdrawn."""
+        """Forget decisions in flight with these sequences: they were applied or withdrawn."""
         for key in keys:
             _, ticket = self._flying.pop(key, (b"", 0))
             if ticket:
@@ -139,7 +139,7 @@ class StreamMachine(Leader, StateMachine):
         if isinstance(given, r.TicketGiven):
             return r.encode_request(r.GiveBack(client=asked.client, ticket=given.ticket))
         if isinstance(asked, r.Consume) and asked.replica is not None:
-            return b""  # it asks for the same again
+            return b""  # the replica asks for its grant again
         return r.encode_request(r.Nack(client=asked.client, grant=given.grant, seen=False))
 
     # Applying
@@ -151,7 +151,7 @@ class StreamMachine(Leader, StateMachine):
         """As `apply`, for a decoded command, which is not modified."""
         result = self.applied(command)
         self.leased.changes += 1
-        self._landed(_keys(command))  # after the rows are counted
+        self._landed(_keys(command))  # only now, when the rows are counted
         return result
 
     # Clients of processes that may end
@@ -163,7 +163,7 @@ class StreamMachine(Leader, StateMachine):
     def leaving(self, process: str) -> bytes:
         return r.encode_request(r.LeaveAll(clients=f"{process}/"))
 
-    # The settings of its nodes
+    # Nodes that have its columns
 
     def holders(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes.holders if node not in self.lost_nodes]

@@ -1,7 +1,7 @@
-"""Arrays as bytes. In a snapshot, runs and arithmetic sequences take no space, and numbers take the least number of
-bytes; in a message they are 64-bit integers (`hook`, `unhook`).
+"""Encodes arrays as bytes. In a snapshot, runs and arithmetic sequences take no space, and numbers take the least
+number of bytes; in a message they are 64-bit integers (`hook`, `unhook`).
 
-`unpack` returns what `pack` was given, as int64 or float64. It trusts nothing: a wrong length is a ValueError.
+`unpack` returns the values given to `pack`, as int64 or float64. It validates: a wrong length is a ValueError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dataplane.batch.ref import BatchRef
 
 _WIDTHS = ("<u1", "<u2", "<u4")
-_FEW = 4  # rows a distinct value from which on values are listed once
+_FEW = 4  # rows for each distinct value, at least, for which distinct values are listed once
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +31,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(values: npt.NDArray[Any]) -> Packed:
-    """Packs integers of at most 64 bits, or floats."""
+    """Pack integers of at most 64 bits, or floats."""
     if values.dtype.kind == "f":
         listed, which = np.unique(values, return_inverse=True)
         if len(listed) * _FEW > len(values):

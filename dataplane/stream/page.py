@@ -1,8 +1,8 @@
-"""A page: `PAGE` consecutive rows of a stream in NumPy arrays. It knows which rows exist and where their columns are.
+"""A page: `PAGE` consecutive rows of a stream in NumPy arrays, with the places of their columns.
 
 Pages are independent of the sizes of appends: an agent loop appends a row at a time, and an object for each would cost
-more than the row. For each set of columns that came together (a layer) a page knows the patch of each row, and the row
-in the patch.
+more than the row. For each set of columns that were added together (a layer) a page has the patch of each row, and the
+row in the patch.
 
 Invariant: the arrays of a page have `room` rows, at least as many as were appended. The first page of a stream grows
 by doubling, so that a short stream takes little memory; later pages are allocated whole.
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 A = TypeVar("A", bound=np.generic)
 
 PAGE = 4096
-_LEAST = 16  # rows that a page has room for at first
+_LEAST = 16  # rows for which the first page has room at first
 
 
 def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
@@ -63,11 +63,11 @@ class Page:
         self.count = 0
         self.left = 0
         self.changes = 0
-        """Goes up whenever a row may have become ready."""
+        """Grows whenever a row may have become ready."""
         self.room = PAGE if first else _LEAST
-        """Rows that the arrays have room for."""
+        """Rows for which the arrays have room."""
         self.columns = np.zeros(self.room, np.uint64)
-        """Of each row, a bit a column that it has."""
+        """The columns of each row, one bit a column."""
         self.gone = np.zeros(self.room, np.bool_)
         self.layers: dict[tuple[str, ...], Layer] = {}
         """By the names of their columns, sorted."""

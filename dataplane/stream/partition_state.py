@@ -1,11 +1,11 @@
-"""The rows of a stream, everything that is known of them, and their changes.
+"""The rows of a stream, their metadata and progress, and their changes.
 
 `StreamState` combines the `rows` with their columns, the `keys`, the `groups`, the `row_metadata`, and the `progress`
 of each task. Leases, limits and waiting requests are in `leased_rows`. Patches that no row needs any more are passed to
 `released`.
 
 Invariants: a call that fails changes nothing; a row is removed once all tasks are done with it, or once it is
-dropped and nobody holds it.
+dropped and not leased.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class StreamState:
         self.settings = settings
         self.nbytes = 0
         self.appended = 0
-        """Rows that ever were."""
+        """Number of rows appended so far."""
         self.loose: Callable[[Index], None] = lambda _: None
-        """Called with dropped rows that perhaps nobody holds, which go when they are `remove`d."""
+        """Called with dropped rows whose leases may have ended, so that they can be `remove`d."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -61,11 +61,11 @@ class StreamState:
         copied.unfinished = self.unfinished.copy(rows, copied.metadata)
         return copied
 
-    # arriving
+    # appending and extending
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
-        """Append rows; the number of the first. Raises Misuse for an existing key and for a group that would exceed
-        `group_size`, SchemaMismatch, LimitExceeded."""
+        """Append rows. Returns the number of the first. Raises Misuse for an existing key and for a group that would
+        exceed `group_size`, SchemaMismatch, LimitExceeded."""
         if keys:
             self.keys.check(keys)
         if arrival.tags:
@@ -116,8 +116,8 @@ class StreamState:
     def grow(
         self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes], now: float
     ) -> bool:
-        """Add a piece to a row in progress; the last one finishes it. False if the piece came before; then its
-        columns are not needed. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
+        """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before;
+        then its columns are not needed. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
         if not self.unfinished.is_new(row, piece):
             return False
         self.unfinished.check(row, ref)
@@ -130,11 +130,11 @@ class StreamState:
         return True
 
     def unkept(self, kept: Index) -> None:
-        """Free kept patches: nobody reads them any more."""
+        """Free kept patches, which have no readers any more."""
         self._release(self.rows.unkept(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
-        """Raises Misuse for a row that does not exist, unless its flag in `once` says that it did."""
+        """Raises Misuse for a row that does not exist. Rows whose flag in `once` is set may have existed before."""
         there = self.rows.there(rows)
         if once is not None:
             there |= once
@@ -145,7 +145,7 @@ class StreamState:
                 " each task is done with it, it was dropped, or it never was"
             )
 
-    # delivered, and done with
+    # delivering and settling
 
     def lease(self, task: int, rows: Index) -> None:
         """Lease ready rows."""
@@ -163,7 +163,7 @@ class StreamState:
         self.let_go(rows[dropped])
 
     def settle(self, task: int, rows: Index, state: int) -> None:
-        """A task is done with these rows: ACKED or EXPIRED. Rows with which all tasks are done are removed."""
+        """Mark rows as ACKED or EXPIRED for a task. Rows with which all tasks are done are removed."""
         if not len(rows):
             return
         places = self.rows.places(rows)
@@ -175,8 +175,8 @@ class StreamState:
         self.let_go(rows[dropped])
 
     def drop_rows(self, rows: Index) -> None:
-        """Drop rows: no task is given them any more. Rows that somebody holds stay until they are given back or
-        acked. Raises Misuse."""
+        """Drop rows: they are delivered to no task any more. Leased rows stay until they are given back or acked.
+        Raises Misuse."""
         self.require(rows)
         rows = np.unique(rows)
         self.unfinished.forget(rows)
@@ -188,12 +188,12 @@ class StreamState:
         self.look_again()  # the rest of their groups may be complete now
 
     def look_again(self) -> None:
-        """Rows that were not ready may be now."""
+        """Note that rows may have become ready."""
         for page in self.rows.pages.values():
             page.changes += 1
 
     def let_go(self, rows: Index) -> None:
-        """Those of these dropped rows that nobody holds can be removed."""
+        """Report dropped rows that may be removed to `loose`."""
         if len(rows):
             self.loose(rows)
 
@@ -204,7 +204,7 @@ class StreamState:
         return dropped
 
     def free(self, rows: Index) -> Index:
-        """Those of these rows that exist, are dropped, and held by nobody."""
+        """The rows among these that exist, are dropped and are not leased."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
@@ -212,15 +212,15 @@ class StreamState:
         return free
 
     def remove(self, rows: Index) -> None:
-        """Remove dropped rows that nobody holds."""
+        """Remove dropped rows that are not leased."""
         if len(rows):
             places = self.rows.places(rows)
             self.progress.let_go(places, self.metadata.versions(places))
             self._remove(rows)
 
     def lose(self, rows: Index) -> Index:
-        """Remove these rows as if they had never been appended; rows that somebody holds are dropped instead.
-        Returns those that were not dropped before."""
+        """Remove rows as if they had never been appended; leased rows are dropped instead. Returns the rows that were
+        not dropped before."""
         places = self.rows.places(rows)
         states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
         held = (states == LEASED).any(axis=0)
@@ -254,7 +254,7 @@ class StreamState:
             self._released([each for patch in patches for each in patch.each])
 
     def end(self) -> None:
-        """Call nobody back any more: the stream is dropped."""
+        """Remove the callbacks: the stream is dropped."""
         self.loose = self._released = _nobody
 
     def clear(self) -> None:
@@ -266,7 +266,7 @@ class StreamState:
     # queries
 
     def behind(self) -> list[str]:
-        """The tasks that have rows of the oldest policy version to do and, among those, the most rows."""
+        """Among the tasks with rows left of the oldest policy version, those with the most rows left."""
         marks = {
             name: (min(left), -sum(left.values()))
             for name, left in zip(self.settings.tasks, self.progress.left, strict=True)
@@ -284,7 +284,7 @@ class StreamState:
         named = self.groups.names(self.metadata.groups(places))
         tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}
         versions = self.metadata.versions(places).tolist()
-        if len(self.unfinished):  # some may be lost
+        if len(self.unfinished):  # rows in progress may be lost
             begun = self.unfinished.begun
             versions = [
                 begun[row].version if row in begun else v for row, v in zip(rows.tolist(), versions, strict=True)
@@ -292,7 +292,7 @@ class StreamState:
         return named, versions, tags
 
     def listed(self, rows: Index, now: float) -> list[Listed]:
-        """These rows in progress, as users see them."""
+        """These rows in progress, in the form for users."""
         found = []
         for row in rows.tolist():
             one = np.array([row])
@@ -316,4 +316,4 @@ class StreamState:
 
 
 def _nobody(_: object) -> None:
-    """Nobody is told."""
+    """A callback that does nothing."""

@@ -10,7 +10,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """How a row in progress begins. `tokens`: the column whose tokens policy versions are counted by."""
+    """The beginning of a row in progress. `tokens`: the column whose tokens are counted by policy version."""
 
     token: int
     lease_s: float
@@ -19,9 +19,8 @@ class Begin:
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """The `number`-th piece of a row (from 0, not counting the columns that it began with), made by this policy
-    version. `last`: the row is finished with it, and gets this version. `digest`: of the whole piece, to recognise
-    one that is sent again."""
+    """The `number`-th piece of a row (from 0, after the columns that it began with), made by this policy version.
+    `last`: it finishes the row, which gets this version. `digest`: of the whole piece, to recognise a repeated one."""
 
     token: int
     number: int
@@ -31,7 +30,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, array_like=True):
-    """A row in progress. `spans`: (policy version, tokens) in order; neighbours differ in version."""
+    """A row in progress. `spans`: (policy version, number of tokens) in order; neighbours differ in version."""
 
     row: int
     token: int
@@ -62,8 +61,8 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stale_version(spans: Sequence[tuple[int, int]], share: float, otherwise: int) -> int:
-    """The newest policy version such that at most this share of the tokens is older; 0 gives the oldest version.
-    `otherwise` for a row without tokens."""
+    """The newest policy version such that at most this share of the tokens is older; a share of 0 gives the oldest.
+    `otherwise` is returned for a row without tokens."""
     total, older = sum(count for _, count in spans), 0
     by_version: dict[int, int] = {}
     for version, count in spans:

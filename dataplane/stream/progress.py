@@ -4,15 +4,14 @@
        ^                  │                           dead: given back `max_deliveries` times
        └── lease ended ───┘
 
-and is removed when each task is done with it (acked or expired), or when it was dropped and nobody holds it. A dead row
-stays until it is dropped, so that somebody can look at it.
+and is removed when each task is done with it (acked or expired), or when it was dropped and is not leased. A dead row
+stays until it is dropped, so that users can inspect it.
 
 Invariants: a row has one state for each task; the rows counted as left for a task are pending, leased, or dropped while
 leased.
 
-Leases are known to the leader only. For replicas a leased row is pending, and the try that the lease began is
-counted when the row is given back: `give_back` and `settle` have the same result whether a row is leased here or
-not.
+Only the leader knows the leases. For other replicas a leased row is pending, and its try is counted when the row is
+given back: `give_back` and `settle` have the same result whether a row is leased here or not.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataplane.stream.page import PAGE, Flags, Index, Page, grown
 from dataplane.stream.rows import Places, Rows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
-REDELIVERED = 5  # in `counts` alone
+REDELIVERED = 5  # only in `counts`; not a state
 _COUNTS = 6
 STATES = ("pending", "leased", "acked", "expired", "dead")
 
@@ -40,7 +39,7 @@ class _ProgressPage:
     tries: npt.NDArray[np.uint8]
     dropped: Flags
     idle: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By task and columns: at which change of the page nothing was ready."""
+    """By task and columns: the value of the page's `changes` when no row was ready."""
 
     @classmethod
     def new(cls, tasks: int, room: int) -> _ProgressPage:
@@ -61,9 +60,9 @@ class Progress:
         self._tasks = tasks
         self._sheets: dict[int, _ProgressPage] = {}
         self.left: list[dict[int, int]] = [{} for _ in range(tasks)]
-        """By task: rows that it is not done with, by policy version."""
+        """By task: the number of rows left to do, by policy version."""
         self.counts = [[0] * _COUNTS for _ in range(tasks)]
-        """By task: rows that ever came to be in a state."""
+        """By task and state: the number of rows that ever entered the state."""
 
     def _sheet(self, page: Page) -> _ProgressPage:
         number = page.first // PAGE
@@ -74,10 +73,10 @@ class Progress:
             sheet.grow(page.room)
         return sheet
 
-    # arriving
+    # appending
 
     def enter(self, versions: Index) -> None:
-        """New rows of these versions, pending for each task."""
+        """Add new rows of these versions, pending for each task."""
         arrived = {versions.item(): 1} if len(versions) == 1 else _by_value(versions)
         for left in self.left:
             for version, count in arrived.items():
@@ -88,7 +87,7 @@ class Progress:
     def ready(self, task: int, columns: tuple[str, ...], most: int) -> Index:
         """The first `most` rows that are pending for the task and have all these columns, ascending."""
         need = self._rows.mask(columns)
-        if need is None:  # no row has had one of them
+        if need is None:  # one of the columns has never been added
             return np.empty(0, np.int64)
         found: list[Index] = []
         count = 0
@@ -111,7 +110,7 @@ class Progress:
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
-        """Those of these rows that are ready now, without duplicates."""
+        """The rows among these that are ready now, without duplicates."""
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
         need = self._rows.mask(columns)
         if need is None:
@@ -138,7 +137,7 @@ class Progress:
             self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
 
     def reserve(self, task: int, places: Places) -> None:
-        """A decision about these rows is made or under way: those that are ready are given to nobody meanwhile."""
+        """Withhold ready rows from delivery while a decision about them is made or in flight."""
         for page, inside, _ in places:
             sheet = self._sheet(page)
             ready = sheet.state[task, inside] == PENDING
@@ -157,7 +156,7 @@ class Progress:
                 page.changes += 1
 
     def open(self, task: int, places: Places, count: int) -> Flags:
-        """Those of these rows that are pending or leased for the task."""
+        """Flags of the rows that are pending or leased for the task."""
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             states = self._sheet(page).state[task, inside]
@@ -170,7 +169,7 @@ class Progress:
             self._sheet(page).tries[task, inside] -= 1
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
-        """Make leased rows pending or, after `most` tries, dead. Which are dead, and which are dropped."""
+        """Make leased rows pending or, after `most` tries, dead. Returns flags of the dead, and of the dropped."""
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -183,7 +182,7 @@ class Progress:
         return dead, dropped
 
     def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
-        """The task is done with these rows. Which of them all tasks are done with, and which are dropped."""
+        """Mark rows as done by the task. Returns flags of the rows that all tasks have done, and of the dropped."""
         finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -195,12 +194,12 @@ class Progress:
         return finished, dropped
 
     def _done(self, task: int, versions: Index, state: int) -> None:
-        """Rows of these versions are no longer left for the task."""
+        """Count rows of these versions as no longer left for the task."""
         _less(self.left[task], versions)
         self.counts[task][state] += len(versions)
 
     def date(self, place: tuple[Page, int], before: int, version: int) -> None:
-        """The version of a row has changed."""
+        """Change the policy version of a row in the counts."""
         states = self._sheet(place[0]).state[:, place[1]]
         for left, state in zip(self.left, states.tolist(), strict=True):
             if state in (PENDING, LEASED):
@@ -208,13 +207,13 @@ class Progress:
                 left[version] = left.get(version, 0) + 1
 
     def is_left(self, task: int) -> int:
-        """How many rows the task has still to do."""
+        """Number of rows left to do for the task."""
         return sum(self.left[task].values())
 
     # dropping
 
     def drop(self, places: Places, count: int) -> Flags:
-        """Drop rows. Which of them were not dropped before."""
+        """Drop rows. Returns flags of the rows that were not dropped before."""
         fresh = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -224,7 +223,7 @@ class Progress:
         return fresh
 
     def let_go(self, places: Places, versions: Index) -> Flags:
-        """Those of these dropped rows that nobody holds; no task has to do them any more."""
+        """Flags of the dropped rows that are not leased. They are no longer left for any task."""
         free = np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -237,13 +236,13 @@ class Progress:
         return free
 
     def lose(self, places: Places, versions: Index) -> None:
-        """Remove rows that nobody holds and that no task has done."""
+        """Count rows without leases as no longer left for the tasks that have not done them."""
         for page, inside, chosen in places:
             for left, state in zip(self.left, self._sheet(page).state[:, inside], strict=True):
                 _less(left, versions[chosen[state == PENDING]])
 
     def dropped(self, places: Places, count: int) -> Flags:
-        """Which of these rows are dropped."""
+        """Flags of the dropped rows."""
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             flags[chosen] = self._sheet(page).dropped[inside]
@@ -259,7 +258,7 @@ class Progress:
         return found
 
     def tries(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
-        """How often each row was leased to each task, [tasks, rows]."""
+        """Number of leases of each row to each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
             found[:, chosen] = self._sheet(page).tries[:, inside]
@@ -274,7 +273,7 @@ class Progress:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def tally(self, task: int) -> dict[str, int]:
-        """How many existing rows are in each state."""
+        """Number of existing rows in each state."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
             total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
@@ -314,7 +313,7 @@ class Progress:
 
 
 def _by_value(values: Index) -> dict[int, int]:
-    if len(values) and (values == values[0]).all():  # as the versions of one append mostly are
+    if len(values) and (values == values[0]).all():  # the usual case for the versions of one append
         return {int(values[0]): len(values)}
     return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
 

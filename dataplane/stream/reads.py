@@ -31,7 +31,7 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
-    """Raises NotReady, Closed, Misuse."""
+    """The candidates of a sampler. Raises NotReady, Closed, Misuse."""
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
     task, rows = leased.settings.task(asked.task), _NONE
     if leased.leases.waiting(task, asked.who) is None:
@@ -59,7 +59,7 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
 
 
 def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
-    """Never refused."""
+    """The rows of keys. Never refused."""
     partition = leader.leased.partition
     rows = partition.keys.known_rows(asked.keys)
     if asked.digest and (not asked.keys or partition.keys.known(asked.keys[0], asked.digest) is None):
@@ -68,7 +68,7 @@ def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
 
 
 def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
-    """Raises Misuse."""
+    """The first dead letters of a task. Raises Misuse."""
     partition = leader.leased.partition
     rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
     columns = [name for name in partition.rows.schema if len(rows) and partition.rows.have(rows, name)]
@@ -78,7 +78,7 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
 
 
 def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
-    """Never refused."""
+    """References to columns that rows need of a node, in parts. Never refused."""
     refs, nbytes, following = [], 0, -1
     for number, patch in leader.leased.partition.rows.patches_after(asked.after):
         if asked.node in patch.nodes or asked.node in patch.spares:
@@ -91,7 +91,7 @@ def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
 
 
 def measure(leader: Leader, asked: r.Measure, now: float) -> r.Figures:
-    """Never refused."""
+    """The statistics. Never refused."""
     return r.Figures(figures(leader.leased, now, leader.pending()))
 
 
@@ -108,12 +108,12 @@ class Snapshots:
         return {client for client, _ in self._taken}
 
     def outbox_limit(self, node: bytes, last: int) -> int:
-        """Up to which of its entries a node may be told, of which `last` is the last: later ones may free columns
-        that a snapshot needs."""
+        """The last outbox entry that may be sent to a node, at most `last`: later ones may free columns that a snapshot
+        needs."""
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
 
     def take(self, leader: Leader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
-        """Raises LimitExceeded."""
+        """Take a snapshot. Raises LimitExceeded."""
         count = 1 + sum(client == asked.client for client, _ in self._taken)
         if count > MAX_SNAPSHOTS:
             what = "snapshots of a client at a time"
@@ -125,7 +125,8 @@ class Snapshots:
         return r.SnapshotTaken(number, snapshot.head, snapshot.pages)
 
     def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
-        """Raises LeaseExpired if it was released, or belonged to an earlier leader; LimitExceeded, Misuse."""
+        """Rows of a snapshot. Raises LeaseExpired if it was released or an earlier leader took it; LimitExceeded,
+        Misuse."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
         if snapshot is None:
             raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")
@@ -138,7 +139,7 @@ class Snapshots:
         return r.SnapshotRows(block, snapshot.columns(asked.first, asked.count))
 
     def release(self, leader: Leader, asked: r.ReleaseSnapshot, now: float) -> r.Done:
-        """Never refused."""
+        """Release a snapshot. Never refused."""
         self._release(leader, (asked.client, asked.snapshot))
         return r.Done()
 
@@ -148,6 +149,6 @@ class Snapshots:
             leader.columns.unread(snapshot.refs)
 
     def leave(self, leader: Leader, client: str | None = None) -> None:
-        """The client has gone; None: all clients."""
+        """Release the snapshots of a client that has gone; None: of all clients."""
         for key in [key for key in self._taken if client in (None, key[0])]:
             self._release(leader, key)

@@ -51,13 +51,13 @@ class Columns(Protocol):
     """The store that has the columns of a stream of one node."""
 
     def free(self, patches: list[ColumnBatch]) -> None:
-        """No row needs these patches any more."""
+        """Free patches that no row needs any more."""
 
     def read(self, refs: Sequence[BatchRef]) -> None:
         """Keep these columns even if no row needs them."""
 
     def unread(self, refs: Sequence[BatchRef]) -> None:
-        """They are not read any more."""
+        """End a `read` of these columns."""
 
 
 class Replicated:
@@ -67,7 +67,7 @@ class Replicated:
         """Without settings, the first command is `Open`."""
         self.name = name
         self.columns: Columns | None = None
-        """Of a stream of one node: who is told what no row needs any more, in place of the outboxes of nodes."""
+        """The store of an unreplicated stream, which frees unneeded columns in place of the outboxes of nodes."""
         self._first = settings, mark
         self._begin(settings, mark)
 
@@ -88,7 +88,7 @@ class Replicated:
             self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares), self.lost_nodes)
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
-        """Rows need the columns of this reference."""
+        """Count the nodes that have the columns of this reference, which rows need."""
         if self.columns is None:
             self.outboxes.hold((*(node for node, _ in ref.shards()), *nodes))
 
@@ -100,7 +100,7 @@ class Replicated:
     # Applying
 
     def applied(self, command: c.AnyCommand) -> bytes:
-        """Apply a command, unless its sequence was applied before; the encoded result."""
+        """Apply a command, unless its sequence was applied before. Returns the encoded result."""
         if isinstance(command, c.Append) and command.parts:
             return self._applied_parts(command)
         key = command.client, command.sequence
@@ -132,8 +132,8 @@ class Replicated:
         return r.encode_result(result)
 
     def known_parts(self, parts: Sequence[tuple[str, int, int]]) -> bytes | None:
-        """The result of merged appends that were applied before; None if none was. Raises Rejected if only some
-        were, or not together: each has to be requested alone."""
+        """The result of merged appends that were applied before; None if none was. Raises Rejected if only some were
+        applied, or not together; then each must be requested alone."""
         try:
             found = [self.sessions.result(client, sequence) for client, sequence, _ in parts]
         except Settled:
@@ -154,8 +154,8 @@ class Replicated:
             return r.Refused.of(error)
 
     def act(self, command: c.AnyCommand) -> r.AnyResult:
-        """Apply a command, whatever was applied before; the result. Raises what refuses it, and then changes
-        nothing."""
+        """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses it; then
+        nothing has changed."""
         return _APPLY[type(command)](self, command)
 
     def _do_append(self, command: c.Append) -> r.AnyResult:
@@ -221,11 +221,11 @@ class Replicated:
         return _DONE
 
     def _do_settle(self, command: c.Settle) -> r.AnyResult:
-        """Settle those of the rows that are open for the task; none of them if a client asked and some are lost."""
+        """Settle the rows that are open for the task. If a client asked and some rows are lost, settle none."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return _DONE
-        if self.columns is not None:  # nothing has come between what was decided and this
+        if self.columns is not None:  # without a log, no other command came between the decision and this
             self._settle(command)
             return _DONE
         there = partition.rows.there(rows)
@@ -236,7 +236,7 @@ class Replicated:
                 partition.progress.unlease(places, command.task)
                 partition.let_go(
                     rows[partition.progress.dropped(places, len(rows))]
-                )  # this was the last that held them
+                )  # the last lease of these rows has ended
                 raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
         places = partition.rows.places(rows)
         fits = partition.progress.open(command.task, places, len(rows))
@@ -256,7 +256,7 @@ class Replicated:
             self.died(command.task, there[states == DEAD], command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        """These rows are dead letters of the task now; they were given back for this reason."""
+        """Called with rows that have become dead letters of the task, and the reason of their last nack."""
 
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
         rows = command.rows[self.leased.partition.rows.there(command.rows)]
@@ -278,7 +278,7 @@ class Replicated:
         return _DONE
 
     def _lose(self, dead: Index) -> None:
-        """Lose rows of which a column no longer exists. The holder of a dropped row may go on."""
+        """Lose rows that have lost a column. The holder of a dropped row may go on."""
         partition = self.leased.partition
         self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
 
@@ -287,7 +287,7 @@ class Replicated:
         return _DONE
 
     def _count_holders(self) -> None:
-        """Count again which nodes have columns that rows need."""
+        """Count the nodes that have needed columns anew."""
         patches = self.leased.partition.rows.all_patches()
         self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
 
@@ -334,7 +334,7 @@ class Replicated:
         leased = self.leased
         if leased.partition.rows.next or command.head.settings.tasks != leased.settings.tasks:
             raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
-        restore_head(leased, command.head)  # rows without a key are called by this partition's mark
+        restore_head(leased, command.head)  # generated keys get this partition's prefix
         return _DONE
 
     def _do_put_back(self, command: c.PutBack) -> r.AnyResult:
@@ -402,14 +402,14 @@ class Replicated:
         self._count_holders()
         self.began()
 
-    # For who leads
+    # For the leader
 
     def began(self) -> None:
-        """`leased` is a new object."""
+        """Called when `leased` is a new object."""
 
 
 def _check_counts(rows: int, listed: list[Sized]) -> None:
-    """Raises Misuse unless each of these has a value for each row."""
+    """Raises Misuse unless each list has a value for each row."""
     if any(len(values) != rows for values in listed):
         raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
 

@@ -91,7 +91,7 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
 
 
 class Extend(Request, frozen=True, tag=4, kw_only=True):
-    """Add columns to rows, named by offset or by key."""
+    """Add columns to rows, which are named by offset or by key."""
 
     ref: BatchRef
     rows: Index = _NONE
@@ -103,8 +103,8 @@ class Extend(Request, frozen=True, tag=4, kw_only=True):
 
 
 class Consume(Request, frozen=True, tag=5, kw_only=True):
-    """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: without a
-    sampler, the choice that the client's own sampler made. `after`: see `lease.Who`."""
+    """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: the choice of a
+    sampler that ran in the client, in place of `sampler`. `after`: see `lease.Who`."""
 
     task: str
     columns: tuple[str, ...]
@@ -158,7 +158,7 @@ class Renew(Request, frozen=True, tag=9, kw_only=True):
 
 
 class Drop(Request, frozen=True, tag=10, kw_only=True):
-    """Drop rows by offset, by key and by group: no task is given them any more."""
+    """Drop rows by offset, by key and by group: they are delivered to no task any more."""
 
     rows: Index = _NONE
     keys: list[str] = []
@@ -166,7 +166,7 @@ class Drop(Request, frozen=True, tag=10, kw_only=True):
 
 
 class Close(Request, frozen=True, tag=11, kw_only=True):
-    """Close the stream: nothing is appended any more."""
+    """Close the stream: further appends are refused."""
 
 
 class Clear(Request, frozen=True, tag=12, kw_only=True):
@@ -180,46 +180,45 @@ class TakeLost(Request, frozen=True, tag=13, kw_only=True):
 
 
 class Lose(Request, frozen=True, tag=14, kw_only=True):
-    """A node is lost, with everything that it stored."""
+    """Mark a node as lost, with all shards that it stored."""
 
     node: bytes
 
 
 class Return(Request, frozen=True, tag=42, kw_only=True):
-    """A lost node is back. It stores shards from `first` on."""
+    """Readmit a lost node. It stores shards from number `first` on."""
 
     node: bytes
     first: int
 
 
 class Leave(Request, frozen=True, tag=19, kw_only=True):
-    """The client has gone: others are given what it holds. `ended`: it sends nothing any more."""
+    """End the leases and permits of a client that has gone. `ended`: this is its last request."""
 
     ended: bool = False
 
 
 class Tick(Request, frozen=True, tag=20, kw_only=True):
-    """Time has passed or something has changed; see `StreamMachine.deadline`."""
+    """Decide what is due by time or by changes; see `StreamMachine.deadline`."""
 
 
 class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
-    """All clients whose names begin with this prefix have ended. The prefix is mostly "NODE/LIFE/": a node and the
-    number of its incarnation."""
+    """End the leases and permits of all clients whose names begin with this prefix, mostly "NODE/LIFE/": a node and
+    its incarnation."""
 
     clients: str
 
 
 class OutboxReceived(Request, frozen=True, tag=22, kw_only=True):
-    """The node has received the entries of its outbox up to this number."""
+    """Remove the entries up to this number from the outbox of a node, which has received them."""
 
     node: bytes
     last: int
 
 
 class Look(Request, frozen=True, tag=27, kw_only=True):
-    """Ask for the candidates of a sampler, at most `most`, if something changed since `seen` (-1: in any case); else
-    refused with `NotReady`. Answered by `CandidateRows`, without rows if the replica is to be given what others
-    were."""
+    """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case). Else refused
+    with `NotReady`. Answered by `CandidateRows`; without rows if a grant of the member waits for this replica."""
 
     task: str
     columns: tuple[str, ...]
@@ -255,8 +254,7 @@ class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
 
 
 class Holding(Request, frozen=True, tag=41, kw_only=True):
-    """Ask which columns rows need of a node that was restarted, from the patches after this number. Answered by
-    `HeldRows`."""
+    """Ask for the columns that rows need of a restarted node, in patches after this number. Answered by `HeldRows`."""
 
     node: bytes
     after: int = -1
@@ -267,7 +265,7 @@ class Measure(Request, frozen=True, tag=30, kw_only=True):
 
 
 class TakeSnapshot(Request, frozen=True, tag=31, kw_only=True):
-    """Take a snapshot of the rows. It lives until this client releases it or goes, or another node leads. Until then
+    """Take a snapshot of the rows. It exists until this client releases it or goes, or another node leads. Until then
     no node frees columns that the snapshot needs. Answered by `SnapshotTaken`."""
 
 
@@ -286,19 +284,19 @@ class ReleaseSnapshot(Request, frozen=True, tag=33, kw_only=True):
 
 
 class Restore(Request, frozen=True, tag=34, kw_only=True):
-    """Begin an empty partition as that of a checkpoint with this head. Its rows follow by `PutBack`."""
+    """Begin to restore a checkpoint with this head into an empty partition. Its rows follow by `PutBack`."""
 
     head: Head
 
 
 class PutBack(Request, frozen=True, tag=35, kw_only=True):
-    """Rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
+    """Restore rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
 
     block: bytes
 
 
 class PutColumns(Request, frozen=True, tag=36, kw_only=True):
-    """Columns of rows that were put back. `task`: the task for which their producer held the rows, -1 for none."""
+    """Restore columns of restored rows. `task`: the task for which their producer held the rows, -1 for none."""
 
     rows: Index
     ref: BatchRef
@@ -307,7 +305,7 @@ class PutColumns(Request, frozen=True, tag=36, kw_only=True):
 
 
 class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
-    """The checkpoint is complete. New rows get numbers that the old stream cannot have given since."""
+    """End the restoration. New rows get numbers that the old stream cannot have used since the checkpoint."""
 
 
 class BegunRow(Request, frozen=True, kw_only=True):
@@ -318,8 +316,8 @@ class BegunRow(Request, frozen=True, kw_only=True):
 
 
 class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
-    """Add a piece to a row in progress. Answered by `Appended`; `new` is False if the piece came before, or the holder
-    of its token has finished the row or given it up."""
+    """Add a piece to a row in progress. Answered by `Appended`. `new` is False if the piece was added before, or the
+    holder of its token has finished the row or given it up."""
 
     piece: Piece
     ref: BatchRef
@@ -418,7 +416,7 @@ _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
 
 
 def decode_request(request: bytes) -> AnyRequest:
-    """Raises ProtocolMismatch for anything but an encoded request."""
+    """The decoded request. Raises ProtocolMismatch."""
     try:
         found: AnyRequest = _requests.decode(request)
         return found

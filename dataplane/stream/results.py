@@ -24,7 +24,7 @@ class Done(Result, frozen=True, tag=1):
 
 
 class Refused(Result, frozen=True, tag=2):
-    """A committed command failed and changed nothing. The error, for the requester."""
+    """The error of a committed command that failed and changed nothing."""
 
     kind: str
     message: str
@@ -40,7 +40,8 @@ class Refused(Result, frozen=True, tag=2):
 
 
 class Appended(Result, frozen=True, tag=3):
-    """The offset of the first row. `new`: False if the same rows came before; then these columns are not needed."""
+    """The offset of the first row. `new`: False if the same rows were appended before, and the columns are not
+    needed."""
 
     first: int
     rows: int
@@ -55,7 +56,7 @@ class Admitted(Result, frozen=True, tag=4):
 
 class Delivered(Result, frozen=True, tag=6):
     """Rows leased to the client under a grant. `rows`: their offsets. `keys` is empty if no row has one. `replica`:
-    of a member, the replica that they are given to."""
+    the replica of the member that receives them."""
 
     grant: int
     rows: Index
@@ -88,8 +89,8 @@ class LostRows(Result, frozen=True, tag=7):
 
 
 class CandidateRows(Result, frozen=True, tag=11):
-    """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes` goes into the next
-    `Look`. `left`: how many rows the task has still to do."""
+    """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes` is `seen` of the next
+    `Look`. `left`: number of rows left to do for the task."""
 
     changes: int
     rows: Index
@@ -113,8 +114,8 @@ class FoundRows(Result, frozen=True, tag=12):
 
 
 class HeldRows(Result, frozen=True, tag=18):
-    """References of rows that need columns of the node. `next`: where to go on, -1 at the end. `last`: the number of
-    the last entry of the outbox of the node."""
+    """References to the columns that rows need of the node. `next`: the patch number to go on after, -1 at the end.
+    `last`: the number of the last entry of the outbox of the node."""
 
     refs: list[bytes]
     next: int
@@ -150,7 +151,7 @@ class SnapshotRows(Result, frozen=True, tag=15):
 
 
 class Letters(Result, frozen=True, tag=16):
-    """Dead letters; fields as in `Delivered`. Without a reference if the rows have no column in common."""
+    """Dead letters; fields as in `Delivered`. There is no reference if the rows have no column in common."""
 
     rows: Index
     ref: BatchRef | None
@@ -186,7 +187,7 @@ _given = msgspec.msgpack.Decoder(GrantGiven | TicketGiven)
 
 
 def decode_result(result: bytes) -> AnyResult:
-    """Raises ProtocolMismatch for anything but an encoded answer."""
+    """The decoded answer. Raises ProtocolMismatch."""
     try:
         found: AnyResult = _results.decode(result)
         return found
@@ -195,7 +196,7 @@ def decode_result(result: bytes) -> AnyResult:
 
 
 def given(result: bytes) -> GrantGiven | TicketGiven | None:
-    """What an encoded answer grants and can be given back; None for nothing."""
+    """The grant or permit of an encoded answer, to give it back; None if it has none."""
     try:
         found: GrantGiven | TicketGiven = _given.decode(result)
         return found

@@ -13,7 +13,7 @@ from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 
-_WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
+_WINDOW = 16 * PAGE  # candidates that a sampler gets first; four times as many if it chooses too few
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Demand:
     min_rows: int
     columns: tuple[str, ...]
     sampler: Sampler | None
-    """None: it has chosen itself, see `Home.take`."""
+    """None for the oldest rows, or if the client has chosen itself (`LeasedRows.take`)."""
     who: Who
     lease_s: float
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that a row must have: those that are asked for, and those whose lengths the sampler reads."""
+        """The columns that a row must have: the requested ones, and those whose lengths the sampler reads."""
         return needed(self.columns, self.sampler)
 
 
@@ -51,10 +51,10 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
 def choose(
     partition: StreamState, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]
 ) -> Index:
-    """The rows for the demand: at least `min_rows`, unless the sampler says that no more fit, or none. Rows that the
-    sampler lets expire are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
+    """The rows for the demand: none, or at least `min_rows`; fewer if the sampler says that no more fit. Rows that the
+    sampler expires are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
     ready_rows, enough = partition.progress.ready, least(partition, demand, closed=closed)
-    if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
+    if demand.sampler is None or isinstance(demand.sampler, Fifo):  # takes the first ready rows
         first = ready_rows(demand.task, demand.columns, demand.rows)
         return first if len(first) >= enough else first[:0]
     whole = getattr(demand.sampler, "sees_all", False)
@@ -69,20 +69,20 @@ def choose(
         expire(demand.task, ready[choice.expired])
         if choice.full or whole or len(choice.rows) >= demand.rows:
             chosen: Index = ready[choice.rows]
-            enough = least(partition, demand, closed=closed)  # fewer are left where some have expired
+            enough = least(partition, demand, closed=closed)  # computed again: fewer are left if some have expired
             return chosen if choice.full or len(chosen) >= enough else chosen[:0]
         window *= 4
 
 
 def least(partition: StreamState, demand: Demand, *, closed: bool) -> int:
-    """The rows for which the demand has to wait: `min_rows`, or all that are left of a closed stream."""
+    """The number of rows for which the demand waits: `min_rows`, or all rows left if the stream is closed."""
     return min(demand.min_rows, partition.progress.is_left(demand.task)) if closed else demand.min_rows
 
 
 def candidates(
     partition: StreamState, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
 ) -> Candidates:
-    """What a sampler of the task may know of these rows. Raises Misuse for a column that has no lengths."""
+    """The candidates that a sampler of the task is shown of these rows. Raises Misuse for a column without lengths."""
     needs = getattr(sampler, "needs", ())
     for name in needs:
         field = partition.rows.schema.get(name)

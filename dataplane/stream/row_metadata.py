@@ -1,7 +1,7 @@
 """Metadata of rows: group, policy version, age, tags, and the lengths of ragged columns. Samplers choose by it, and
 deliveries contain it.
 
-Kept in arrays, by page. The names of groups are in `groups`.
+It is in arrays, by page. The names of groups are in `groups`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Arrival:
     tags: Mapping[str, Sequence[Any]]
     lengths: Mapping[str, Index]
     spares: Sequence[bytes] = ()
-    """Other nodes that have the columns too."""
+    """Other nodes that have copies of the columns."""
     begin: Any = None
-    """Of one row that is in progress: what is said of it (`unfinished.Begin`)."""
+    """`unfinished.Begin` of a single row in progress, else None."""
 
 
 class _MetadataPage:
@@ -93,7 +93,7 @@ class RowMetadata:
     def enter(
         self, places: Places, groups: Index, versions: Index, arrived: Any, tags: Mapping[str, Sequence[Any]]
     ) -> None:
-        """Add rows in groups of these numbers, which arrived at this time, or at one each."""
+        """Add rows in groups of these numbers. `arrived`: one time for all rows, or one each."""
         arrived = np.broadcast_to(np.asarray(arrived, np.float64), len(groups))
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -132,7 +132,7 @@ class RowMetadata:
         self.latest = max(self.latest, version) if version < UNFINISHED else self.latest
 
     def set_version(self, place: tuple[Page, int], version: int, arrived: float) -> None:
-        """A row that was in progress has this version now, and arrived just now."""
+        """Set the version and the arrival of a row that was in progress."""
         sheet = self._sheet(place[0])
         sheet.version[place[1]], sheet.arrived[place[1]] = version, arrived
         self.latest = max(self.latest, version)
@@ -164,7 +164,7 @@ class RowMetadata:
         return found
 
     def arrived(self, places: Places) -> npt.NDArray[np.float64]:
-        """When the rows were appended, in seconds of the clock of the stream."""
+        """The times at which the rows were appended, in seconds of the clock of the stream."""
         found: npt.NDArray[np.float64] = _gathered(places, (self._sheet(page).arrived for page, _, _ in places))
         return found
 
@@ -187,7 +187,7 @@ class RowMetadata:
         return found
 
     def measured(self, places: Places) -> list[str]:
-        """The columns of which some pages of these rows have lengths."""
+        """The columns for which the pages of these rows have lengths."""
         return sorted({name for page, _, _ in places for name in self._sheet(page).lengths})
 
     @property
@@ -208,7 +208,7 @@ class RowMetadata:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def oldest(self) -> float | None:
-        """When the oldest existing row arrived; None if there is none."""
+        """The arrival of the oldest existing row; None if there is none."""
         arrived = [
             float(self._sheet(page).arrived[: page.count][page.present].min())
             for page in self._rows.pages.values()

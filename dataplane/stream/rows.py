@@ -1,7 +1,7 @@
-"""The rows of a stream: their columns, by page (`page`) and by the append or extend that brought them (`column_batch`).
+"""The rows of a stream: their columns, by page (`page`) and by append or extend (`column_batch`).
 
 A row has a number, in the order of arrival, which is never reused. A column gets a bit when its first patch arrives; a
-column that tasks merely ask for has none.
+column that tasks only request has none.
 
 Invariants: a column of a row stays until the row is gone or the column is replaced; a patch is returned to be freed
 once, when no row needs it any more. No method loops over rows in Python, and no cost grows with the length of the
@@ -26,10 +26,10 @@ from dataplane.stream.page import PAGE, Flags, Index, Page
 
 MAX_COLUMNS = 64
 _NONE: Index = np.empty(0, np.int64)
-_RUNS = 32  # ranges of one patch from which on rows are put in order afterwards
+_RUNS = 32  # ranges of one patch: for more, rows are put in order afterwards
 
 
-#: Rows by page: the page, which of its rows, and which of the rows in question they are. No page comes twice.
+#: Rows by page: the page, the rows in the page, and their positions among the given rows. No page comes twice.
 Places: TypeAlias = list[tuple[Page, Index, Index]]
 
 
@@ -44,7 +44,7 @@ class Rows:
         self.schema: dict[str, Field] = {}
         self._bits: dict[str, int] = {}
         self._came: dict[tuple[str, ...], tuple[tuple[str, ...], np.uint64]] = {}
-        """Columns that rows came with together: their names, sorted, and their bits."""
+        """By the columns of an append: their sorted names, and their bits."""
         self._patches: dict[int, ColumnBatch] = {}
         self.next_patch = 0
         """The number of the next patch."""
@@ -52,7 +52,7 @@ class Rows:
     # columns
 
     def mask(self, columns: Iterable[str]) -> np.uint64 | None:
-        """The bits of these columns; None if one of them has never arrived."""
+        """The bits of these columns; None if one of them was never added."""
         mask = 0
         for name in columns:
             bit = self._bits.get(name)
@@ -76,7 +76,7 @@ class Rows:
         return np.uint64(sum(1 << self._bits[name] for name in columns))
 
     def fits(self, ref: BatchRef) -> None:
-        """Raises SchemaMismatch if the columns of `ref` cannot be columns of this stream."""
+        """Raises SchemaMismatch if the columns of `ref` do not fit the schema of this stream."""
         for name, found in ref.schema.items():
             known = self.schema.get(name)
             if known is not None and known != found:
@@ -111,7 +111,7 @@ class Rows:
         return first
 
     def _append_one(self, names: tuple[str, ...], need: np.uint64, number: int) -> None:
-        """Append the only row of a patch. NumPy takes longer for a slice of length one than for an index."""
+        """Append the only row of a patch, by index: NumPy takes longer for a slice of length one."""
         page, inside = self._page(self.next // PAGE), self.next % PAGE
         page.need(inside + 1)
         layer = page.layer(names)
@@ -147,8 +147,8 @@ class Rows:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[ColumnBatch]]:
-        """Add columns to these existing rows, each named once. Returns, with `keep`, the patches that the columns were
-        in before, which stay until `unkept`; and the patches that nothing needs any more.
+        """Add columns to these existing rows, each named once. Returns the replaced patches, which stay until `unkept`
+        (none without `keep`), and the patches that are no longer needed.
 
         Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.
         """
@@ -186,11 +186,11 @@ class Rows:
         return kept, self._unneeded(before)
 
     def unkept(self, kept: Index) -> list[ColumnBatch]:
-        """Nobody reads these kept patches any more. Returns those that nothing needs."""
+        """End the reads of kept patches. Returns the patches that are no longer needed."""
         return self._unneeded(kept)
 
     def give_bits(self, ref: BatchRef) -> None:
-        """Give bits to columns that a row will have, after `fits`. Raises LimitExceeded for too many."""
+        """Give bits to the columns of a row in progress, after `fits`. Raises LimitExceeded for too many."""
         self._give_bits(ref.columns)
         self._learn(ref)
 
@@ -205,12 +205,11 @@ class Rows:
         return number
 
     def holds(self, rows: Index, column: str) -> Index:
-        """For each row the delivery number under which its column was brought: -1 for none, -2 if it lacks the
-        column."""
+        """For each row the delivery number under which its column was added: -1 for none, -2 if it lacks the column."""
         patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
-                if column in names:  # it may have come in several ways; the latest counts
+                if column in names:  # several layers may have the column; the latest patch counts
                     later = layer.patch[inside] > patch[chosen]
                     patch[chosen[later]], index[chosen[later]] = layer.patch[inside[later]], layer.index[inside[later]]
         found = np.full(len(rows), -2)
@@ -240,7 +239,7 @@ class Rows:
             page.gone[: page.count] = True
         return page
 
-    # finding
+    # queries
 
     def place(self, row: int) -> tuple[Page, int]:
         """The page of an existing row, and the row in the page."""
@@ -267,10 +266,10 @@ class Rows:
         return list(self.by_page(rows))
 
     def there(self, rows: Index) -> Flags:
-        """Which of these rows exist."""
+        """Flags of the rows that exist."""
         flags = np.zeros(len(rows), np.bool_)
         numbers = rows // PAGE
-        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # as those of a delivery mostly
+        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # the usual case
             page = self.pages.get(int(numbers[0]))
             inside = rows % PAGE
             return flags if page is None else (inside < page.count) & ~page.gone.take(inside, mode="clip")
@@ -283,7 +282,7 @@ class Rows:
         return flags
 
     def ref(self, rows: Index, columns: Sequence[str]) -> BatchRef:
-        """A reference to these columns of these rows, in this order. The rows have the columns."""
+        """A reference to these columns of these rows, in this order. The rows must have the columns."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
@@ -297,7 +296,7 @@ class Rows:
         made: BatchRef | None = None
         for layers, chosen_names in together.items():
             patch, index = found[layers[0]]
-            for names in layers[1:]:  # the column came in several ways; the latest counts
+            for names in layers[1:]:  # several layers have the column; the latest patch counts
                 later = found[names][0] > patch
                 patch, index = np.where(later, found[names][0], patch), np.where(later, found[names][1], index)
             part = assembled(lambda number: self._patches[number].ref, patch, index, chosen_names)
@@ -318,13 +317,13 @@ class Rows:
         return np.concatenate(found) if found else _NONE
 
     def forget_spare(self, node: bytes) -> None:
-        """This node has no copies any more."""
+        """Remove a node that has no copies any more from all patches."""
         for patch in self._patches.values():
             patch.forget_spare(node)
 
     def dead(self, there: There, of: Index | None = None) -> Index:
-        """The rows that have a column which no longer exists, given which shards do: among all rows, or among `of`
-        and the rows that came with them."""
+        """The rows that have lost a column: among all rows, or among `of` and the other rows of their patches. `there`
+        tells whether a shard exists."""
         came = self._patches.keys()
         if of is not None:
             came &= np.concatenate([_NONE, *(patches for _, patches, _ in self.layers(of))]).tolist()
@@ -344,8 +343,8 @@ class Rows:
         return need is not None and all(bool((page.columns[i] & need).all()) for page, i, _ in self.by_page(rows))
 
     def by_columns(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """The columns of these rows, in sets that the same rows have under the same delivery numbers: the columns,
-        the rows, and the numbers."""
+        """The columns of these rows, grouped by the rows that have them and their delivery numbers. For each group:
+        the columns, the rows, the delivery numbers."""
         found: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
         for name in self._bits:
             holds = self.holds(rows, name)
@@ -355,7 +354,7 @@ class Rows:
         return [(tuple(names), has, under) for names, has, under in found.values()]
 
     def all_patches(self) -> list[ColumnBatch]:
-        """All patches that some row needs."""
+        """All patches that rows need."""
         return [each for patch in self._patches.values() for each in patch.each]
 
     def patches_after(self, number: int) -> Iterator[tuple[int, ColumnBatch]]:
@@ -375,7 +374,7 @@ class Rows:
 
     @property
     def patches(self) -> list[BatchRef]:
-        """References to all that some row needs."""
+        """References to all columns that rows need."""
         return [patch.ref for patch in self.all_patches()]
 
     def restore(self, rows: Index) -> None:
@@ -394,7 +393,7 @@ class Rows:
 
     @property
     def bits(self) -> list[str]:
-        """The columns that ever arrived, in the order of their bits."""
+        """All columns added so far, in the order of their bits."""
         return list(self._bits)
 
     def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
@@ -408,7 +407,7 @@ class Rows:
         return [(names, *found[names]) for names in sorted(found) if (found[names][0] >= 0).any()]
 
     def patch(self, number: int) -> ColumnBatch:
-        """The patch of this number, which some row needs."""
+        """The patch of this number, which rows must need."""
         return self._patches[number]
 
     def restore_columns(
@@ -458,7 +457,7 @@ class Rows:
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[ColumnBatch]:
-        """Count one row less for each of these patches (-1: none). Returns those that nothing needs any more."""
+        """Count one row less for each of these patches (-1: none). Returns those that are no longer needed."""
         done = []
         numbers, counts = np.unique(patches, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):

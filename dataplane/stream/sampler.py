@@ -1,12 +1,12 @@
-"""Samplers: choose which of the ready rows a task is given next. Pure functions over arrays.
+"""Samplers choose the rows that a task is given next, among the ready ones. They are pure functions over arrays.
 
-The leader of a stream calls a sampler with the ready rows in the order they were appended. A sampler keeps nothing
-between calls, reads no clock and changes nothing: equal candidates give equal choices. The leader leases the chosen
-rows and expires those that the sampler gave up for the task; all others are candidates again next time.
+The leader of a stream calls a sampler with the ready rows in the order they were appended. A sampler has no state,
+reads no clock and changes nothing: equal candidates give equal choices. The leader leases the chosen rows and expires
+those that the sampler gave up for the task; all others are candidates again next time.
 
 Users may pass any object that has `choose`, which then runs in the consuming process; `checked` validates its
-answer. The built-in samplers are messages: they are sent to the leader with their arguments, and no code is. None of
-them loops over rows in Python.
+answer. The built-in samplers are messages: their arguments are sent to the leader, without code. None of them loops
+over rows in Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataplane.batch.field import is_text
 from dataplane.batch.rows import Index
 from dataplane.errors import Misuse
 
-_BIG = 1 << 63  # integers up to it fit a message
+_BIG = 1 << 63  # integers up to this fit into a message
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -38,25 +38,25 @@ def _no_rows() -> Index:
 class Candidates:
     """The rows that are ready for a task, in the order they were appended. Each array has a value for each row."""
 
-    #: The number of the row's group. Rows without a group have one of their own each.
+    #: The number of the row's group. A row without a group is in one of its own.
     group: Index
     #: The policy version that made the row.
     version: Index
     #: Seconds since the row was appended.
     age_s: Floats
-    #: Rows that the row's group has in the stream now, ready or not; those dropped are not counted.
+    #: Number of rows of the row's group in the stream now, ready or not, without dropped ones.
     group_rows: Index
-    #: Rows of the row's group that were dropped.
+    #: Number of dropped rows of the row's group.
     group_dropped: Index
-    #: By column that the sampler `needs`, how long the first dimension of each row is.
+    #: For each column that the sampler `needs`, the length of each row's first dimension.
     lengths: Mapping[str, Index]
     #: By tag, the value of each row: an array of integers, floats, strings or objects.
     tags: Mapping[str, npt.NDArray[Any]]
     #: The newest policy version that was appended.
     latest: int
-    #: No more rows will be appended.
+    #: Whether the stream is closed: no more rows will be appended.
     closed: bool
-    #: These are all that are ready. False: there are more.
+    #: Whether these are all ready rows.
     whole: bool
 
     def __len__(self) -> int:
@@ -67,35 +67,35 @@ class Candidates:
 class Choice:
     """Positions among the candidates."""
 
-    #: Those to deliver, in this order, each once.
+    #: The rows to deliver, in this order, each once.
     rows: Index
-    #: Those never to be delivered to this task.
+    #: The rows that expire: they are never delivered to this task.
     expired: Index = field(default_factory=_no_rows)
-    #: No more fit, though there are more: these are delivered even if they are fewer than was asked for at least.
+    #: Whether no more rows fit: then these are delivered even if they are fewer than the requested minimum.
     full: bool = False
 
 
 class Sampler(Protocol):
-    """What chooses which of a task's ready rows a consumer is given: any object with `choose`.
+    """Chooses the rows that a consumer is given, among the ready rows of a task. Any object with `choose` is one.
 
-    One of the user's own runs in the process that consumes, in its event loop, each time that rows may have become
-    ready: it must be quick, and not block, nor keep or change what it is given. The same candidates should give the
-    same choice. What it raises, the call that consumes raises.
+    A user's sampler runs in the consuming process, in its event loop, each time that rows may have become ready. It
+    must be quick and must not block, nor keep or change its candidates. The same candidates should give the same
+    choice. The consuming call raises its errors.
 
     Attributes, all optional:
 
-    - `needs`: a tuple of the columns whose lengths it reads, `candidates.lengths[name]`; rows that lack one are not
-      shown;
+    - `needs`: a tuple of the columns whose lengths it reads, `candidates.lengths[name]`; rows that lack one are no
+      candidates;
     - `tags_read`: a tuple of the tags that it reads, `candidates.tags[name]`;
-    - `judges_age`: True where its choice depends on `age_s`: then it is asked again as time passes;
-    - `state_dict` and `load_state_dict`: what a loader saves of it with its own state, and gives it back.
+    - `judges_age`: True if its choice depends on `age_s`: then it is asked again as time passes;
+    - `state_dict` and `load_state_dict`: a loader saves and restores its state by these, with its own.
 
     A base class is not needed. `dataplane.testing.SamplerSuite` has the tests that one should pass.
     """
 
     def choose(self, candidates: Candidates, want: int, /) -> Choice | npt.ArrayLike:
         """At most `want` positions among the candidates, each once, in the order of delivery: an array or list of
-        integers, or a `Choice`, which can name rows to expire too. None at all means to wait for more rows."""
+        integers, or a `Choice`, which can name rows to expire too. An empty choice means to wait for more rows."""
 
 
 class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +123,7 @@ class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sees_all(self) -> bool:
-        """Whether it needs all ready rows as candidates, and not just the oldest ones."""
+        """Whether it needs all ready rows as candidates, not only the oldest ones."""
         return False
 
 
@@ -135,14 +135,14 @@ class Fifo(_BuiltIn, frozen=True, tag="fifo"):
 
 
 class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
-    """Whole groups of `size` rows, their rows side by side, the group that came first first.
+    """Whole groups of `size` rows, their rows side by side, the oldest group first.
 
-    A group is complete when all the rows it has are ready and there are `size` of them, counting those dropped. It is
-    never cut: where the next does not fit into `want`, fewer rows come, and count as enough. A group that can no longer
-    be completed, because the stream is closed, expires; with `timeout`, so does one that is incomplete and whose first
-    ready row was appended more than `timeout` seconds ago.
+    A group is complete when all of its rows are ready and there are `size` of them, counting dropped ones. It is never
+    cut: if the next does not fit into `want`, fewer rows are delivered, even fewer than the requested minimum. A group
+    that can no longer be completed, because the stream is closed, expires; with `timeout`, so does an incomplete one
+    whose first ready row was appended more than `timeout` seconds ago.
 
-    Raises Misuse where the first complete group alone is more rows than `want`.
+    Raises Misuse if the first complete group alone has more rows than `want`.
     """
 
     size: int
@@ -169,7 +169,7 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
         too_few = total + dropped < self.size
         expired = too_few & candidates.closed
         if self.timeout is not None:
-            # What looks incomplete may have its other ready rows beyond these candidates, unless it is too few anyway.
+            # Without all candidates, the missing rows of a group may be ready, unless it has too few in the stream.
             incomplete = ~complete if candidates.whole else too_few
             expired |= incomplete & (candidates.age_s[groups.first] > self.timeout)
         in_order = np.flatnonzero(complete)
@@ -183,11 +183,11 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
 
 
 class Freshest(_BuiltIn, frozen=True, tag="freshest"):
-    """The rows of the newest policy version, then those of the next; in a version, those appended first.
+    """The rows of the newest policy version, then those of the next; in a version, the oldest first.
 
-    Rows more than `max_lag` versions behind the newest that was appended expire. With `max_age`, rows that came more
-    than so many seconds ago are delivered before all others, the oldest first: those of slow prompts, of versions that
-    others have passed, do not wait until they expire.
+    Rows more than `max_lag` versions behind the newest that was appended expire. With `max_age`, rows that were
+    appended more than so many seconds ago are delivered before all others, the oldest first, so that rows of slow
+    prompts, which have older versions, do not wait until they expire.
     """
 
     max_lag: int
@@ -219,14 +219,14 @@ class Freshest(_BuiltIn, frozen=True, tag="freshest"):
 
 
 class Weighted(_BuiltIn, frozen=True, tag="weighted"):
-    """Rows whose values of a tag come in proportion to `weights`, evenly mixed; of one value, those appended first.
+    """Rows with values of a tag in proportion to `weights`, evenly mixed; of one value, the oldest first.
 
-    Each value's share of `want` is rounded up or down, so that over many deliveries it is right on average, also of a
-    value whose share is less than a row (systematic sampling, Madow 1949; drawn from `seed` and the candidates). What
-    a value cannot fill goes to the others by their weights. Rows whose value has no weight, or 0, are left where they
-    are.
+    Each value's share of `want` is rounded up or down, so that it is right on average over many deliveries, also for a
+    value whose share is less than a row (systematic sampling, Madow 1949; drawn from `seed` and the candidates). If a
+    value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or 0, are not
+    chosen.
 
-    Raises Misuse where the candidates lack the tag.
+    Raises Misuse if the candidates lack the tag.
     """
 
     tag: str
@@ -237,7 +237,7 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
         _name("Weighted: tag", self.tag)
         if not isinstance(self.weights, Mapping):
             raise Misuse(f"Weighted: weights are a mapping of values to weights, not a {type(self.weights).__name__}")
-        # A copy, of Python's own values: NumPy's do not cross a socket, and the caller's mapping may change.
+        # A copy with Python's own values: NumPy's cannot be sent, and the caller's mapping may change.
         own = {value.item() if isinstance(value, np.generic) else value: w for value, w in self.weights.items()}
         for value, weight in own.items():
             fits = is_text(value) if isinstance(value, str) else not isinstance(value, int) or -_BIG <= value < _BIG
@@ -266,10 +266,10 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
 
 
 class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
-    """The rows that `within` chooses (Fifo where it is None), to be split over shards of about as many tokens each.
+    """The rows that `within` chooses (Fifo if None), to be split over shards with about the same number of tokens.
 
-    A delivery as a whole is the same with or without it. Who takes the delivery splits it: see `balance.balanced`,
-    over the lengths of `column` and as many `shards`.
+    The delivery has the same rows as with `within` alone. The consumer splits it into `shards` by the lengths of
+    `column`: see `balance.balanced`.
     """
 
     column: str
@@ -306,15 +306,15 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
         return (self.within if self.within is not None else Fifo()).choose(candidates, want)
 
 
-#: The samplers that a leader in another process can be told to use; the type to decode one as.
+#: The samplers that can be sent to a leader; the type to decode one as.
 BuiltIn: TypeAlias = Fifo | CompleteGroups | TokenBalanced | Freshest | Weighted
 
 
 def checked(choice: Choice | npt.ArrayLike, candidates: Candidates, want: int) -> Choice:
-    """What a sampler returned, as a Choice of int64 arrays. A list or array of positions is a choice of these rows.
+    """The answer of a sampler, as a Choice of int64 arrays. A list or array of positions is a choice of these rows.
 
-    Raises Misuse, saying what is wrong, unless there are at most `want` rows, all positions are integers among the
-    candidates, and none is there twice, be it among the rows, the expired, or one of each.
+    Raises Misuse, with the reason, unless there are at most `want` rows, and all positions are integers among the
+    candidates, each at most once in `rows` and `expired` together.
     """
     if not isinstance(choice, Choice):
         choice = Choice(_positions(choice, "chose", len(candidates)))
@@ -354,9 +354,9 @@ class _Groups:
     """Candidates by group. `order` has the rows of each group side by side, in order of arrival."""
 
     order: Index
-    starts: Index  # by group, where its rows begin in `order`
-    counts: Index  # by group, its rows
-    first: Index  # by group, the row that arrived first
+    starts: Index  # by group, the position of its first row in `order`
+    counts: Index  # by group, its number of rows
+    first: Index  # by group, its oldest row
 
     @classmethod
     def of(cls, group: Index) -> _Groups:
@@ -376,8 +376,8 @@ class _Groups:
 
 
 def _stable_order(values: Index) -> Index:
-    """As np.argsort(values, kind="stable"); the values' range permitting, by sorting numbers that have the position
-    in them, which takes a third of the time where 100,000 values are in no order."""
+    """As np.argsort(values, kind="stable"). If the range of the values permits, numbers that include the position are
+    sorted, which takes a third of the time for 100,000 unordered values."""
     n = len(values)
     least = int(values.min(initial=0))
     if (int(values.max(initial=0)) - least + 1) * n >= 1 << 63:
@@ -389,23 +389,23 @@ def _stable_order(values: Index) -> Index:
 
 
 def _equal(tags: npt.NDArray[Any], value: bool | int | float | str) -> npt.NDArray[np.bool_]:
-    """Which rows have the value. Text is never equal to a number, whatever NumPy makes of comparing them."""
+    """Flags of the rows that have the value. Text never equals a number here, unlike in some NumPy comparisons."""
     if tags.dtype.kind != "O" and isinstance(value, str) != (tags.dtype.kind in "UT"):
         return np.zeros(len(tags), bool)
     return np.asarray(tags == value, bool)
 
 
 def _shares(want: int, weights: Floats, have: Index, draw: float) -> Index:
-    """How many rows each value gives to `want`, none more than it has. `draw`, from 0 to 1, is the chance in it."""
+    """The number of rows of each value in `want`, at most its number in `have`. `draw`: a random number in [0, 1)."""
     shares = np.zeros_like(have)
     unsettled = np.ones(len(have), bool)
     while unsettled.any() and (left := want - int(shares.sum())):
         relative = np.where(unsettled, weights, 0.0)
-        relative /= relative.max()  # or weights near the limits of a float would sum to infinity, or vanish
+        relative /= relative.max()  # else weights near the limits of a float would sum to infinity, or vanish
         quotas = relative * (left / relative.sum())
         short = unsettled & (have <= quotas)
         if not short.any():
-            # One of the marks draw, draw + 1, ... for each row: a run of quota q catches q of them on average.
+            # Each of the marks draw, draw + 1, ... is a row: an interval of length q contains q of them on average.
             ends = np.cumsum(quotas)
             ends[np.flatnonzero(quotas)[-1] :] = left
             shares += np.diff(np.floor(ends + draw), prepend=0.0).astype(np.int64)

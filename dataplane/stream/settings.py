@@ -20,9 +20,9 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     max_deliveries: int = 5
     replicas: int = 1
     group_size: int = 0
-    """Rows of a group, which is never larger; with so many in one append it is whole. 0: that is not known."""
+    """The most rows of a group; an append of so many is a whole group. 0: unknown."""
     durable: bool = False
-    """Whether what was answered outlives the processes."""
+    """Whether answered changes outlive the processes."""
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):
@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def limited(self) -> bool:
-        """Whether any limit can hold back appends."""
+        """Whether any limit can delay appends."""
         return bool(self.max_bytes or self.max_rows or self.max_lag >= 0)
 
     def task(self, name: str) -> int:

@@ -1,12 +1,12 @@
 """Snapshots of a stream, in the form of `snapshot_format`, and their restoration.
 
 A `Snapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the stream
-goes on. A block is the metadata of some rows; the columns of the same rows are references, which bring them to another
-stream. A replica's snapshot is the metadata of all rows, and the patches in which their columns are.
+goes on. A block is the metadata of some rows, with references to their columns, from which another stream gets them. A
+replica's snapshot is the metadata of all rows, and the patches of their columns.
 
 Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and counted
-again. In a checkpoint, dropped rows are absent, and times are ages, since a clock does not outlive its process. What is
-refused changes nothing.
+again. In a checkpoint, dropped rows are absent, and times are ages, since a clock does not outlive its process. A
+restoration that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from dataplane.stream.snapshot_format import (
 from dataplane.stream.unfinished import MAX_PIECES
 
 _COUNTED = (ACKED, EXPIRED, DEAD)
-_MOST = 1 << 62  # of rows ever, so that adding to it gives a number that a message holds
-_GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
+_MOST = 1 << 62  # the most rows ever, so that numbers beyond it still fit into a message
+_GAP = PAGE << 20  # row numbers that are skipped, since the old stream may have used them after the snapshot
 
 
 class Snapshot:
@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """References to all of its columns. They have to be kept while the snapshot is read."""
+        """References to all of its columns, which must be kept while the snapshot is read."""
         return self._partition.rows.patches
 
     def _there(self, first: int, count: int) -> Index:
@@ -104,7 +104,7 @@ def head_of(leased: LeasedRows) -> Head:
 
 
 def restore_head(leased: LeasedRows, head: Head) -> None:
-    """Make a new stream that of the head, but for settings and mark. Raises Corrupt."""
+    """Restore the head into a new stream, except settings and mark. Raises Corrupt."""
     partition = leased.partition
     fits = len(head.counts) == len(leased.settings.tasks) and all(len(of) == len(_COUNTED) for of in head.counts)
     totals = [head.next, head.appended, *(count for of in head.counts for count in of)]
@@ -152,8 +152,8 @@ def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
 
 
 def restore_rows(partition: StreamState, state: RowsState, since: float) -> None:
-    """Restore these rows, which come after those that are there, without columns. Raises the errors that `refused`
-    replaces, and then changes nothing."""
+    """Restore these rows, without columns, after the present ones. Raises the errors that `refused` replaces; then
+    nothing has changed."""
     tasks, rows = len(partition.settings.tasks), _integers(state.offsets)
     count, first = len(rows), max((page.first for page in partition.rows.pages.values() if page.left), default=0)
     which = _integers(state.group, count, -1, len(state.groups))
@@ -218,7 +218,7 @@ def _integers(packed: Packed, count: int | None = None, least: int = -(1 << 63),
 
 
 def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) -> ColumnsState:
-    """The columns of these rows, which are all, and the numbers of replaced patches that are `kept`."""
+    """The columns of all rows, `rows`, and the numbers of replaced patches that are `kept`."""
     stored, layers = partition.rows, partition.rows.layers(rows)
     needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
     return ColumnsState(
@@ -248,8 +248,7 @@ def _patch(state: PatchState) -> ColumnBatch:
 
 
 def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:
-    """Restore the columns of these rows, which are all. Returns the kept patches. Raises the errors that `refused`
-    replaces."""
+    """Restore the columns of all rows, `rows`. Returns the kept patches. Raises the errors that `refused` replaces."""
     count, kept = len(rows), [_integers(of) for of in state.kept]
     layers = [(layer.names, _integers(layer.patch, count), _integers(layer.index, count)) for layer in state.layers]
     begun = np.isin(rows, list(partition.unfinished.begun))
@@ -276,8 +275,8 @@ def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
 
 
 def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()) -> None:
-    """Restore columns of rows that were put back. `task`: the task for which their producer held the rows. The nodes
-    `spares` have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
+    """Restore columns of restored rows. `task`: the task for which their producer held the rows. The nodes `spares`
+    have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     partition, begun = leased.partition, leased.partition.unfinished.begun
@@ -286,7 +285,7 @@ def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spare
         raise Corrupt("columns of a row in progress together with those of others")
     try:
         partition.require(rows)
-        # Of no grant: the numbers of grants begin with 1.
+        # This `hold` belongs to no grant: the numbers of grants begin with 1.
         partition.rows.extend(rows, ref, replace=False, hold=task, spares=spares)
     except SchemaMismatch:
         raise
@@ -298,5 +297,5 @@ def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spare
 
 
 def finish(leased: LeasedRows) -> None:
-    """All rows are restored. New rows get numbers that the old stream cannot have given since the snapshot."""
+    """End the restoration. New rows get numbers that the old stream cannot have used since the snapshot."""
     leased.partition.rows.next += _GAP - leased.partition.rows.next % PAGE

@@ -1,6 +1,6 @@
-"""The format of a snapshot of a stream: what a checkpoint consists of, and the whole replicated state as bytes.
+"""The format of snapshots of a stream: the parts of a checkpoint, and the whole replicated state as bytes.
 
-A checkpoint is a `Head` and blocks of rows (`RowsState`); references to their columns are beside them. The state of a
+A checkpoint is a `Head` and blocks of rows (`RowsState`), with separate references to their columns. The state of a
 replica (`PartitionState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the identity
 of patches. Functions that make and restore these are in `snapshot`.
 
@@ -24,7 +24,7 @@ from dataplane.stream.settings import Settings
 
 Value = str | int | float | bool | None
 
-_MAGIC = b"dpstream\x06"  # the last is the version
+_MAGIC = b"dpstream\x06"  # the last byte is the version
 _SUM = 8
 
 
@@ -72,11 +72,11 @@ class PatchState(msgspec.Struct, array_like=True):
     hold: Packed
     nodes: tuple[bytes, ...]
     pieces: list[tuple[bytes, tuple[bytes, ...]]] = []
-    """Of a row that came piece by piece: the reference of each, and the nodes that have it too."""
+    """For a row in pieces: the reference of each piece, and the nodes with copies of it."""
 
 
 class LayerState(msgspec.Struct, array_like=True):
-    """For each row, where the columns of these names are."""
+    """The places of the columns with these names, for each row."""
 
     names: tuple[str, ...]
     patch: Packed
@@ -95,7 +95,7 @@ class ColumnsState(msgspec.Struct, array_like=True):
 
 
 class PartitionState(msgspec.Struct, array_like=True):
-    """The replicated state of a partition: everything that commands depend on, and no leases."""
+    """The replicated state of a partition: all that commands depend on, without leases."""
 
     name: str
     head: Head
@@ -132,7 +132,7 @@ def seal(state: PartitionState) -> bytes:
 
 
 def open_sealed(data: bytes) -> PartitionState:
-    """Raises Corrupt for anything but the bytes of a state of this version."""
+    """The state with these bytes. Raises Corrupt, also for another version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):
         raise Corrupt("this is no snapshot of a stream's partition")

@@ -1,4 +1,4 @@
-"""Statistics of a stream as plain values: what it holds, and the progress of each task."""
+"""Statistics of a stream as plain values: its rows and bytes, and the progress of each task."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.progress import ACKED, EXPIRED, LEASED, PENDING, REDELIVERED
 
-_NAMED = 8  # groups that are not complete
-_NAME = 256  # characters of their names
+_NAMED = 8  # incomplete groups that are listed
+_NAME = 256  # characters of a group's name
 
 
 Waiting = Sequence[tuple[int | None, tuple[str, ...]]]

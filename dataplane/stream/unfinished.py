@@ -1,13 +1,13 @@
 """Rows in progress: begun, extended piece by piece, and finished; and their producers.
 
-A row in progress has a number, a key and a group as any row, and counts as one: its group is incomplete without it, and
-a closed stream waits for it. But no task is given it: its columns have no bits, and are in a layer without names
+A row in progress has a number, a key and a group like any row, and counts as one: its group is incomplete without it,
+and a closed stream waits for it. But it is not delivered: its columns have no bits, and are in a layer without names
 (`page`), in a patch of pieces (`column_batch`). Finishing it gives the columns their bits and the row its policy
 version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does not wait for it.
 
 The producer of a row holds a token, a random number. A process that takes the row over draws another; the first is
-refused from then on. Tokens, pieces and versions are replicated. Leases are known to the leader only: they begin when
-the producer was last heard, or when a new leader first looks, and end at once if the producer's process ends.
+refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases: they run from the
+producer's last sign, or from a new leader's first look, and end at once if the producer's process ends.
 
 Invariants: a piece is added once, by its number, after those before it, and only with the token of the row. The
 bytes of pieces count for the stream. The tokens of finished and abandoned rows are remembered for a while, so that a
@@ -54,10 +54,10 @@ class Unfinished:
     def __len__(self) -> int:
         return len(self.begun)
 
-    # arriving
+    # pieces
 
     def begin(self, row: int, begin: Begin, version: int, now: float) -> None:
-        """This new row is in progress."""
+        """Begin a new row in progress."""
         self.begun[row] = Begun(row, begin.token, begin.client, begin.lease_s, begin.tokens, version)
         self._until[row] = now + begin.lease_s
         self.hide(row)
@@ -88,7 +88,7 @@ class Unfinished:
         return begun
 
     def is_new(self, row: int, piece: Piece) -> bool:
-        """Whether the piece is the next one; False: it came before. Raises LeaseExpired, Misuse."""
+        """Whether the piece is the next one; False if it was added before. Raises LeaseExpired, Misuse."""
         if piece.last and piece.token in self.ended:
             return False
         begun = self.require(row, piece.token)
@@ -130,7 +130,7 @@ class Unfinished:
             begun.spans.append((piece.version, count))
 
     def finish(self, row: int) -> None:
-        """The row is complete: tasks may be given it."""
+        """Finish the row: it may be delivered to tasks."""
         page, inside = self.rows.place(row)
         number = self._number(row)
         patch = self.rows.patch(number)
@@ -145,14 +145,14 @@ class Unfinished:
         self.end(row)
 
     def end(self, row: int) -> None:
-        """The row is no longer in progress, by its producer."""
+        """End the row in progress: its producer has finished it or given it up."""
         self.ended[self.begun[row].token] = None
         for token in list(self.ended)[:-MAX_ENDED]:
             del self.ended[token]
         self.forget(np.array([row]))
 
     def forget(self, rows: Index) -> None:
-        """These rows are finished or gone."""
+        """Forget rows that are finished or gone."""
         for row in rows.tolist() if self.begun else ():
             if self.begun.pop(row, None) is not None:
                 self._until.pop(row, None)
@@ -166,7 +166,7 @@ class Unfinished:
                 f"row {row} is in progress; who brings it appends to it, and others extend it once it is finished"
             )
 
-    # the holder
+    # the producer
 
     def take(self, row: int, token: int, client: str, lease_s: float, now: float) -> None:
         """Make the holder of this token the producer of the row."""
@@ -189,12 +189,12 @@ class Unfinished:
         return min((row for row in self.begun if self.free(row, now)), default=None)
 
     def reserve(self, row: int, client: Hashable, lease_s: float, now: float) -> None:
-        """It is decided that this client becomes the producer: nobody else is given the row meanwhile."""
+        """Reserve the row for a client that becomes its producer once that decision is applied."""
         self._clients[row], self._until[row] = client, now + lease_s
         self._left.pop(row, None)
 
     def require_free(self, row: int, token: int, now: float) -> None:
-        """Raises LeaseExpired if the holder of another token produces the row, or it is not in progress any more."""
+        """Raises LeaseExpired if the row has a producer with another token, or is not in progress any more."""
         begun = self.begun.get(row)
         if begun is None:
             raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
@@ -208,12 +208,12 @@ class Unfinished:
         self._left.pop(row, None)
 
     def release(self, row: int, token: int) -> None:
-        """The producer gives the row up to others. Raises LeaseExpired."""
+        """End the lease of the producer, so that others can take the row over. Raises LeaseExpired."""
         self.require(row, token)
         self._left[row] = None
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: its rows have no producer."""
+        """Free the rows of a client that has gone."""
         for row, begun in self.begun.items():
             if client in (begun.client, self._clients.get(row)):
                 self._left[row] = None
@@ -224,7 +224,7 @@ class Unfinished:
         return {begun.client for row, begun in self.begun.items() if begun.client and row not in self._left}
 
     def forget_leases(self) -> None:
-        """Another node leads."""
+        """Forget the leases: another node leads."""
         self._until.clear()
         self._clients.clear()
         self._left.clear()
@@ -232,7 +232,7 @@ class Unfinished:
     # queries
 
     def listed(self, row: int, now: float, key: str, group: Any, tags: Mapping[str, list[Any]]) -> Listed:
-        """The row as users see it, without columns."""
+        """The row in the form for users, without columns."""
         begun = self.begun[row]
         return Listed(
             row,
@@ -251,7 +251,7 @@ class Unfinished:
         return float(self.metadata.arrived(self.rows.places(np.array([row])))[0])
 
     def oldest(self) -> float | None:
-        """When the oldest row in progress began; None if there is none."""
+        """The beginning of the oldest row in progress; None if there is none."""
         return self._arrived(min(self.begun)) if self.begun else None
 
     def columns(self, row: int) -> BatchRef:
@@ -268,12 +268,12 @@ class Unfinished:
     # in a snapshot
 
     def copy(self, rows: Rows, metadata: RowMetadata) -> Unfinished:
-        """A copy, for copies of these."""
+        """A copy, for copies of the rows and their metadata."""
         begun = {row: msgspec.structs.replace(each, spans=list(each.spans)) for row, each in self.begun.items()}
         return Unfinished(rows, metadata, begun)
 
     def state(self, rows: Index) -> list[Begun]:
-        """Those of these rows that are in progress."""
+        """The rows among these that are in progress."""
         return [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
 
     def restore(self, begun: Sequence[Begun]) -> None:
