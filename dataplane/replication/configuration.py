@@ -1,11 +1,11 @@
 """The replicas of a partition, as the coordinator stores them (PacificA, section 2.2).
 
 A configuration changes only by compare-and-set at the coordinator, and each change increments the epoch. So an epoch
-has exactly one configuration and at most one leader. Whoever has seen a configuration may pass it on without proof. For
-the same reason the compare-and-set can compare the value itself: no value ever returns.
+has exactly one configuration and at most one leader, and a replica may pass a configuration on without proof. For the
+same reason the compare-and-set can compare the value itself: no value ever returns.
 
 A replica is one incarnation of a log. A node that has lost its log returns with another incarnation, as another
-replica, and nothing that the configuration says of the first applies to the second.
+replica; the entry of the first in the configuration does not apply to the second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ReplicaId = tuple[str, int]
 """(node, incarnation of the node's log)."""
 
 GENERATION = 1 << 16
-"""Epochs between two coordinators of which the second does not know the first: more than are ever made."""
+"""Epochs by which a partition skips ahead at a coordinator that has lost it: more than it ever uses before."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +33,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return replica == self.leader or replica in self.followers
 
     def restarted(self) -> Configuration:
-        """The next epoch with the same replicas: a leader that restarts has forgotten what it proposed in this one."""
+        """The next epoch with the same replicas: a restarted leader has forgotten its proposals in this one."""
         return Configuration(self.epoch + 1, self.leader, self.followers)
 
     def without(self, replicas: frozenset[ReplicaId]) -> Configuration:
@@ -45,12 +45,13 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration(self.epoch + 1, self.leader, (*self.followers, replica))
 
     def deposed_by(self, follower: ReplicaId) -> Configuration:
-        """The next epoch, led by a follower, without the leader from which it has heard nothing (section 2.4)."""
+        """The next epoch, led by a follower, without the silent leader (section 2.4)."""
         return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
 
     def restored_by(self, replica: ReplicaId) -> Configuration:
-        """The configuration that the leader, or a follower whose leader has ended, writes to a coordinator that has
-        lost the partition: it leads. Its epoch is of the next generation, so it differs from every lost one."""
+        """The configuration, led by this replica, that it writes to a coordinator that has lost the partition. The
+        replica is the leader, or a follower whose leader has ended. The epoch is of the next generation, so it
+        differs from every lost one."""
         epoch = (self.epoch // GENERATION + 1) * GENERATION
         return Configuration(epoch, replica, tuple(f for f in self.followers if f != replica))
 
@@ -64,7 +65,7 @@ _decoder = msgspec.msgpack.Decoder(Configuration)
 
 
 def decode(value: bytes) -> Configuration:
-    """Raises Corrupt for a value that no replica wrote."""
+    """The decoded configuration. Raises Corrupt for an invalid value."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:

@@ -1,8 +1,7 @@
-"""What a replica asks of its driver, to be executed in the order given.
+"""Effects: the actions that a replica requests of its driver, to be executed in the given order.
 
 None of them has to succeed. A message may be lost, delayed or duplicated; a compare-and-set may take effect without
-an answer. Only the order of `Store` matters: after a crash the disk has the result of some first part of the
-operations.
+an answer. Only the order of `Store` matters: after a crash the disk must have the result of a prefix of the operations.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """Compare-and-set the partition's configuration (`expected` None: there is none), then tell the replica what the
-    value is (`configured`, `forgotten`)."""
+    """Compare-and-set the partition's configuration (`expected` None: there is none), then pass the value to the
+    replica (`configured`, `forgotten`)."""
 
     expected: Configuration | None
     wanted: Configuration
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Write an operation of the log to disk, and call `stored(ticket)` once it and all before it are durable."""
+    """Write an operation of the log to disk, and call `stored(ticket)` once it and all earlier ones are durable."""
 
     ticket: int
     operation: Operation

@@ -1,4 +1,4 @@
-"""The reason why a replica did not answer a request: sent to the requester, never raised here."""
+"""The refusal of a replica to answer a request: sent to the requester, never raised here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataplane.errors import Retryable
 
 
 class NotLeader(Retryable):
-    """This replica does not answer for the partition, or not now; nothing was changed.
+    """This replica does not answer for the partition, or not yet; nothing was changed.
 
-    `leader` is the node that leads it in `epoch`, as far as is known here. It may be this one, which has to wait.
+    `leader` is the node that leads the partition in `epoch`, as known here. It may be this one, which has to wait.
     """
 
     FIELDS = {"leader": "", "epoch": 0}

@@ -1,7 +1,7 @@
-"""A replica that does not lead: it accepts what the leader of its epoch sends, and takes over if that falls silent.
+"""A replica that does not lead: it accepts entries of the leader of its epoch, and takes over if that falls silent.
 
-This is also the role of a replica outside the configuration: a recruit that catches up, or a dropped follower that
-may be recruited again. It acknowledges as a follower does but, since no configuration names it, cannot take over.
+A replica outside the configuration has this role too: a recruit that catches up, or a dropped follower that may be
+recruited again. It acknowledges like a follower but cannot take over, since no configuration names it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Follower:
         self.begin()
 
     def begin(self) -> None:
-        """A new epoch: it is not known how its leader's log compares with this one."""
-        self._matched = 0  # the log is the leader's up to here
+        """Begin an epoch, in which nothing is known yet of the leader's log."""
+        self._matched = 0  # this log equals the leader's up to here
         self._acknowledged = 0
-        self._sent_s = -math.inf  # of the newest message of this leader
-        self._snapshot = 0, 0  # (index, epoch) of the snapshot that comes in parts
+        self._sent_s = -math.inf  # `sent_s` of the newest message of this leader
+        self._snapshot = 0, 0  # (index, epoch) of the snapshot that is being received
         self._parts = bytearray()
 
     def append(self, message: Append, now: float) -> None:
-        """Append the entries that follow those that both logs have, and acknowledge them once they are on disk
-        (section 2.1)."""
+        """Append the leader's entries after the common prefix, and acknowledge them once they are on disk (section
+        2.1)."""
         self._hear(message, now)
         state, log = self._state, self._state.log
         if not log.has(message.previous, message.previous_epoch):
@@ -49,8 +49,8 @@ class Follower:
         self._acknowledge()
 
     def install(self, message: Install, now: float) -> None:
-        """Accept a part of the leader's snapshot, and install the snapshot once it is complete, unless this log has
-        got as far meanwhile. Raises Corrupt for an invalid part."""
+        """Accept a part of the leader's snapshot. Install the snapshot once it is complete, unless this log has
+        reached its index meanwhile. Raises Corrupt for an invalid part."""
         self._hear(message, now)
         state = self._state
         if message.index > state.committed:
@@ -73,16 +73,17 @@ class Follower:
         self._acknowledge()
 
     def stored(self) -> None:
-        """More of the log is on disk: acknowledge it."""
+        """Acknowledge entries that are on disk now."""
         if min(self._matched, self._state.log.persisted) > self._acknowledged:
             self._acknowledge()
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to ask for, if this replica should lead: its leader has been silent for `grace_s`."""
+        """The configuration to request if this replica should lead, since its leader was silent for `grace_s`; else
+        None."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:
-            return configuration.restarted()  # this life of the replica did not begin this epoch
+            return configuration.restarted()  # an earlier process of this replica began this epoch
         if state.me not in configuration.followers or not state.promise.silent(configuration.leader, now):
             return None
         if not state.attention.judges(now) and not state.promise.ended(configuration.leader):
@@ -90,7 +91,7 @@ class Follower:
         return configuration.deposed_by(state.me)
 
     def deadline(self, now: float) -> float:
-        """When there is something to do without a message, by this replica's clock."""
+        """The time, by this replica's clock, at which it must act without a message."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:

@@ -2,12 +2,12 @@
 
 Invariants (PacificA, sections 2.1 and 2.4):
 
-- A command is committed once every replica has it that may be in-sync according to the coordinator, this one included.
-  So whoever leads next, having been in-sync, has it; `reconfiguration` explains "may".
-- A new leader first proposes all of its log again, followed by an entry of its own epoch. Once that is committed it
-  knows all that any leader ever answered (reconciliation), and entries beyond it on other replicas are discarded.
-- A leader answers only while it holds the lease of each in-sync follower, and once its own promise to earlier leaders
-  has ended (`lease`). The outcome of a command needs neither: committed is committed, whoever leads by then.
+- A command is committed once all replicas have it that may be in-sync according to the coordinator, this one included.
+  The next leader was in-sync, so it has the command; `reconfiguration` explains "may".
+- A new leader first proposes all of its log again, followed by an entry of its own epoch. Once that is committed, it
+  has every command that any leader answered (reconciliation), and entries beyond it on other replicas are discarded.
+- A leader answers only while it holds the lease of each in-sync follower, and after its own promise to earlier leaders
+  has ended (`lease`). The outcome of a command needs neither: a committed command stays committed under any leader.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Leader:
         self._peers: dict[ReplicaId, Progress] = {}
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
-        self._out: dict[ReplicaId, float] = {}  # peers that had ended by then
+        self._out: dict[ReplicaId, float] = {}  # peers that had ended -> by this time
         state.machine.forget()
         for follower in state.configuration.followers:
             self._peers[follower] = Progress(state, follower, now)
@@ -49,7 +49,7 @@ class Leader:
     # Requests
 
     def serves(self, now: float) -> bool:
-        """Whether this replica may answer: no other can, and it knows all that was ever answered."""
+        """Whether this replica may answer: no other can, and it has every command that was answered."""
         state = self._state
         return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
@@ -113,26 +113,26 @@ class Leader:
             peer.flow(self._state.configuration, now)
 
     def gone(self, node: str, before_s: float) -> None:
-        """Drop the replicas of a process that has ended, unless one was heard since."""
+        """Drop the replicas of a process that has ended by `before_s`, except those heard since."""
         for replica in [*self._peers]:
             if replica[0] == node and not self._lease.since(replica, before_s):
                 self._drop(replica, before_s)
 
     def stored(self, now: float) -> None:
-        """More of the leader's own log is on disk."""
+        """Commit entries that are on the leader's own disk now."""
         self._commit(now)
 
     # Time, and the configuration
 
     def tick(self, now: float) -> None:
-        """Send what is due at a beat, and give up recruits that do not answer."""
+        """Send heartbeats and repeated batches that are due, and give up silent recruits."""
         self._recruitment.give_up(self._followers(), now)
         for peer in self._peers.values():
             peer.beat(self._state.configuration, now)
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to ask for, if a change is due: without followers that do not answer, or with a recruit
-        that has caught up."""
+        """The configuration to request, if a change is due: without silent followers, or with a recruit that has
+        caught up."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
         dropped = self._dropped(configuration.followers, now)
@@ -146,21 +146,21 @@ class Leader:
         return None if recruit is None else configuration.joined_by(recruit)
 
     def restored(self, now: float) -> Configuration | None:
-        """The configuration to write to a coordinator that has lost it: the same one, if no follower, nor a replica
-        that may have become one unheard, can have taken over: this replica holds its lease, or held it when its
-        process ended."""
+        """The configuration to write to a coordinator that has lost it; None if another replica may have taken over.
+        That is excluded if this replica holds the lease of each follower, and of each replica that may have become
+        one, or held it when that process ended."""
         configuration, lease = self._state.configuration, self._lease
         if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
             return configuration.restored_by(self._state.me)
         return None
 
     def reconfigured(self, now: float) -> None:
-        """A configuration in which this replica still leads: tell all replicas, and count again which of them must
-        have a command."""
+        """Adopt a configuration in which this replica still leads: send it to all replicas, and commit by its
+        followers."""
         state = self._state
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
-            state.send(replica, Outdated(state.configuration))  # it may receive, though it cannot send
+            state.send(replica, Outdated(state.configuration))  # a replica that cannot send may still receive
             del self._peers[replica]
             self._lease.forget(replica)
         self._out = {replica: until for replica, until in self._out.items() if replica in followers}
@@ -173,7 +173,7 @@ class Leader:
         self._commit(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> None:
-        """Bring a replica's log up to this one, then ask for it as a follower."""
+        """Bring a replica's log up to this one, then request it as a follower."""
         state = self._state
         if replica == state.me or replica in self._peers:
             return
@@ -181,7 +181,7 @@ class Leader:
         self._peers[replica].send_batch(state.configuration, now)
 
     def step_down(self) -> None:
-        """Another replica leads: it decides the outcome of what is not committed."""
+        """Answer all open requests with OutcomeUnknown: another leader decides the outcome of uncommitted commands."""
         epoch = self._state.configuration.epoch
         for number in self._requests.values():
             error = OutcomeUnknown(
@@ -191,7 +191,7 @@ class Leader:
         self._requests.clear()
         self._state.machine.forget()
 
-    # Inside
+    # Internals
 
     def _followers(self) -> tuple[ReplicaId, ...]:
         state = self._state
@@ -203,16 +203,16 @@ class Leader:
         return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
     def _heard(self, sender: ReplicaId, sent_s: float) -> Progress | None:
-        """The peer that acknowledges a message; None if it is not one, or not any more."""
+        """The peer that acknowledges a message; None if the sender is not a peer."""
         peer = self._peers.get(sender)
         if peer is None or sent_s <= self._out.get(sender, -math.inf):
             return None
-        self._out.pop(sender, None)  # it was started again
+        self._out.pop(sender, None)  # the sender was started again
         self._lease.renew(sender, sent_s)
         return peer
 
     def _drop(self, peer: ReplicaId, until_s: float) -> None:
-        """Continue without a peer: ask for that, if it may be a follower."""
+        """Continue without a peer; if it may be a follower, request a configuration without it."""
         if peer in self._followers():
             self._out[peer] = until_s
         else:
@@ -225,7 +225,7 @@ class Leader:
             peer.flow(self._state.configuration, now)
 
     def _commit(self, now: float) -> None:
-        """Commit what is on this replica's disk and on all followers that there are or may be."""
+        """Commit the entries that this replica has on disk and all present and possible followers have."""
         state, peers = self._state, self._peers
         to = state.log.persisted
         for follower in self._followers():

@@ -1,17 +1,17 @@
-"""Why two leaders never answer at the same time (PacificA, section 2.3).
+"""Leases and promises, by which two leaders never answer at the same time (PacificA, section 2.3).
 
 There are two halves. A leader holds a **lease** of every follower: it answers until `lease_s` after it *sent* the last
-message that the follower has acknowledged. A follower keeps a **promise** to whoever led it: it answers as a leader
-only `grace_s` after it *received* the last message. A message is sent before it is received, and `grace_s` exceeds
-`lease_s` by more than clocks drift. So the old leader has stopped before a new one begins, and neither reads the
-other's clock.
+message that the follower has acknowledged. A follower keeps a **promise** to its earlier leaders: it answers as a
+leader only `grace_s` after it *received* their last message. A message is sent before it is received, and `grace_s`
+exceeds `lease_s` by more than clocks drift. So the old leader has stopped before a new one begins, and neither reads
+the other's clock.
 
-The promise binds however the new leader became one: by asking, by a compare-and-set that it sent before it heard the
-old leader again (or before it crashed), or because it was named. So a follower may continue to acknowledge while it
-asks for the lead, and nothing stops while the coordinator is away.
+The promise binds a new leader in each case: whether it requested the lead, or an old compare-and-set of its own took
+effect, sent before it heard the old leader again or before it crashed, or another replica named it. So a follower may
+continue to acknowledge while it requests the lead, and nothing stops while the coordinator is away.
 
-When a process ends, so do the promises to it. Whoever reports that must know that it ended, as a host does that
-refuses connections to the address; a broken connection, or silence, is no proof.
+When a process ends, so do the promises to it. Its end must be certain: a host that refuses connections to the address
+proves it; a broken connection or silence does not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections.abc import Iterable
 from dataplane.replication.configuration import ReplicaId
 
 _ANY: ReplicaId = ("", 0)  # any leader before this replica was started
-_LEADERS = 4  # that are remembered before those are forgotten to whom nothing is promised any more
+_LEADERS = 4  # remembered leaders; beyond that, those whose promises have ended are forgotten
 
 
 class Lease:
-    """A leader's half: when the message was sent that each peer acknowledged last, in seconds of the leader's clock."""
+    """The leader's half: for each peer the send time, by the leader's clock, of the last message it acknowledged."""
 
     __slots__ = ("_lease_s", "_renewed")
 
@@ -35,18 +35,18 @@ class Lease:
         self._renewed: dict[ReplicaId, float] = {}
 
     def renew(self, peer: ReplicaId, sent_s: float) -> None:
-        """The peer has acknowledged a message that was sent at this time."""
+        """Note that the peer has acknowledged a message that was sent at this time."""
         if sent_s > self._renewed.get(peer, -math.inf):
             self._renewed[peer] = sent_s
 
     def holds(self, peers: Iterable[ReplicaId], now: float) -> bool:
-        """Whether none of the peers can answer as a leader yet."""
+        """Whether the lease of each peer holds, so that none of them can answer as a leader yet."""
         oldest = now - self._lease_s
         renewed = self._renewed
         return all(renewed.get(peer, -math.inf) > oldest for peer in peers)
 
     def silent(self, peer: ReplicaId, since: float, now: float) -> bool:
-        """Whether a peer from which an acknowledgement has been due since then has sent none for `lease_s`."""
+        """Whether a peer has acknowledged nothing for `lease_s`, counted from `since` at the earliest."""
         return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
 
     def since(self, peer: ReplicaId, moment_s: float) -> bool:
@@ -58,18 +58,18 @@ class Lease:
 
 
 class Promise:
-    """A follower's half: when it last heard each leader. A replica that has just started may have heard any leader
-    just before."""
+    """A follower's half: the time at which it last heard each leader. A replica that has just started may have heard
+    any leader just before."""
 
     __slots__ = ("_deaf_to", "_grace_s", "_heard")
 
     def __init__(self, grace_s: float, now: float) -> None:
         self._grace_s = grace_s
         self._heard: dict[ReplicaId, float] = {_ANY: now}
-        self._deaf_to: ReplicaId | None = None  # that has ended, in this epoch: what still comes was sent before
+        self._deaf_to: ReplicaId | None = None  # a leader that has ended; its late messages are ignored
 
     def begin(self) -> None:
-        """A new epoch: its leader may be one that was restarted."""
+        """Begin an epoch. Its leader may be one that was restarted, so it is heard again."""
         self._deaf_to = None
 
     def hear(self, leader: ReplicaId, now: float) -> None:
@@ -85,14 +85,14 @@ class Promise:
         self._heard = {_ANY: -math.inf}
 
     def void(self, node: str, before_s: float) -> None:
-        """What was heard of the node until then came from a process that has ended."""
+        """End the promises to a node's process that has ended, if it was last heard by `before_s`."""
         for leader, at in self._heard.items():
             if leader[0] == node and at <= before_s:
                 self._heard[leader] = -math.inf
 
     def end(self, leader: ReplicaId) -> None:
-        """The process in which this one leads this epoch has ended: all that is heard of it in this epoch was sent
-        before."""
+        """End the promise to the leader of this epoch, whose process has ended. Its later messages in this epoch were
+        sent before, and are ignored."""
         self._deaf_to = leader
         self._heard[leader] = -math.inf
 
@@ -109,5 +109,5 @@ class Promise:
         return self._heard.get(leader) == -math.inf
 
     def until(self, leader: ReplicaId) -> float:
-        """When this leader will count as silent, if nothing is heard of it."""
+        """The time at which this leader counts as silent, unless it is heard again."""
         return self._heard.get(leader, self._heard[_ANY]) + self._grace_s

@@ -1,7 +1,7 @@
 """The log of one replica: a snapshot, the entries after it, and how much of them is on disk.
 
 Invariant: two logs with an entry of the same epoch at the same index are equal up to it. An epoch has one leader,
-which never changes what it proposed, and an entry is accepted only after the one before it (`has`). So (index,
+which never changes a proposed entry, and an entry is accepted only after the one before it (`has`). So (index,
 epoch) is enough to compare two logs, and `Append` carries no more.
 """
 
@@ -15,7 +15,8 @@ from dataplane.replication.storage import Extend, Operation, Rebase, Stored, Tru
 
 
 class Log:
-    """`changes` collects (ticket, operation) for the disk, for the replica to take. Indices begin at 1."""
+    """The log of a replica. `changes` has (ticket, operation) pairs, which the replica takes for the disk. Indices
+    begin at 1."""
 
     __slots__ = ("_entries", "_pending", "_ticket", "base", "changes", "durable", "last", "persisted", "snapshot")
 
@@ -23,11 +24,11 @@ class Log:
         self.snapshot = stored.snapshot
         self._entries = stored.entries
         self.base = stored.snapshot.index
-        """The index that the snapshot ends at."""
+        """The last index that the snapshot includes."""
         self.last = self.base + len(stored.entries)
         """The index of the last entry, or `base`."""
         self.persisted = self.last
-        """Entries up to here survive a crash; if not durable, as if they did."""
+        """Entries up to here survive a crash, or count as surviving if the log is not durable."""
         self.durable = durable
         self.changes: list[tuple[int, Operation]] = []
         self._ticket = 0
@@ -41,13 +42,13 @@ class Log:
         return self._entries[index - self.base - 1].command
 
     def has(self, index: int, epoch: int) -> bool:
-        """Whether this log equals one that has an entry of `epoch` at `index`, up to there."""
+        """Whether this log equals, up to `index`, any log that has an entry of `epoch` there."""
         if index < self.base:
             return True  # the snapshot holds committed commands only, and all logs agree on those
         return index <= self.last and self.epoch_at(index) == epoch
 
     def after(self, index: int, most: int, most_bytes: int) -> tuple[Entry, ...]:
-        """At most so many entries after an index, which is at least `base`; of at most so many bytes, unless the
+        """At most `most` entries after an index, which is at least `base`. They have at most `most_bytes`, unless the
         first has more."""
         start = index - self.base
         entries = self._entries[start : start + most]
@@ -64,11 +65,11 @@ class Log:
         self._change(Extend(first, entries))
 
     def merge(self, previous: int, entries: tuple[Entry, ...], committed: int) -> None:
-        """Append entries that follow `previous`, where this log `has` the sender's. From the first one that differs on,
-        this log's own are removed: they were proposed in an epoch that has ended, and never committed (PacificA,
+        """Append entries after `previous`, up to which this log equals the sender's. From the first difference on, this
+        log's own entries are removed: they were proposed in an epoch that has ended, and never committed (PacificA,
         section 2.4).
 
-        Raises Corrupt if that would remove a committed one: a log or message was altered.
+        Raises Corrupt if that would remove a committed entry: a log or message was altered.
         """
         skip = max(0, self.base - previous)
         for i in range(skip, len(entries)):
@@ -112,7 +113,7 @@ class Log:
         self._change(Rebase(snapshot, False))
 
     def stored(self, ticket: int) -> None:
-        """The operations up to this ticket are on disk."""
+        """Note that the operations up to this ticket are on disk."""
         while self._pending and self._pending[0][0] <= ticket:
             self.persisted = max(self.persisted, self._pending.popleft()[1])
 

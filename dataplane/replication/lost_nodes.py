@@ -1,6 +1,6 @@
 """The nodes that a partition considers lost, with the shards that they stored, as part of its state.
 
-A node that returns is not lost any more, and what it stores from some shard on exists. The last lost nodes are
+When a node returns, its older shards stay lost; those from a certain number on exist. The last lost nodes are
 remembered.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 ALL = (1 << 63) - 1
-"""A number higher than every shard's."""
+"""A number above that of every shard."""
 
 MAX_LOST = 4096
 """Nodes that are remembered."""
 
 
 class LostNodes:
-    """A node is `in` this while it is away."""
+    """The lost nodes. A node is `in` this until it returns."""
 
     def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:
         self._before = dict(state)
@@ -33,7 +33,7 @@ class LostNodes:
         return shard < self._before.get(node, 0)
 
     def lose(self, node: bytes, before: int = ALL) -> None:
-        """A node is lost, with its shards below this number."""
+        """Mark a node's shards below this number as lost; by default all, and the node as away."""
         before = max(before, self._before.pop(node, 0))
         self._before[node] = before
         if before == ALL:
@@ -44,7 +44,7 @@ class LostNodes:
             self.away.discard(oldest)
 
     def come_back(self, node: bytes, first: int) -> None:
-        """A node has returned, with its shards from this number on."""
+        """Readmit a node with its shards from number `first` on."""
         if node in self.away:
             self.away.remove(node)
             del self._before[node]

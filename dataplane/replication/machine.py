@@ -15,44 +15,45 @@ import msgspec
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Commands to commit, none of them empty; the request is answered with the result of the last. Without commands
-    it is answered with `result` at once."""
+    """Commands to commit, none of them empty; the result of the last answers the request. Without commands, `result`
+    answers it at once."""
 
     commands: tuple[bytes, ...] = ()
     result: bytes = b""
 
 
 class StateMachine(ABC):
-    """The state of one partition. Called by its replica only, never concurrently. `tells`: whether a node whose
-    request waited in vain is to be told when there is something for it."""
+    """The state of one partition. Called by its replica only, never concurrently. `tells`: whether a node is notified
+    when a request of it that waited in vain may be served."""
 
     tells = True
 
     waits: Callable[[], Iterable[bytes]] = staticmethod(tuple)
-    """The requests that wait at the driver until there is something for them; the driver's to set."""
+    """Returns the requests that wait at the driver. The driver sets this."""
 
     @abstractmethod
     def decide(self, request: bytes, term: int, now: float) -> Decision:
         """The commands for a request, on the leader. Earlier commands may be decided and not applied yet.
 
-        `term` is the epoch in which this leader began: what it grants (a lease of a row) is valid in that term only.
+        `term` is the epoch in which this leader began: its grants (leases of rows) are valid in that term only.
         `now`, in seconds of its clock, may be used for volatile state. Raises DataplaneError to refuse.
         """
 
-    def withdraw(self, request: bytes) -> None:  # noqa: B027 - most remember nothing of what they decided
-        """The commands that were just decided for this request are not committed: it is refused."""
+    def withdraw(self, request: bytes) -> None:  # noqa: B027 - most machines do not remember decisions
+        """Forget the last decision: its commands are not committed, and the request is refused."""
 
     def undo(self, request: bytes, result: bytes) -> bytes:
-        """The request that returns what this result grants, for a requester that cannot be reached; b"" for none."""
+        """The request that gives the grant of this result back, if its requester cannot be reached; b"" for none."""
         return b""
 
     def serves(self, request: bytes, now: float) -> bool:
-        """Whether `decide` would find something for a request that is otherwise answered by nothing (b""), such as
-        one for ready rows. Changes nothing; may be true although nothing is found then."""
+        """Whether `decide` may serve a request that it can also answer by nothing (b""), such as one for ready rows.
+        Changes nothing; may be true although `decide` then answers by nothing."""
         return True
 
     def deadline(self, now: float) -> float:
-        """When the leader is to execute the request of `tick`, by its clock: `now` or earlier for at once."""
+        """The time, by the leader's clock, at which it must execute the request of `tick`; `now` or earlier for at
+        once."""
         return math.inf
 
     def tick(self) -> bytes:
@@ -66,7 +67,7 @@ class StateMachine(ABC):
 
     @abstractmethod
     def snapshot(self) -> bytes:
-        """Everything that `apply` depends on, with the table of producer sequences, without volatile state."""
+        """The encoded state: all that `apply` depends on, with producer sequences, without volatile state."""
 
     @abstractmethod
     def restore(self, state: bytes) -> None:

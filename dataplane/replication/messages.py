@@ -4,7 +4,7 @@ A leader sends `Append` and `Install`; the rest are answers. Each has its epoch:
 by `Outdated` with the newer configuration, and an answer of another epoch than the leader's is ignored.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and is returned unchanged: a follower's
-acknowledgement renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
+acknowledgement renews the leader's lease from the time at which the message was *sent* (PacificA, section 2.3).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataplane.replication.configuration import Configuration
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A command of the log, with the epoch in which it was first proposed. Without a command: a leader began its
-    epoch here."""
+    """A command of the log, with the epoch in which it was first proposed. An empty command marks the beginning of a
+    leader's epoch."""
 
     epoch: int
     command: bytes
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The state after the commands up to `index`, of which the last was proposed in `epoch`."""
+    """The state after the commands up to `index`. The last of them was proposed in `epoch`."""
 
     index: int
     epoch: int
@@ -31,7 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The entries after `previous`, at which the leader's log has an entry of `previous_epoch`. Without entries: a
+    """The entries after index `previous`, where the leader's log has an entry of `previous_epoch`. Without entries, a
     heartbeat."""
 
     configuration: Configuration
@@ -43,7 +43,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A part of a snapshot, for a replica whose log ends before the leader's begins: the bytes of the state from
+    """A part of a snapshot, for a replica whose log ends before the leader's first entry: the bytes of the state from
     `offset` on, of `size` in all."""
 
     configuration: Configuration
@@ -56,8 +56,7 @@ class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The follower's log equals the leader's up to `match`, and stays so through a crash if the partition is
-    durable."""
+    """The follower's log equals the leader's up to `match`; if the partition is durable, also after a crash."""
 
     epoch: int
     sent_s: float
@@ -65,8 +64,8 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The follower lacks the entry at `previous`, before those of the message that was sent then. What it knows to
-    be committed equals the leader's."""
+    """The follower lacks the entry at `previous` of the message that was sent then. Up to its own committed index its
+    log equals the leader's."""
 
     epoch: int
     sent_s: float
@@ -75,13 +74,13 @@ class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The sender's epoch has ended: this is a newer configuration."""
+    """A newer configuration, in answer to a message of an epoch that has ended."""
 
     configuration: Configuration
 
 
 class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The follower has the first so many bytes of the snapshot at `index`, after the part that was sent then."""
+    """The follower has the first `received` bytes of the snapshot at `index`, after the part that was sent then."""
 
     epoch: int
     sent_s: float

@@ -1,10 +1,10 @@
-"""What a partition must tell the nodes that store columns of its rows: which of them no row needs any more.
+"""Outboxes: they tell the nodes that store columns of a partition's rows which columns no row needs any more.
 
-An entry says that the partition needs what a reference refers to once less. Each node with a part of it, or a copy, has
-an outbox. Its entries are numbered from 1 without gaps, so that a node that receives an entry again, perhaps from
-another leader, recognises it. Outboxes are part of the partition's state.
+An entry ends one need of a reference. Each node with a part or a copy of its columns has an outbox. Its entries are
+numbered from 1 without gaps, so that a node that receives an entry again, perhaps from another leader, recognises it.
+Outboxes are part of the partition's state.
 
-Which nodes have columns is counted besides: it follows from the rows.
+The nodes that have needed columns are counted too; these counts follow from the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 
 import msgspec
 
-_BYTES = 1 << 20  # of entries in one message, unless the first has more
+_BYTES = 1 << 20  # bytes of entries in one message, unless the first has more
 
 
 class OutboxState(msgspec.Struct, array_like=True):
@@ -31,7 +31,7 @@ class Outboxes:
 
     def __init__(self, state: Sequence[OutboxState] = ()) -> None:
         self.holders: dict[bytes, int] = {}
-        """The nodes that have something which rows need, and of how many references."""
+        """The nodes that have columns that rows need, and the number of their references."""
         self._last = {each.node: each.last for each in state}
         self._entries = {each.node: deque(each.entries) for each in state if each.entries}
 
@@ -42,12 +42,12 @@ class Outboxes:
         return iter(list(self._entries))
 
     def hold(self, nodes: Iterable[bytes]) -> None:
-        """Rows need a reference of which these nodes have a part."""
+        """Count a reference that rows need, for the nodes that have a part of it."""
         for node in dict.fromkeys(nodes):
             self.holders[node] = self.holders.get(node, 0) + 1
 
     def release(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """No row needs it any more: add the entry for those of the nodes that are not gone."""
+        """End a reference that no row needs any more: add the entry for the nodes that are not gone."""
         for node in dict.fromkeys(nodes):
             held = self.holders.pop(node, 0) - 1
             if held > 0:
@@ -55,14 +55,14 @@ class Outboxes:
         self.tell(entry, nodes, gone)
 
     def tell(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """Add an entry that does not end a reference, for those of the nodes that are not gone."""
+        """Add an entry that does not end a reference, for the nodes that are not gone."""
         for node in dict.fromkeys(nodes):
             if node not in gone:
                 self._last[node] = self._last.get(node, 0) + 1
                 self._entries.setdefault(node, deque()).append(entry)
 
     def recount(self, needed: Iterable[Iterable[bytes]], gone: Container[bytes]) -> None:
-        """Count anew: these are the nodes of each reference that rows need. Outboxes of nodes that are gone are
+        """Count anew. `needed`: the nodes of each reference that rows need. Outboxes of nodes that are gone are
         removed."""
         self.holders.clear()
         for nodes in needed:
@@ -71,7 +71,7 @@ class Outboxes:
             del self._entries[node]
 
     def first(self, node: bytes, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The first entries of a node, no more than fit into a message, and the number of the last of these."""
+        """The first entries of a node that fit into a message, and the number of the last of these."""
         entries, left = self._entries.get(node, deque()), _BYTES
         some: list[bytes] = []
         for entry in islice(entries, most):
@@ -86,7 +86,7 @@ class Outboxes:
         return self._last.get(node, 0)
 
     def confirm(self, node: bytes, last: int) -> None:
-        """The node has confirmed its entries up to this number."""
+        """Remove the entries up to this number, which the node has confirmed."""
         entries = self._entries.get(node, deque())
         for _ in range(min(len(entries), last - (self._last.get(node, 0) - len(entries)))):
             entries.popleft()

@@ -1,6 +1,6 @@
-"""How far one peer's log follows the leader's, and what is in flight to it.
+"""The progress of one peer: the part of the leader's log that it has, and the batch in flight to it.
 
-One batch is in flight to a peer at a time; commands that come meanwhile are in the next one. So batches grow with
+One batch is in flight to a peer at a time; commands that arrive meanwhile are in the next one. So batches grow with
 load and latency, and there is no window to tune.
 """
 
@@ -14,7 +14,7 @@ from dataplane.replication.state import State
 
 
 class Progress:
-    """One peer: a follower, or a recruit. `match` is the last index that it is known to have, 0 for none."""
+    """One peer: a follower, or a recruit. `match`: the last index that it is known to have, 0 for none."""
 
     __slots__ = (
         "_batch_s",
@@ -35,16 +35,16 @@ class Progress:
         self._peer = peer
         self.match = 0
         self.since = now
-        """An acknowledgement is due from here on."""
-        self._next = state.log.last + 1  # the first entry to send; the peer is assumed to have those before
-        self._target = 0  # the peer's position after the batch on its way
+        """The time from which on an acknowledgement is due."""
+        self._next = state.log.last + 1  # the first entry to send; the peer is assumed to have the earlier ones
+        self._target = 0  # the peer's last index after the batch in flight
         self._on_its_way = False
         self._batch_s = self._sent_s = -math.inf
-        self._snapshot: Snapshot | None = None  # that goes to the peer in parts, and how much of it is there
+        self._snapshot: Snapshot | None = None  # sent to the peer in parts, of which it has `_received` bytes
         self._received = 0
 
     def appended(self, message: Appended) -> None:
-        """The peer has the log up to there."""
+        """Note that the peer has the log up to an index."""
         match = min(message.match, self._state.log.last)
         if match > self.match:
             self.match = match
@@ -55,12 +55,12 @@ class Progress:
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """The peer lacks the entry before a batch: continue from what is committed there, which all logs have."""
+        """The peer lacks the entry before a batch: continue after its committed entries, which all logs share."""
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
 
     def installing(self, message: Installing) -> None:
-        """The peer has so much of a snapshot after the newest part: continue from there."""
+        """Note the part of the snapshot that the peer has received, to continue there."""
         if self._snapshot is not None and message.index == self._snapshot.index and message.sent_s == self._batch_s:
             self._received = min(message.received, len(self._snapshot.state))
             self._on_its_way = False
@@ -71,7 +71,7 @@ class Progress:
             self.send_batch(configuration, now)
 
     def beat(self, configuration: Configuration, now: float) -> None:
-        """Send a batch again that was not acknowledged in time; a heartbeat if nothing was sent for a beat."""
+        """Repeat a batch that was not acknowledged in time; send a heartbeat if nothing was sent for a beat."""
         settings = self._state.settings
         if self._on_its_way and now - self._batch_s >= settings.retry_s:
             self._next = max(self._next, self.match + 1)
@@ -89,7 +89,7 @@ class Progress:
         self._target = self._send(configuration, self._next - 1, self._state.settings.max_batch, now)
 
     def _send(self, configuration: Configuration, previous: int, most: int, now: float) -> int:
-        """Send at most so many entries after `previous`, or the snapshot. Returns the index of the last."""
+        """Send at most `most` entries after `previous`, or the snapshot. Returns the last index sent."""
         state, log = self._state, self._state.log
         self._sent_s = now
         if previous < log.base:

@@ -1,9 +1,9 @@
 """Configuration changes that were requested and may have taken effect already (PacificA, sections 2.2 and 2.4).
 
-The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after the
-replica that sent it has restarted. So a requested change *may be true* from the request until another configuration
-is seen: all changes of one configuration compare with it, so at most one of them takes effect, and the next epoch,
-whoever made it, rules out the others. Nothing is ever undone; requesting again is always safe.
+The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after its sender
+has restarted. So a requested change *may be true* from the request until another configuration is seen. All changes of
+one configuration compare with it, so at most one of them takes effect, and the next epoch rules out the others. Nothing
+is ever undone; repeating a request is always safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataplane.replication.effects import Effect, Swap
 
 
 class Reconfiguration:
-    """What one replica has requested in place of the configuration that it knows."""
+    """The changes that one replica has requested of the configuration that it knows."""
 
     __slots__ = ("_asked_s", "_followers", "_retry_s", "asked")
 
@@ -24,10 +24,10 @@ class Reconfiguration:
         self._asked_s = -math.inf
         self._followers: tuple[ReplicaId, ...] | None = None
         self.asked: list[Configuration] = []
-        """Those that may be the partition's configuration already, in the order asked."""
+        """The requested configurations that may have taken effect, in the order of the requests."""
 
     def ask(self, current: Configuration | None, wanted: Configuration, now: float, effects: list[Effect]) -> None:
-        """Request a change, or request it again if it was not answered for `retry_s`. `current` None: there is no
+        """Request a change, or repeat a request that was not answered for `retry_s`. `current` None: there is no
         configuration."""
         if wanted in self.asked:
             if now - self._asked_s < self._retry_s:
@@ -39,13 +39,13 @@ class Reconfiguration:
         effects.append(Swap(current, wanted))
 
     def settled(self) -> None:
-        """A newer configuration was seen: no earlier request can take effect any more."""
+        """Forget all requests: a newer configuration was seen, so none of them can take effect any more."""
         self.asked.clear()
         self._followers = None
 
     def followers(self, current: Configuration) -> tuple[ReplicaId, ...]:
-        """All that are followers, or may be: any of them could take over, so each must have what is committed, and
-        renew the lease."""
+        """The followers, and the replicas that may have become followers. Any of them could take over, so each must
+        have every committed command and renew the lease."""
         if not self.asked:
             return current.followers
         if self._followers is None:

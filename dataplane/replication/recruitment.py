@@ -1,9 +1,8 @@
 """New followers: first a snapshot, then the log after it, then in-sync (PacificA, section 2.4).
 
-A recruit receives everything that followers receive, and nobody waits for it. Once it has every committed command
-and all but one batch of the rest, the leader asks for the configuration in which it follows; from then on nothing is
-committed without it. A recruit that falls silent is given up. Which replicas to recruit is decided outside, by
-`choose`.
+A recruit receives the same messages as followers, but commits do not wait for it. Once it has every committed command
+and all but one batch of the rest, the leader requests the configuration in which it follows; from then on nothing is
+committed without it. A recruit that falls silent is given up. The driver chooses the replicas to recruit (`choose`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dataplane.replication.state import State
 def choose(
     partition: str, configuration: Configuration, candidates: Iterable[ReplicaId], wanted: int
 ) -> tuple[ReplicaId, ...]:
-    """The candidates to recruit for `wanted` followers in all: those with the highest rendezvous hash on other
-    nodes."""
+    """The candidates to recruit for `wanted` followers in all: those with the highest rendezvous hashes, on nodes
+    without a replica."""
     lack = wanted - len(configuration.followers)
     if lack <= 0:
         return ()
@@ -60,7 +59,8 @@ class Recruitment:
                 self._lease.forget(replica)
 
     def ready(self, configuration: Configuration, state: State, now: float) -> ReplicaId | None:
-        """A recruit that has all that is committed, nearly all of the rest, and answers."""
+        """A recruit that answers and is in sync: it has all committed entries and nearly all others. None if there is
+        none."""
         for replica, progress in self._recruits.items():
             if self.in_sync(progress, state) and self._lease.holds((replica,), now):
                 return replica
@@ -70,8 +70,8 @@ class Recruitment:
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
     def lag(self, state: State) -> int:
-        """How many more entries to keep before a snapshot replaces them: those that recruits are about to receive,
-        or they would be sent snapshot after snapshot; at most three times as many as are kept anyway."""
+        """Number of additional entries to keep before a snapshot replaces them: entries that recruits are about to
+        receive, which else would get snapshot after snapshot; at most three times `snapshot_every`."""
         if not self._recruits:
             return 0
         slowest = min(progress.match for progress in self._recruits.values())

@@ -1,14 +1,14 @@
-"""One replica of one partition: each event is passed in with the time, and effects are returned. It does nothing else.
+"""One replica of one partition, without I/O: each event is passed in with the time, and effects are returned.
 
 Each method is an event. `now` is by a clock of this replica that never goes back. The effects are to be executed in
-order. A replica learns of configurations by one event, `configured`, from the answer to its own request (`Swap`) and
-from the driver that watches the value, and from messages of a newer epoch, in any order.
+order. A replica learns configurations by the event `configured`, after its own request (`Swap`) or from the driver,
+which watches the value, and from messages of a newer epoch, in any order.
 
 A replica that has just started does not lead before it has requested a new epoch, even if the coordinator names it
-as leader: it has forgotten what it proposed in that epoch, and acknowledgements may still be in flight. Therefore,
-and because of promises it may have made (`lease`), a restart is the same with an old log as with a new one. It
-accepts no message until it was told the coordinator's configuration by a read that began after it started: an old
-message could show it an earlier epoch, which it would take for new.
+as leader: it has forgotten its proposals in that epoch, and acknowledgements may still be in flight. Therefore, and
+because of promises it may have made (`lease`), a restart is the same with an old log as with a new one. It accepts no
+message before it has the coordinator's configuration, from a read that began after it started: an old message could
+show it an earlier epoch, which it would take for new.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataplane.replication.storage import Stored
 
 
 class Replica:
-    """`stored` is the log on its disk; a new one's is `Stored()`. `fresh`: no replica with this id was ever started
-    before, so it made no promise and proposed nothing. `alone`: there is and was no other replica, so no promise was
-    made to any."""
+    """One replica. `stored`: the log on its disk; `Stored()` for a new one. `fresh`: no replica with this id was ever
+    started before, so it made no promise and proposed nothing. `alone`: there is and was no other replica, so it made
+    no promise."""
 
     __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
@@ -50,19 +50,19 @@ class Replica:
         self._follower = Follower(self._state)
         self._leader: Leader | None = None
         self._forgotten = False  # the coordinator has no configuration
-        self._adopted_s = now  # since when the epoch is known
+        self._adopted_s = now  # the time at which the epoch was learned
         self._ticked_s = now
 
-    # What it is
+    # State
 
     @property
     def configuration(self) -> Configuration:
-        """The newest that this replica knows; of epoch 0 if none."""
+        """The newest configuration that this replica knows; epoch 0 means none."""
         return self._state.configuration
 
     @property
     def committed(self) -> int:
-        """The index up to which commands are known to be committed here, and applied."""
+        """The index up to which this replica knows commands to be committed, and has applied them."""
         return self._state.committed
 
     @property
@@ -71,16 +71,16 @@ class Replica:
 
     @property
     def mute(self) -> bool:
-        """Whether it will never tell a coordinator that has lost the partition who leads."""
+        """Whether it cannot restore the configuration at a coordinator that has lost it: it does not lead."""
         return self._forgotten and not self.leads
 
     def serves(self, now: float) -> bool:
-        """Whether it would answer a request."""
+        """Whether it would answer a request now."""
         return self._leader is not None and self._leader.serves(now)
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due next, by this replica's clock."""
+        """The time of the next `tick`, by this replica's clock."""
         if self._leader is not None:
             return self._ticked_s + self._state.settings.beat_s
         return self._follower.deadline(self._ticked_s)
@@ -88,19 +88,19 @@ class Replica:
     # Events
 
     def configured(self, configuration: Configuration, now: float) -> list[Effect]:
-        """The coordinator has, or had, this configuration. The first must be read after the replica was made."""
+        """The coordinator has, or had, this configuration. The first one must be read after the replica was created."""
         self._forgotten = False
         self._adopt(configuration, now)
         return self._effects(now)
 
     def forgotten(self, now: float) -> list[Effect]:
-        """The coordinator has lost the configuration. A leader that knows that no other replica can have a newer one
-        writes its own, so there are never two leaders of an epoch, nor two that answer."""
+        """The coordinator has lost the configuration. A leader writes its own again only if no other replica can have
+        a newer one, so an epoch never has two leaders, and two leaders never answer."""
         self._forgotten = True
         return self._effects(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
-        """A request of a client; `number` is returned with the answer."""
+        """A client has sent a request. `number` is returned with the answer."""
         if self._leader is None:
             configuration = self._state.configuration
             error = NotLeader(
@@ -114,7 +114,7 @@ class Replica:
         return self._effects(now)
 
     def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
-        """A message of another replica. Raises Corrupt if its log cannot be one of this partition."""
+        """A message of another replica has arrived. Raises Corrupt if its log cannot be one of this partition."""
         if not self._state.configuration.epoch:
             return []
         if isinstance(message, Append | Install):
@@ -135,7 +135,7 @@ class Replica:
         return self._effects(now)
 
     def stored(self, ticket: int, now: float) -> list[Effect]:
-        """The operations of `Store` up to this ticket will survive a crash."""
+        """The operations of `Store` up to this ticket are durable."""
         self._state.log.stored(ticket)
         if self._leader is not None:
             self._leader.stored(now)
@@ -152,8 +152,8 @@ class Replica:
         return self._effects(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
-        """The process that `node` was until `before_s`, by this replica's clock, has ended. Only to be called if it
-        certainly has (`lease`); if the node was restarted since, this is about the process before."""
+        """The process of `node` at `before_s`, by this replica's clock, has ended. To be called only if that is certain
+        (`lease`). A process that was started since is not meant."""
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
@@ -164,15 +164,16 @@ class Replica:
         return self._effects(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
-        """Make a replica a follower, if this one leads. It may have any log of this partition, or none."""
+        """Make another replica a follower, if this one leads. It may have any log of this partition, or none."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.recruit(replica, now)
         return self._effects(now)
 
-    # Inside
+    # Internals
 
     def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
-        """Whether a leader's message is of this replica's epoch, once it has learned of a newer one."""
+        """Adopt the configuration of a leader's message if it is newer. Returns whether the message is of this
+        replica's epoch then."""
         state = self._state
         if configuration.epoch < state.configuration.epoch:
             state.send(sender, Outdated(state.configuration))
@@ -206,7 +207,7 @@ class Replica:
             state.promise.hear(configuration.leader, now)
 
     def _effects(self, now: float) -> list[Effect]:
-        """Ask for the configuration that is due, and return the effects: those for the disk first."""
+        """Request a change of the configuration if one is due, and return the effects: those for the disk first."""
         state = self._state
         leader = self._leader
         wanted = self._follower.wanted(now) if leader is None else leader.wanted(now)

@@ -1,9 +1,9 @@
-"""Producer sequences: a command that is sent again gets its first answer.
+"""Producer sequences: a repeated command gets the answer of the first.
 
 A producer numbers its commands 1, 2, 3, ... and has at most `WINDOW` of them unanswered. The table keeps the results of
 each producer's last `WINDOW` numbers, so commands may overtake each other, and any retry within the window finds its
-result. A lower number was answered before, since the producer has continued; its result is gone, and the retry is
-refused rather than executed again. Kafka keeps five batches a producer for the same reason, and also refuses gaps.
+result. A lower number was answered, since the producer has continued; its result is gone, and the retry is refused
+rather than executed again. Kafka keeps five batches a producer for the same reason, and also refuses gaps.
 
 The table is part of a state machine's state, and so of its snapshots; its entries are in the order of the log.
 """
@@ -16,7 +16,7 @@ WINDOW = 16
 """Numbers of a producer whose results are kept."""
 
 MAX_SESSIONS = 1 << 16
-"""Producers that are remembered; of more, those that were heard last."""
+"""The most producers that are remembered: the latest ones."""
 
 
 class _Session(msgspec.Struct, array_like=True):
@@ -25,7 +25,7 @@ class _Session(msgspec.Struct, array_like=True):
 
 
 class Settled(Exception):
-    """The sequence is below the window: it was answered, and the result is not kept any more."""
+    """The sequence is below the window: it was answered, and its result is not kept any more."""
 
 
 class Sessions:
@@ -70,5 +70,5 @@ class Sessions:
         return msgspec.msgpack.encode(self._sessions)
 
     def restore(self, state: bytes) -> None:
-        """Raises msgspec.MsgspecError for an invalid snapshot."""
+        """Replace the table by a snapshot. Raises msgspec.MsgspecError for an invalid one."""
         self._sessions = msgspec.msgpack.decode(state, type=dict[str, _Session])

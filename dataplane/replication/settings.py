@@ -6,26 +6,26 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All seconds are of the clock of the replica that counts them; clocks drift by at most `drift`."""
+    """All seconds are by the clock of the replica that counts them; clocks drift by at most `drift`."""
 
     lease_s: float = 3.0
-    """A leader answers for so long after it sent the oldest message that each follower has acknowledged since."""
+    """A leader answers while each follower has acknowledged a message that was sent within this time."""
     grace_s: float = 4.0
-    """A follower takes its leader's place, or answers as a leader, only after so long without a word of another."""
+    """A follower replaces its leader, or answers as a leader, only after no other leader was heard for this time."""
     drift: float = 0.01
-    """The most by which a second of any clock differs from a true one, as a fraction."""
+    """The largest deviation of a clock's second from a true one, as a fraction."""
     beat_s: float = 0.5
-    """Every peer gets a message so often, if only to renew the lease."""
+    """Interval of messages to each peer, if only to renew the lease."""
     retry_s: float = 1.0
-    """A batch that is not acknowledged goes out again, and the coordinator is asked again, after so long."""
+    """Time after which an unacknowledged batch, or a request to the coordinator, is repeated."""
     max_batch: int = 512
     """Commands in one message."""
     max_bytes: int = 1 << 20
     """Bytes of commands in one message, unless its first is larger by itself; and of one part of a snapshot."""
     max_command: int = 3 << 20
-    """Bytes of one command; what is larger is refused. It has to fit into a message between nodes."""
+    """Bytes of one command; larger ones are refused. It must fit into a message between nodes."""
     snapshot_every: int = 4096
-    """Commands of a log before a snapshot takes their place."""
+    """Commands of a log before a snapshot replaces them."""
     durable: bool = False
     """Commands count only once they are on disk (`storage`)."""
 

@@ -1,6 +1,6 @@
-"""The state of a replica in either role: its log, how much of it is committed, and the applied state.
+"""The state of a replica in either role: its log, its committed index, and the applied state.
 
-Committed and applied are one number: what is known to be committed is applied at once.
+Committed and applied are one index: commands that are known to be committed are applied at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane.replication.storage import Stored
 from dataplane.replication.suspend_guard import SuspendGuard
 
 _ENTRY = 128
-"""Bytes, approximately, that an entry of the log takes besides its command."""
+"""Approximate bytes of an entry of the log besides its command."""
 
 
 class State:
@@ -44,12 +44,12 @@ class State:
         self.log = Log(stored, durable=settings.durable)
         self.committed = self.log.base
         self.since_snapshot = 0
-        """Bytes of the log behind the snapshot, up to `committed`."""
+        """Bytes of the log from the snapshot to `committed`."""
         self.promise = Promise(settings.grace_s, now)
         self.attention = SuspendGuard(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
         self.configuration = Configuration(0, ("", 0))
-        """The newest that was seen. Epoch 0 has no leader: none was seen yet."""
+        """The newest configuration that was seen. Epoch 0, without a leader, means that none was seen yet."""
         self.effects: list[Effect] = []
         machine.restore(stored.snapshot.state)
 
@@ -57,7 +57,7 @@ class State:
         self.effects.append(Send(to, message))
 
     def commit(self, to: int, requests: dict[int, int]) -> None:
-        """Apply commands up to an index that every in-sync replica has, and answer the requests that wait for them.
+        """Apply commands up to an index that every in-sync replica has, and answer their requests.
 
         `requests`: request number by index.
         """
@@ -73,15 +73,15 @@ class State:
                 self.effects.append(Answer(request, result))
 
     def install(self, snapshot: Snapshot) -> None:
-        """Continue from the leader's snapshot, with its log."""
+        """Replace the state and the log by the leader's snapshot."""
         self.machine.restore(snapshot.state)
         self.log.install(snapshot)
         self.committed = snapshot.index
         self.since_snapshot = 0
 
     def compact(self, spare: int) -> None:
-        """Replace committed commands by a snapshot once there are `snapshot_every` and `spare` more, and they have
-        as many bytes as the last snapshot: so a large state is not encoded more often than it is written."""
+        """Replace committed commands by a snapshot once there are `snapshot_every` plus `spare` of them, with as many
+        bytes as the last snapshot, so that a large state is encoded less often."""
         log = self.log
         few = self.committed - log.base < self.settings.snapshot_every + spare
         if few or self.since_snapshot < len(log.snapshot.state):

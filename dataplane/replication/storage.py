@@ -1,9 +1,9 @@
 """The durable log: an ordered list of operations, and their result.
 
-A replica changes its log in memory and emits each change as an operation. Storage writes them in order; after a
-crash it returns the result of some first part of them, at least what was written. It may return more, and of an
-`Extend` any first part of its entries. A snapshot is there entirely or not at all. This is what SQLite's write-ahead
-log provides with a transaction for each batch, and all that the replica relies on.
+A replica changes its log in memory and emits each change as an operation. Storage writes them in order. After a crash
+it returns the result of a prefix of them, which includes all whose `write` returned; the last `Extend` may have only a
+prefix of its entries. A snapshot is there entirely or not at all. The replica relies on nothing else. SQLite's
+write-ahead log provides this with a transaction for each batch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ EMPTY = Snapshot(0, 0, b"")
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Append entries, of which the first has the index `first`."""
+    """Append entries from the index `first` on."""
 
     first: int
     entries: tuple[Entry, ...]
 
 
 class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Only entries up to `last` remain."""
+    """Remove the entries after the index `last`."""
 
     last: int
 
 
 class Rebase(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The snapshot replaces all entries up to its index, and those after it unless they are kept."""
+    """Replace all entries up to the index of a snapshot by it, and remove those after it unless they are kept."""
 
     snapshot: Snapshot
     keep: bool
@@ -60,23 +60,23 @@ class Stored(msgspec.Struct):
 
 
 class Storage(ABC):
-    """Where the log of one replica is stored. Called by one thread at a time."""
+    """The storage of one replica's log. Called by one thread at a time."""
 
     durable = True
     """Whether it outlives the process."""
 
     @abstractmethod
     def load(self) -> tuple[ReplicaId, Stored]:
-        """The replica that the log is of, and the log. Raises Corrupt for a wrong byte before the torn tail."""
+        """The replica that owns the log, and the log. Raises Corrupt for a wrong byte before the torn tail."""
 
     @abstractmethod
     def write(self, operations: Sequence[Operation]) -> None:
-        """Write operations after the earlier ones. Returns once they will survive a crash. Raises Backpressure if
-        there is no room; then none is written."""
+        """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure if there is
+        no room; then none is written."""
 
 
 class MemoryStorage(Storage):
-    """Lives as long as the process: for partitions that are not durable, and for tests."""
+    """A log that ends with the process: for partitions that are not durable, and for tests."""
 
     durable = False
 

@@ -1,8 +1,8 @@
-"""A replica that did not run for a while does not blame others for the silence.
+"""Detects that a replica did not run for a while, so that it does not blame its peers for silence.
 
-A replica is ticked at every beat. If a tick is overdue, the process was stopped or starved, or the whole host was:
-it has not yet received what others sent meanwhile, and has not sent what others should have acknowledged. So it
-judges others again only two beats after it continued. Judging later is always safe.
+A replica is ticked at every beat. If a tick is overdue, the process or the whole host was stopped or starved. Messages
+of others may still wait to be received, and the replica has sent none that they could acknowledge. So it judges others
+again only two beats after it continued. Judging later is always safe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 class SuspendGuard:
-    """The attention of one replica, by its clock."""
+    """Suspension guard of one replica, by its clock."""
 
     __slots__ = ("_most_s", "_since_s", "_ticked_s")
 
@@ -21,11 +21,11 @@ class SuspendGuard:
         self._since_s = -math.inf
 
     def tick(self, now: float) -> None:
-        """The replica runs."""
+        """Note that the replica runs."""
         if now - self._ticked_s > self._most_s:
             self._since_s = now
         self._ticked_s = now
 
     def judges(self, now: float) -> bool:
-        """Whether silence is the fault of the others."""
+        """Whether silence of a peer counts: this replica has run without a break for long enough."""
         return now - self._ticked_s <= self._most_s and now - self._since_s >= self._most_s
