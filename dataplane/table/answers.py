@@ -1,7 +1,7 @@
 """The answers of a table, the same for a table of one node and for a partition.
 
-No table (None) has no rows: a request that names rows is refused, and a request for all rows finds none. One answer
-is bounded; the requester continues after its last row.
+A table of None, which does not exist, has no rows: a request that names rows is refused, a request for all rows finds
+none. Each answer is bounded; the requester continues after its last row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataplane.table.write_effects import Index, UnneededCells
 MAX_TAG_BYTES = 64 << 10
 """Bytes of the tags of one row."""
 
-_PAGE = 1 << 15  # rows that one message tells of
+_PAGE = 1 << 15  # rows that one message describes
 _NUMBERS = 1 << 18  # numbers of rows that one message has
-_PAGE_BYTES = 1 << 20  # of tags in one message; keys and flags take no more
+_PAGE_BYTES = 1 << 20  # bytes of tags in one message; keys and flags take no more
 _ALL_BYTES = 1 << 62
 _NONE: Index = np.empty(0, np.int64)
 
@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def there(name: str, table: Table | None) -> Table:
-    """Raises Misuse if there is no table."""
+    """The table. Raises Misuse if it does not exist."""
     if table is None:
         raise Misuse(f"there is no table {name!r}: nothing was written to it yet, or it was dropped")
     return table
@@ -70,13 +70,13 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
 
 
 def numbered(numbers: Index) -> r.Numbered:
-    """As many of these numbers as fit into one message."""
+    """The first of these numbers, as many as fit into one message."""
     told = numbers[:_NUMBERS]
     return r.Numbered(told, len(told) < len(numbers))
 
 
 def given(rows: Index | None) -> r.ClaimedRows:
-    """None: nothing was given."""
+    """The answer to a claim. `rows`: the claimed rows; None if the claim was not granted."""
     return r.ClaimedRows(granted=False) if rows is None else r.ClaimedRows(granted=True, rows=rows)
 
 
@@ -96,7 +96,7 @@ def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
 
 
 def seen_all(table: Table, numbers: Index) -> r.Looked:
-    """What is known of these rows of one write, and the columns of the table."""
+    """The metadata of these rows of one write, and the columns of the table."""
     names = list(table.schema)
     seen = table.look(numbers, names)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)
@@ -133,7 +133,7 @@ def _claimed(name: str, table: Table | None, asked: r.Claimed) -> r.Flagged:
 
 
 def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
-    """Validates a write without the table. Raises Misuse, ProtocolMismatch."""
+    """Validate a write without the table. Raises Misuse, ProtocolMismatch."""
     count = len(asked.keys) or len(asked.rows)
     if not all(asked.keys):
         raise Misuse("a key is a text of one character or more")
@@ -146,8 +146,8 @@ def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
 def write(
     table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b""
 ) -> tuple[Index, list[UnneededCells]]:
-    """The numbers of the rows, and the cells that are no longer needed. `encoded`: as for `Table.upsert`. Raises as
-    that; LimitExceeded if the tags of a row become too large."""
+    """Write rows. Returns their numbers, and the cells that are no longer needed. `encoded`: as for `Table.upsert`.
+    Raises as `Table.upsert`; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)
     return table.upsert(rows, ref, asked.tags, sizes, encoded)

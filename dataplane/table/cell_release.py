@@ -1,9 +1,9 @@
-"""What nodes are told about cells that no row needs any more: outbox entries.
+"""Outbox entries, by which nodes are told of cells that no row needs any more.
 
-When the last cell of a write is over, the entry is the encoded reference of the write: its shards are needed once
-less. Before that, if each cell of the write is stored by itself, it is the reference to those cells after a byte
-with which no reference begins: they are freed at once, and the shards are needed as before. A repeated entry changes
-nothing.
+When no cell of a write is needed any more, the entry is the encoded reference of the write: it ends one need of the
+shards. Before that, if each cell of the write is stored by itself, the entry is a byte with which no reference begins,
+then the reference to the unneeded cells: they are freed at once, and the shards are needed as before. A repeated entry
+changes nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def tell(over: Iterable[UnneededCells], outboxes: Outboxes, gone: Container[byte
 
 
 def decode(entry: bytes) -> tuple[BatchRef, bool]:
-    """The reference, and whether it is all of a write. Raises ProtocolMismatch."""
+    """The reference, and whether it is of a whole write. Raises ProtocolMismatch."""
     cells = entry[:1] == _CELLS
     return BatchRef.decode(entry[1:] if cells else entry), not cells

@@ -1,7 +1,7 @@
-"""Which tasks have claimed which rows of a table, and the ids of their claims.
+"""The rows of a table that each task has claimed, and the ids of the claims.
 
-A task exists from its first claim. A claim id names what was given at once, so that later ranks, or a repeated call,
-are given the same; the latest ids of a task are remembered.
+A task exists from its first claim. A claim id names the rows of one claim, so that later ranks, or a repeated call, get
+the same rows; the latest ids of a task are remembered.
 
 Invariants: a row is claimed by a task once, until it is released; rows are claimed all or none.
 """
@@ -30,17 +30,17 @@ MAX_CLAIMS = 4096
 
 
 class ClaimIds:
-    """The claim ids of one task, and which of them name an existing row."""
+    """The claim ids of one task, and the rows that they name."""
 
     def __init__(self, there: Callable[[Index], Flags]) -> None:
         self._there = there
         self.given: OrderedDict[str, Index] = OrderedDict()
-        self._left: dict[str, int] = {}  # rows that are there
+        self._left: dict[str, int] = {}  # by claim, the number of its rows that exist
         self._naming: dict[int, list[str]] = {}
-        self._empty: set[str] = set()  # that named no row which was there
+        self._empty: set[str] = set()  # claims that named no existing row
 
     def add(self, claim: str, given: Index) -> None:
-        """Remember a claim; if there are too many, the oldest is forgotten."""
+        """Remember a claim. If there are too many, forget the oldest."""
         rows = np.unique(given)
         rows = rows[self._there(rows)]
         self.given[claim] = given
@@ -68,7 +68,7 @@ class ClaimIds:
             self._forget(claim)
 
     def gone(self, numbers: Index) -> None:
-        """These rows are gone: forget the claims that name no other."""
+        """Forget the claims that name only rows that are gone."""
         over = set(self._empty)
         for number in numbers.tolist() if self._naming else ():
             for claim in self._naming.pop(number, ()):
@@ -80,7 +80,7 @@ class ClaimIds:
 
 
 class Claims:
-    """The tasks of a table with these lines. `there(numbers)`: which rows exist."""
+    """The tasks of a table with these lines. `there(numbers)`: flags of the rows that exist."""
 
     def __init__(self, lines: ColumnArrays, there: Callable[[Index], Flags]) -> None:
         self._lines = lines
@@ -89,23 +89,23 @@ class Claims:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that have claimed rows, or may have."""
+        """The tasks that have ever claimed rows, except forgotten ones."""
         return list(self._ids)
 
     def find(self, task: str, claim_id: str) -> Index | None:
-        """What was given under this id; None if no claim had it."""
+        """The rows of the claim with this id; None if there is none."""
         return self._ids[task].given.get(claim_id) if task in self._ids else None
 
     def claimed(self, task: str | None, at: Index) -> Flags:
-        """Which of these lines the task has claimed."""
+        """Flags of the lines that the task has claimed."""
         if task is None or task not in self._ids:
             return np.zeros(len(at), np.bool_)
         flags: Flags = self._lines["claimed", task][at]
         return flags
 
     def claim(self, task: str, at: Index, give: Index, claim_id: str) -> bool:
-        """Mark these lines, and remember what is given under the id, unless that is empty. False, and nothing has
-        changed, if one of them was claimed. Raises LimitExceeded for too many tasks."""
+        """Mark these lines as claimed, and remember the rows `give` under the id, unless it is empty. Returns False if
+        a line was claimed before; then nothing has changed. Raises LimitExceeded for too many tasks."""
         if self.claimed(task, at).any():
             return False
         if task not in self._ids:
@@ -131,18 +131,18 @@ class Claims:
             self._lines.drop(("claimed", name))
 
     def release(self, task: str | None, at: Index, numbers: Index) -> None:
-        """Undo that the task, or any task, has claimed these lines, which are the rows with these numbers."""
+        """Undo the claims of the task, or of all tasks, on these lines, which are the rows with these numbers."""
         for name in self.tasks if task is None else [task] if task in self._ids else []:
             self._lines["claimed", name][at] = False
             self._ids[name].release(numbers)
 
     def gone(self, numbers: Index) -> None:
-        """Rows with these numbers are gone; claims on no other row are forgotten."""
+        """Forget the claims of all tasks that name only these rows, which are gone."""
         for claims in self._ids.values():
             claims.gone(numbers)
 
     def state(self, at: Index) -> list[TaskState]:
-        """For each task which of these lines it has claimed, by position, and its claim ids."""
+        """For each task the positions of the lines that it has claimed, and its claim ids."""
         return [
             TaskState(
                 task,
@@ -153,7 +153,7 @@ class Claims:
         ]
 
     def restore(self, tasks: list[TaskState], lines: int) -> None:
-        """Restore these tasks, for so many lines. Raises ValueError, LimitExceeded."""
+        """Restore these tasks, for a number of lines. Raises ValueError, LimitExceeded."""
         for each in tasks:
             claimed = unpack(each.claimed)
             if len(claimed) and not 0 <= claimed.min() <= claimed.max() < lines:

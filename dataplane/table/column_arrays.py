@@ -1,7 +1,7 @@
 """Arrays with one value for each line, which grow and shrink together.
 
-Invariants: a line that nobody has set has the default value of the array. Lines keep their order when others are
-removed; adding and removing a line costs the same however many there are.
+Invariants: a line that was not set has the default value of the array. Lines keep their order when others are removed;
+the cost of adding or removing a line does not grow with their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LEAST = 64
 
 
 class ColumnArrays:
-    """`count` lines. Each named array has a value for each."""
+    """`count` lines. Each named array has a value for each line."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,7 +24,7 @@ class ColumnArrays:
         self._arrays: dict[Hashable, tuple[npt.NDArray[Any], Any]] = {}
 
     def make(self, name: Hashable, dtype: type, fill: Any) -> None:
-        """Create an array with this value in every line."""
+        """Create an array with the value `fill` in every line."""
         self._arrays[name] = np.full(self._room, fill, dtype), fill
 
     def drop(self, name: Hashable) -> None:

@@ -1,14 +1,14 @@
 """The partition of a table as a state machine.
 
 A request that changes the table is its own command and is decided when it is applied: a write that fails changes
-nothing, and its result is the error. A request that reads is answered by the leader from the committed state. Only
-waiting requests are volatile: claims are replicated and survive a leader.
+nothing, and its result is the error. The leader answers reads from the committed state. Only waiting requests are
+volatile: claims are replicated and survive a leader.
 
 The partition exists before the table and after it: a table begins with its first write and ends when it is dropped.
 Numbers of rows and of changes continue, so none is reused. `Retire` ends a partition that has no table and an empty
 outbox.
 
-Columns are not here. An outbox entry tells the node that stores them which cells are no longer needed (`cell_release`).
+Columns are in the stores of nodes, which learn the cells that are no longer needed from outboxes (`cell_release`).
 When a node is lost, rows keep their cells there: reading one raises `OwnerDied`, and writing it again repairs it.
 """
 
@@ -32,15 +32,15 @@ from dataplane.table.table import Table
 from dataplane.table.write_effects import UnneededCells
 
 NOTHING = b""
-_UNREADY = 1024  # questions that are remembered
-_HELD = 256 << 10  # bytes of references in one answer, about
+_UNREADY = 1024  # requests that are remembered because too few rows were ready
+_HELD = 256 << 10  # approximate bytes of references in one answer
 _OF_CLIENTS = (r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)
 
 
 class TableMachine(StateMachine):
     """See the module."""
 
-    tells = False  # a waiter that got nothing asks again when it likes
+    tells = False  # a client whose request waited in vain may simply repeat it
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class TableMachine(StateMachine):
 
     def _begin(self) -> None:
         self.there = False
-        """Whether there is a table."""
+        """Whether the table exists."""
         self.retired = False
         self.changes = 0
         self.table = Table(self.name, self._change)
@@ -62,7 +62,7 @@ class TableMachine(StateMachine):
         return self.changes
 
     def forget(self) -> None:
-        self._version = 0  # of the state, for `_unready`
+        self._version = 0  # counts changes of the state, for `_unready`
         self._unready: dict[bytes, int] = {}
         self._decoded: tuple[bytes, r.AnyRequest] = (b"", r.Drop())
 
@@ -94,7 +94,7 @@ class TableMachine(StateMachine):
         return answers.answer(self.name, self.table if self.there else None, asked)
 
     def _held(self, asked: Holding) -> HeldRows:
-        """What rows need of a node: all of each write of which a cell is left."""
+        """References to the columns that rows need of a node: each write of which a cell is left, as a whole."""
         refs, nbytes, following = [], 0, -1
         for number, written in self.table.writes_after(asked.after):
             if asked.node in written.nodes:
@@ -112,7 +112,7 @@ class TableMachine(StateMachine):
             raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
-        """The answer to a command that was executed before; for a write that looks, its rows as they are now."""
+        """The answer to a command that was executed before. For a write with `look`, the present state of its rows."""
         result = r.decode_result(known)
         match result:
             case r.Wrote(rows) if isinstance(asked, r.Upsert):
@@ -135,7 +135,7 @@ class TableMachine(StateMachine):
         try:
             found = not isinstance(asked, r.Ready) or self._answer(asked) is not None
         except DataplaneError:
-            return True  # it is informed
+            return True  # to be answered with the error
         if not found:
             if len(self._unready) >= _UNREADY:
                 self._unready.clear()
@@ -241,7 +241,7 @@ class TableMachine(StateMachine):
         return {client.rpartition("/")[0] for client in self.sessions.producers}
 
     def leaving(self, process: str) -> bytes:
-        """The request by which all clients of a NODE/LIFE are forgotten."""
+        """The request that forgets all clients of a NODE/LIFE."""
         return r.encode_request(r.End(node=f"{process}/"))
 
     # Columns in the stores of nodes
@@ -251,11 +251,11 @@ class TableMachine(StateMachine):
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
     def losing(self, node: str) -> bytes:
-        """The request by which everything that the node stored is lost."""
+        """The request that marks the shards of a node as lost."""
         return r.encode_request(r.Lose(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request by which the node is back, with the shards that it stores from this one on."""
+        """The request that readmits a node, for its shards from number `first` on."""
         return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
@@ -302,7 +302,7 @@ class TableMachine(StateMachine):
 
 
 def _brief(result: r.AnyResult) -> r.AnyResult:
-    """What is remembered of a result: the packed numbers of rows, and nothing that is known of them."""
+    """The part of a result that is remembered: the packed numbers of rows, without their metadata."""
     match result:
         case r.Numbered() | r.Looked():
             return r.Wrote(pack(result.rows))

@@ -1,7 +1,7 @@
-"""The replicated state of a partition of a table as bytes: everything that commands depend on.
+"""The replicated state of a partition of a table as bytes: all that commands depend on.
 
-Equal states have equal bytes, independent of how a replica came by its state. Derived counts are left out and
-counted again. A version and a checksum come first.
+Equal states have equal bytes, independent of a replica's history. Derived counts are left out and counted again. A
+version and a checksum come first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.outbox import OutboxState
 from dataplane.stream.packing import Packed
 
-_MAGIC = b"dptables\x01"  # the last is the version
+_MAGIC = b"dptables\x01"  # the last byte is the version
 _SUM = 8
 
 
 class ColumnState(msgspec.Struct, array_like=True):
-    """For each row the write that brought the column (-1: none), and the row of that write."""
+    """One column: for each row the write that has its value (-1: none), and the row of that write."""
 
     name: str
     field: Field
@@ -32,7 +32,7 @@ class ColumnState(msgspec.Struct, array_like=True):
 
 
 class WrittenState(msgspec.Struct, array_like=True):
-    """One write, and how many of its cells are left."""
+    """One write, and the number of its cells that are left."""
 
     number: int
     ref: bytes
@@ -41,7 +41,7 @@ class WrittenState(msgspec.Struct, array_like=True):
 
 
 class TaskState(msgspec.Struct, array_like=True):
-    """The rows that a task has claimed, by position, and what was given under each id."""
+    """The positions of the rows that a task has claimed, and the rows of each claim id."""
 
     name: str
     claimed: Packed
@@ -64,7 +64,7 @@ class TableState(msgspec.Struct, array_like=True):
 
 
 class PartitionState(msgspec.Struct, array_like=True):
-    """The whole state."""
+    """The whole state of a partition."""
 
     name: str
     there: bool
@@ -87,7 +87,7 @@ def seal(state: PartitionState) -> bytes:
 
 
 def open_sealed(data: bytes, name: str) -> PartitionState:
-    """Raises Corrupt for anything but the bytes of a state of this table and version."""
+    """The state with these bytes. Raises Corrupt, also for another table or version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):
         raise Corrupt("this is no snapshot of a table's partition")
@@ -104,7 +104,7 @@ def open_sealed(data: bytes, name: str) -> PartitionState:
 
 @contextmanager
 def believing_nothing(name: str) -> Iterator[None]:
-    """Turns errors of an invalid state into Corrupt."""
+    """A context that raises Corrupt in place of the errors that an invalid state causes."""
     try:
         yield
     except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:

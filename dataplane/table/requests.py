@@ -1,9 +1,9 @@
 """Requests to a partition of a table, and its answers.
 
-A request that changes the table is its own command: the log has the request as it came. A request of a client has
-the name of the client and a sequence number (from 1) and is executed once: if it is sent again, it gets the first
-answer. Requests without a sequence are the driver's own and may be repeated. All others are answered by the leader
-without a command. Rows are named by key or, without keys, by number.
+A request that changes the table is its own command: the log has it unchanged. A request of a client has the name of
+the client and a sequence number (from 1) and is executed once: if it is sent again, it gets the first answer. Requests
+without a sequence are the driver's own and may be repeated. The leader answers reads without a command. Rows are named
+by key or, without keys, by number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 class Upsert(Request, frozen=True, tag=1, kw_only=True):
-    """Write rows; missing keys are added. `ref`: encoded reference to columns that replace those of the rows, empty
+    """Write rows; missing keys are added. `ref`: an encoded reference to columns that replace those of the rows, empty
     for none. `tags`: a dict for each row, or none. Answered by `Numbered`; with `look` by `Looked`, for all columns."""
 
     keys: list[str] = []
@@ -45,7 +45,8 @@ class Clear(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Claim(Request, frozen=True, tag=3, kw_only=True):
-    """Mark rows as claimed by the task, all or none, and remember `give` under the id. Answered by `ClaimedRows`."""
+    """Mark rows as claimed by the task, all or none, and remember the rows `give` under the id. Answered by
+    `ClaimedRows`."""
 
     task: str
     rows: Index
@@ -54,7 +55,7 @@ class Claim(Request, frozen=True, tag=3, kw_only=True):
 
 
 class Release(Request, frozen=True, tag=4, kw_only=True):
-    """Undo that the task (empty: any task) has claimed these rows, or all."""
+    """Undo the claims of the task (empty: of all tasks) on these rows, or on all."""
 
     task: str
     rows: Index = _NONE
@@ -62,7 +63,7 @@ class Release(Request, frozen=True, tag=4, kw_only=True):
 
 
 class Drop(Request, frozen=True, tag=5, kw_only=True):
-    """Drop the table. Its numbers continue if it is written to again."""
+    """Drop the table. If it is written again later, the numbers of rows continue."""
 
 
 # Commands of the driver
@@ -76,28 +77,28 @@ class Open(Request, frozen=True, tag=6, kw_only=True):
 
 
 class Lose(Request, frozen=True, tag=7, kw_only=True):
-    """A node is lost, with its shards that have lower numbers than `before`."""
+    """Mark a node's shards with numbers below `before` as lost."""
 
     node: bytes
     before: int = ALL
 
 
 class Return(Request, frozen=True, tag=11, kw_only=True):
-    """A lost node is back, with the shards that it stores from this one on."""
+    """Readmit a lost node, for its shards from number `first` on."""
 
     node: bytes
     first: int
 
 
 class OutboxReceived(Request, frozen=True, tag=8, kw_only=True):
-    """The node has received the entries of its outbox up to this number."""
+    """Remove the entries up to this number from the outbox of a node, which has received them."""
 
     node: bytes
     last: int
 
 
 class End(Request, frozen=True, tag=9, kw_only=True):
-    """These clients have ended, or those whose names begin with `node`: their sequences are forgotten."""
+    """Forget the sequences of clients that have ended: these, or those whose names begin with `node`."""
 
     clients: list[str] = []
     node: str = ""
@@ -117,7 +118,8 @@ class Number(Request, frozen=True, tag=20, kw_only=True):
 
 
 class Read(Request, frozen=True, tag=21, kw_only=True):
-    """Ask for a reference to these columns of rows; None: to all that each of them has. Answered by `Referred`."""
+    """Ask for a reference to these columns of rows; None: to all columns that all of them have. Answered by
+    `Referred`."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -129,8 +131,8 @@ class Describe(Request, frozen=True, tag=22, kw_only=True):
 
 
 class Look(Request, frozen=True, tag=23, kw_only=True):
-    """Ask what is known of rows or, with `all`, of the next rows after the number `after`; nothing if nothing has
-    changed since `since`. Answered by `Looked`."""
+    """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`; without rows if nothing
+    has changed since `since`. Answered by `Looked`."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -142,8 +144,8 @@ class Look(Request, frozen=True, tag=23, kw_only=True):
 
 
 class Ready(Request, frozen=True, tag=24, kw_only=True):
-    """Ask for the rows after the number `after` that have all these columns and that the task (empty: any) has not
-    claimed; or those given under `claim_id`, if it was used. Answered by `Numbered`, or by nothing if they are fewer
+    """Ask for the rows after the number `after` that have all these columns and that the task, if given, has not
+    claimed; or for the rows of `claim_id`, if it was used. Answered by `Numbered`, or by nothing if there are fewer
     than `least`."""
 
     columns: list[str]
@@ -154,14 +156,14 @@ class Ready(Request, frozen=True, tag=24, kw_only=True):
 
 
 class FindClaim(Request, frozen=True, tag=25, kw_only=True):
-    """Ask what was given under an id. Answered by `ClaimedRows`."""
+    """Ask for the rows of a claim id. Answered by `ClaimedRows`."""
 
     task: str
     claim_id: str
 
 
 class Claimed(Request, frozen=True, tag=26, kw_only=True):
-    """Ask which of these rows or, with `all`, of the next rows after the number `after`, the task has claimed.
+    """Ask whether the task has claimed each of these rows or, with `all`, of the next rows after the number `after`.
     Answered by `Flagged`."""
 
     task: str
@@ -189,7 +191,7 @@ class Referred(Result, frozen=True, tag=4):
 
 
 class Looked(Result, frozen=True, tag=5):
-    """What is known of rows. `have`: for each row a bit for each requested column. `changes`: the next `since`.
+    """The metadata of rows. `have`: for each row a bit for each requested column. `changes`: the next `since`.
     `more`: as in `Numbered`. `columns`: all of the table, if none were requested."""
 
     changes: int
@@ -202,14 +204,14 @@ class Looked(Result, frozen=True, tag=5):
 
 
 class ClaimedRows(Result, frozen=True, tag=6):
-    """The rows that were given. Not `granted`: some were claimed already, or no claim had the id."""
+    """The rows of a claim. Not `granted`: some were claimed before, or no claim has the id."""
 
     granted: bool
     rows: Index = _NONE
 
 
 class Flagged(Result, frozen=True, tag=7):
-    """For each row whether it was claimed, a byte each; and the number of the last, with `more` as in `Numbered`."""
+    """One byte for each row: whether it was claimed. Also the number of the last row, and `more` as in `Numbered`."""
 
     flags: bytes = b""
     last: int = -1
@@ -224,13 +226,13 @@ class Retired(Result, frozen=True, tag=8):
 
 
 class Wrote(Result, frozen=True, tag=9):
-    """What is remembered of the answer to a write: the numbers of its rows."""
+    """The remembered part of the answer to a write: the numbers of its rows."""
 
     rows: Packed
 
 
 class Gave(Result, frozen=True, tag=10):
-    """What is remembered of a `ClaimedRows`."""
+    """The remembered part of a `ClaimedRows`."""
 
     granted: bool
     rows: Packed
@@ -251,7 +253,7 @@ _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 
 
 def decode_request(request: bytes) -> AnyRequest:
-    """Raises ProtocolMismatch for anything but an encoded request."""
+    """The decoded request. Raises ProtocolMismatch."""
     try:
         found: AnyRequest = _requests.decode(request)
         return found
@@ -260,7 +262,7 @@ def decode_request(request: bytes) -> AnyRequest:
 
 
 def decode_command(command: bytes) -> Command:
-    """Raises Corrupt for anything but an encoded command."""
+    """The decoded command. Raises Corrupt."""
     try:
         found = _requests.decode(command)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
@@ -271,7 +273,7 @@ def decode_command(command: bytes) -> Command:
 
 
 def decode_result(result: bytes) -> AnyResult:
-    """Raises ProtocolMismatch for anything but an encoded answer."""
+    """The decoded answer. Raises ProtocolMismatch."""
     try:
         found: AnyResult = _results.decode(result)
         return found

@@ -1,9 +1,9 @@
-"""The rows of a table by key, until they are cleared: their columns, their tags, and which tasks have claimed them
+"""The rows of a table by key, until they are cleared: their columns, their tags, and the tasks that have claimed them
 (`table.claims`).
 
-A row has a number, in the order of arrival, which is never reused. For each column of each row the table knows the
-write that brought it and the row of that write; a later write replaces it. Replaced and cleared cells are returned to
-be freed one by one: a table keeps rows as long as a job needs, and not until all rows of a write are gone.
+A row has a number, in the order of arrival, which is never reused. For each column of each row the table has the write
+with its value and the row of that write; a later write replaces it. Replaced and cleared cells are returned to be
+freed one by one: a job may keep some rows for long, and the others of the same write should not stay with them.
 
 Invariants: a column of a row stays until the row is cleared or the column is replaced; a cell is returned once; a
 refused call changes nothing. Loops in Python only look up keys and merge tags, and no cost grows with the number of
@@ -35,12 +35,12 @@ MAX_COLUMNS = 1024
 """Columns of a table."""
 
 _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
-_FEW = 1024  # lines of rows that are gone, from which on they are taken out once they are the most
+_FEW = 1024  # lines: from then on, those of removed rows are deleted once they are the majority
 
 
 class KnownRows(NamedTuple):
-    """What is known of rows, in the order of arrival or as they were named. `have`: for each row which columns it
-    has."""
+    """The metadata of rows, in the order of arrival or of the request. `have`: flags [rows, columns] of the columns
+    that each row has."""
 
     numbers: Index
     keys: list[str]
@@ -57,17 +57,17 @@ class Table:
         """The number of the next row."""
         self._change = change
         self.changes = change()
-        """Goes up whenever rows, columns or tags change."""
+        """Grows whenever rows, columns or tags change."""
         self.nbytes = 0
-        """The bytes of all cells, about: of rows of a ragged column, the proportional share."""
+        """The approximate bytes of all cells: each cell counts an equal share of its write."""
         self.schema: dict[str, Field] = {}
         self._lines = ColumnArrays()
         self._lines.make(_NUMBER, np.int64, -1)
         self._lines.make(_GONE, np.bool_, False)
         self._lines.make(_TAG_BYTES, np.int64, 0)
-        self._keys: list[str] = []  # a line each
+        self._keys: list[str] = []  # by line
         self._tags: list[dict[str, Any] | None] = []
-        self._by_key: dict[str, int] = {}  # number
+        self._by_key: dict[str, int] = {}  # -> number of the row
         self._written: dict[int, WriteEffect] = {}
         self._next_written = 0
         self._claims = Claims(self._lines, self.there)
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that have claimed rows, or may have."""
+        """The tasks that have ever claimed rows, except forgotten ones."""
         return self._claims.tasks
 
     # naming rows
@@ -109,7 +109,7 @@ class Table:
         return np.fromiter((get(key, -1) for key in keys), np.int64, len(keys))
 
     def there(self, numbers: Index) -> Flags:
-        """Which of these rows exist."""
+        """Flags of the rows that exist."""
         return self._find(numbers) >= 0
 
     def all(self) -> Index:
@@ -149,12 +149,12 @@ class Table:
         tag_bytes: Sequence[int] | Index = (),
         encoded: bytes = b"",
     ) -> tuple[Index, list[UnneededCells]]:
-        """Write rows by key, adding missing ones, or by number: these columns replace theirs, and these tags are
+        """Write rows by key, adding missing ones, or by number: the columns of `ref` replace theirs, and the tags are
         merged. Returns their numbers, and the cells that are no longer needed.
 
         tag_bytes: the encoded size of the tags of each row. encoded: `ref` as bytes.
 
-        Raises Misuse (a row is named twice, or by the number of a missing row), SchemaMismatch, LimitExceeded.
+        Raises Misuse (a row is named twice, or a number has no row), SchemaMismatch, LimitExceeded.
         """
         numbers, new = self._named(rows)
         at = self._at(numbers) if not isinstance(rows, list) else np.where(numbers < 0, -1, self._find(numbers))
@@ -185,8 +185,8 @@ class Table:
         return numbers, [rows[at] for at in np.flatnonzero(numbers < 0).tolist()]
 
     def _fields(self, ref: BatchRef, at: Index) -> dict[str, Field]:
-        """The types of the columns of `ref` in this table, once these lines have them. Raises SchemaMismatch,
-        LimitExceeded."""
+        """The types of the columns of `ref` in this table after they are written to these lines. Raises
+        SchemaMismatch, LimitExceeded."""
         new = [name for name in ref.columns if name not in self.schema]
         if len(self.schema) + len(new) > MAX_COLUMNS:
             raise LimitExceeded(
@@ -245,7 +245,7 @@ class Table:
     # reading
 
     def have(self, at: Index, columns: Sequence[str]) -> Flags:
-        """For each of these lines which of the columns it has."""
+        """Flags [lines, columns] of the columns that each line has."""
         flags = np.zeros((len(at), len(columns)), np.bool_)
         for number, name in enumerate(columns):
             if ("from", name) in self._lines:
@@ -253,8 +253,8 @@ class Table:
         return flags
 
     def read(self, numbers: Index, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these rows, in this order: to these columns, or to all that each of them has. Raises Misuse
-        for a row that does not exist or lacks one of the columns."""
+        """A reference to these columns of these rows, in this order; None: to all columns that all of them have.
+        Raises Misuse for a row that does not exist or lacks one of the columns."""
         at = self._at(numbers)
         if columns is None:
             names = list(self.schema)
@@ -294,8 +294,8 @@ class Table:
         return self._empty(list(self.schema)) if self.schema else None
 
     def after(self, number: int, most: int, most_bytes: int) -> tuple[Index, bool]:
-        """The next rows after this number: at most `most`, with tags of at most `most_bytes`, but at least one if
-        there is one. And whether there are more."""
+        """The next rows after this number, and whether there are more: at most `most` rows, with tags of at most
+        `most_bytes`, but at least one if there is one."""
         at = self._present()
         at = at[np.searchsorted(self._lines[_NUMBER][at], number, side="right") :]
         fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at[:most]]), most_bytes, side="right")
@@ -303,7 +303,7 @@ class Table:
         return self._lines[_NUMBER][fitting], len(fitting) < len(at)
 
     def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> KnownRows:
-        """What is known of these rows. Raises Misuse for a row that does not exist."""
+        """The metadata of these rows. Raises Misuse for a row that does not exist."""
         at = self._at(numbers)
         lines = at.tolist()
         found = [self._tags[line] or {} for line in lines] if tags else []
@@ -323,12 +323,12 @@ class Table:
         return numbers
 
     def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """What was given under this id; None if no claim had it."""
+        """The rows of the claim with this id; None if there is none."""
         return self._claims.find(task, claim_id)
 
     def claim(self, task: str, numbers: Index, give: Index | None = None, claim_id: str = "") -> Index | None:
-        """Mark these rows as claimed by the task. Returns what was given: these rows, or `give`. None, and nothing has
-        changed, if one of them does not exist or was claimed. For an id that was used before, what was given then.
+        """Mark these rows as claimed by the task. Returns the rows of the claim: these, or `give`; for an id that was
+        used before, those of the first claim. Returns None, and changes nothing, if a row is missing or was claimed.
 
         Raises Misuse for a row named twice, LimitExceeded for too many tasks.
         """
@@ -342,22 +342,22 @@ class Table:
         return given if (at >= 0).all() and self._claims.claim(task, at, given, claim_id) else None
 
     def release(self, task: str | None = None, numbers: Index | None = None) -> None:
-        """Undo that the task, or any task, has claimed these rows, or all; ids of claims on them are forgotten. Raises
-        Misuse for a row that does not exist."""
+        """Undo the claims of the task, or of all tasks, on these rows, or on all, and forget the ids of these claims.
+        Raises Misuse for a row that does not exist."""
         if numbers is None:
             self._claims.forget(task)
         else:
             self._claims.release(task, self._at(numbers), numbers)
 
     def claimed(self, task: str, numbers: Index | None = None) -> Flags:
-        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
+        """Flags of these rows, or of all in the order of arrival, that the task has claimed. Raises Misuse for a row
         that does not exist."""
         return self._claims.claimed(task, self._present() if numbers is None else self._at(numbers))
 
-    # going
+    # removing
 
     def clear(self, numbers: Index) -> list[UnneededCells]:
-        """Remove these rows; those that do not exist are ignored. Returns the cells that are no longer needed."""
+        """Remove these rows; missing ones are ignored. Returns the cells that are no longer needed."""
         gone = np.unique(numbers)
         at = self._find(gone)
         gone, at = gone[at >= 0], at[at >= 0]
@@ -398,7 +398,8 @@ class Table:
         self._lines.keep(~gone)
 
     def _over(self, before: Iterable[tuple[str, Index, Index]]) -> list[UnneededCells]:
-        """These cells are no longer needed: for each column the writes and the rows of those (-1: none)."""
+        """Release cells. `before`: for each column the writes, and the rows of those (-1: none). Returns the cells
+        that are no longer needed, by write."""
         found = []
         for names, written, row in self._alike(before):
             order = np.argsort(written, kind="stable")
@@ -417,7 +418,7 @@ class Table:
         return found
 
     def _alike(self, cells: Iterable[tuple[str, Index, Index]]) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """Groups columns that are in the same rows of the same writes."""
+        """Group columns that are in the same rows of the same writes."""
         together: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
         for name, written, row in cells:
             key = written.tobytes(), np.where(written >= 0, row, 0).tobytes()
@@ -427,7 +428,7 @@ class Table:
     # its state
 
     def state(self) -> TableState:
-        """All that there is to know of it, as values."""
+        """The whole state, as values."""
         at = self._present()
         lines = at.tolist()
         return TableState(
@@ -448,8 +449,7 @@ class Table:
         )
 
     def restore(self, state: TableState) -> None:
-        """Become what had this state; to be called of a table without rows. Raises ValueError or Misuse for what no
-        table had."""
+        """Restore a state; the table must have no rows. Raises ValueError or Misuse for an impossible state."""
         numbers, count = unpack(state.numbers), len(state.keys)
         if len(numbers) != count or len(state.tags) != count or len(set(state.keys)) != count:
             raise ValueError("keys or tags of other rows")

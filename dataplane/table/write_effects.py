@@ -1,4 +1,4 @@
-"""What a write brought to a table, and which of its cells are no longer needed.
+"""The cells of a write to a table, and the cells that are no longer needed.
 
 A cell is a row of a column. The bytes of a write are in shards, maybe of several nodes; each node frees its own.
 """
@@ -18,8 +18,8 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class WriteEffect:
-    """What one write brought. `left` of its cells are in the table. `exact`: no two cells share storage, so each can
-    be freed by itself. `encoded`: the reference as bytes, if it came so."""
+    """The cells of one write. `left`: the number that are still in the table. `exact`: no two cells share storage, so
+    each can be freed by itself. `encoded`: the reference as bytes, if known."""
 
     ref: BatchRef
     left: int
@@ -34,12 +34,12 @@ class WriteEffect:
 
     @classmethod
     def of(cls, ref: BatchRef, encoded: bytes = b"") -> WriteEffect:
-        """All of what this reference refers to."""
+        """A write of this reference, with all cells left."""
         return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), encoded)
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
-        """The nodes that store some of it."""
+        """The nodes that store some of its cells."""
         return tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
     def encode(self) -> bytes:
@@ -48,7 +48,7 @@ class WriteEffect:
 
 
 class UnneededCells(NamedTuple):
-    """Cells that are no longer needed: these columns of these rows of a write. `done`: all of it."""
+    """Cells that are no longer needed: these columns of these rows of a write. `done`: no cell of it is needed."""
 
     written: WriteEffect
     columns: tuple[str, ...]
@@ -57,7 +57,7 @@ class UnneededCells(NamedTuple):
 
     @property
     def ref(self) -> BatchRef:
-        """A reference to them."""
+        """A reference to these cells."""
         return self.written.ref.select(*self.columns)[self.rows]
 
 
