@@ -1,6 +1,6 @@
-"""How a node authenticates to an external etcd, and which etcd it trusts: TLS and a login, from files.
+"""Reads from files how a node authenticates to an external etcd, and the authority that it trusts: TLS and a login.
 
-Invariant: a file with a secret that others can read is refused, like the cluster's key.
+Invariant: a file with a secret that other users can read is refused, like the cluster's key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _tls(config: ClusterConfig) -> ssl.SSLContext | None:
         return None
     for file in (config.etcd_ca, config.etcd_cert, config.etcd_cert_key):
         if file is not None:
-            os.stat(file)  # its error names the file, and that of TLS does not
+            os.stat(file)  # its error names the file, unlike that of TLS
     try:
         tls = ssl.create_default_context(cafile=config.etcd_ca)
         if config.etcd_cert is not None:

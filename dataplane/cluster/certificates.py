@@ -1,12 +1,11 @@
 """Certificates by which the holders of a cluster's key recognise each other over TLS, for the etcd that they run.
 
-The authority's private key is derived from the cluster's key, so every holder can sign, nobody else can, and no
-certificate has to be copied between hosts. A node signs one for itself, for a private key that it generates at its
-start and keeps in memory. A certificate signed by this authority proves that its owner holds the cluster's key, as over
-CURVE.
+The authority's private key is derived from the cluster's key, so only holders of that can sign, and no certificate has
+to be copied between hosts. A node signs its own certificate, for a private key that it generates at its start and keeps
+in memory. The certificate proves that its owner holds the cluster's key, as CURVE does on the control channel.
 
-Invariants: the authority's private key is in no file. Certificates are valid at any time, since a holder stays one
-until the cluster has another key, and clocks may be wrong.
+Invariants: the authority's private key is in no file. Certificates never expire: a holder remains one until the
+cluster has another key, and clocks may be wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the curve P-256 (https://neuromancer.sk/std/nist/P-256)."""
+"""The order of the curve P-256 (https://neuromancer.sk/std/nist/P-256)."""
 
 
 def check_installed() -> None:
@@ -48,7 +47,7 @@ class Certificates:
     private: bytes
 
     def client(self) -> ssl.SSLContext:
-        """The TLS context for servers of this authority, at any address: each is run by a holder of the key."""
+        """The TLS context for servers of this authority at any address: holders of the key run them."""
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         tls.check_hostname = False

@@ -1,4 +1,4 @@
-"""A node's coordinator, by its settings, and its membership."""
+"""Creates a node's coordinator, by its settings, and its membership, and runs both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """The etcd that a node uses, which seeds run themselves, and its membership."""
+    """A node's connection to etcd, its membership, and the server of etcd if the node is a seed."""
 
     def __init__(self, config: ClusterConfig, peers: Peers, me: str, member: Member, key: Key | None) -> None:
-        """`peers` have been started. Raises OSError; ValueError if something is not installed; Rejected if this
-        node's directory is another cluster's."""
+        """`peers` must have been started. Raises OSError; ValueError if a package or program is not installed;
+        Rejected if this node's directory belongs to another cluster."""
         how = config.joined
         self._seeds: Seeds | None = None
         self.coordinator: Coordinator
@@ -34,7 +34,7 @@ class Cluster:
             self._seeds = Seeds(config, key)
             self.coordinator = self._seeds.coordinator
         else:
-            from dataplane.cluster.access import access  # with TLS and an HTTP client, which others do not need
+            from dataplane.cluster.access import access  # imported late: few nodes need TLS and an HTTP client
             from dataplane.coordinator.etcd import EtcdCoordinator
 
             tls, login = access(config)
@@ -51,7 +51,7 @@ class Cluster:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _ended(running[:2])
-            await self.membership.leave()  # while there is an etcd to be informed
+            await self.membership.leave()  # before this node's etcd server ends
             await _ended(running[2:])
         for task in running:
             if not task.cancelled():
@@ -65,7 +65,7 @@ class Cluster:
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """End these tasks."""
+    """Cancel these tasks and wait for them."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,13 +1,13 @@
-"""A failure detector: which members' processes have ended. It trusts the kernel of their host, and never silence.
+"""A failure detector: finds members whose processes have ended. It trusts the kernel of their host, and never silence.
 
-If a connection of the control channel closes, or a registration disappears, it connects to the address: a host that
-refuses the connection says that the process has ended. Each node is connected to the next member in the order of names,
-so the end of any process is seen by some node, which removes its registration; then all others look. The cost is one
-idle connection for each node.
+If a connection of the control channel closes, or a registration disappears, it connects to the address: a refusal by
+the host proves that the process has ended. Each node is connected to the next member in the order of names, so some
+node sees the end of any process and removes its registration; then all others probe. The cost is one idle connection
+for each node.
 
-Invariant: nothing that is merely slow is considered dead: no process that is stopped or starved, no host behind a
-cut link. A host that refuses from the beginning (a firewall, say) proves nothing while the member is registered,
-unless it is this machine: a node that is restarted at once must learn that its predecessor has ended.
+Invariant: slowness never counts as death: neither a stopped or starved process, nor a host behind a cut link. A host
+that refuses from the beginning (by a firewall, say) proves nothing while the member is registered, unless it is this
+machine: a node that is restarted at once must learn that its predecessor has ended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_LOOKS_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)  # between looks at a process whose connection closed
-_ABSENT_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # and at one that is not registered any more; the last again and again
-_LOOK_S = 1.0  # that one of them takes at most
+_LOOKS_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)  # pauses between probes of a process whose connection closed
+_ABSENT_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # of one that is no longer registered; the last pause is repeated
+_LOOK_S = 1.0  # timeout of a probe
 
 
 class Detector:
@@ -36,28 +36,28 @@ class Detector:
         self._membership = membership
         self._group: asyncio.TaskGroup | None = None
         self._probed: set[tuple[str, int]] = set()
-        self._met: set[tuple[str, int]] = set()  # members of this machine that were looked at
+        self._met: set[tuple[str, int]] = set()  # members of this machine that were probed
         peers.closed = self._closed
         membership.watch(self._changed)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Run the probes until cancelled."""
         async with asyncio.TaskGroup() as self._group:
             try:
                 self._changed()
                 await asyncio.Event().wait()
             finally:
-                self._group = None  # which begins nothing more as it ends
+                self._group = None  # a group that ends accepts no more tasks
 
     def suspect(self, nodes: Iterable[str]) -> None:
-        """There is a reason to look whether the processes of these nodes have ended."""
+        """Probe whether the processes of these nodes have ended."""
         for node in nodes:
             member = self._membership.current.get(node)
             if member is not None and node != self._membership.me:
                 self._probe(node, member.life, member.address, _LOOKS_S, absent=False)
 
     def _closed(self, address: str) -> None:
-        """A connection to this address was open and has closed."""
+        """Suspect the node at this address: an open connection to it has closed."""
         self.suspect([node for node, member in self._membership.current.items() if member.address == address])
 
     def _changed(self) -> None:
@@ -102,7 +102,7 @@ class Detector:
 
 
 async def refused(address: str) -> bool:
-    """Whether the host at tcp://HOST:PORT says that nobody listens there."""
+    """Whether the host at tcp://HOST:PORT refuses connections to the port."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         async with asyncio.timeout(_LOOK_S):

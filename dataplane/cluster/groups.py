@@ -6,7 +6,7 @@ from __future__ import annotations
 def first_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
     """The first error of a group, or of nested groups. Raises the others if some are not of these kinds.
 
-    Not by `except*`: whether what is raised there is in a group again depends on the version of Python (gh-103590).
+    `except*` is not used: whether an error raised in it is in a group again depends on the Python version (gh-103590).
     """
     if isinstance(error, BaseExceptionGroup):
         others = error.split(kinds)[1]

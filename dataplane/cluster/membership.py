@@ -1,18 +1,18 @@
-"""The members: this node's registration at the coordinator, and the others'.
+"""The members of the cluster: registers this node at the coordinator, and watches the registrations of others.
 
-A member is a node with a registration at the coordinator. A node costs one renewal of a lease and one watch, whatever
-their number. Nodes are named in hex at the coordinator and by partitions, and by bytes in references and shards:
-`current` and `members` are the same under either name.
+A member is a node with a registration at the coordinator. Each node needs one lease and one watch, independent of the
+number of nodes. Nodes are named in hex at the coordinator and by partitions, and by bytes in references and shards:
+`current` and `members` have the same nodes under either name.
 
 Invariants:
 
-- Silence is not death. A node is *away* when it is no member. It is *gone*, and with it what it alone had, once its
+- Silence is not death. A node is *away* when it is no member. It is *gone*, with all data that it alone had, once its
   process is known to have ended (`cluster.detector`), or after it was away for `LOST_S`.
 - While the coordinator is away, members stay members. It is away from the first renewal or watch that fails until both
-  have been answered again. An absent member is removed only once the coordinator has answered for an entire lease
-  without a break, or once its process has ended: after an outage, or at a wiped coordinator, each has had the time to
-  register again.
-- An entry is accepted only with the authentication code that a holder of the cluster's key can compute.
+  have been answered again. An absent member is removed only once its process has ended, or once the coordinator has
+  answered for an entire lease without a break: so each member has time to register again after an outage, or at a
+  wiped coordinator.
+- An entry is accepted only with an authentication code, which requires the cluster's key.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MAX_MEMBERS = 4096
 
 LEASE_S = 20.0
 LOST_S = 120.0
-"""Seconds after which a node that is away is assumed to return with nothing, whatever became of it."""
+"""Seconds after which the data of a node that is away counts as lost."""
 KEPT_S = 24 * 3600.0
-"""The same for what a node keeps of durable partitions: its restart may take long."""
+"""The same for a node's data of durable partitions: its restart may take long."""
 
-_RENEWALS = 4  # in a lease
+_RENEWALS = 4  # renewals in the time of a lease
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 _LEAVE_S = 1.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """What others read of a member. `life`: of its process. `address`: where its control channel listens. `host`:
-    equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: what it has survives its
-    process, which is restarted under the same name. `first`: the least number of a shard that its process has
-    stored."""
+    """The published entry of a member. `life`: the incarnation of its process. `address`: of its control channel.
+    `host`: equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: whether its data
+    outlives its process, which is restarted under the same name. `first`: the lowest number of a shard that this
+    process has stored."""
 
     life: int
     address: str
@@ -66,7 +66,7 @@ class Member(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Coordination:
-    """The coordinator that a node uses: what it is and where, and whether it answered last."""
+    """A node's coordinator: its kind and address, and whether it answered last."""
 
     coordinator: str
     answers: bool
@@ -88,9 +88,9 @@ class Membership:
         clock: Clock = monotonic,
     ) -> None:
         self.me = me
-        self.current: Mapping[str, Member] = MappingProxyType({me: member})  # another with every change
+        self.current: Mapping[str, Member] = MappingProxyType({me: member})  # a new mapping at every change
         self.epoch = 1
-        """Goes up with every change here; those of two nodes can not be compared."""
+        """Grows with every change of this node's view; not comparable between nodes."""
         self._coordinator = coordinator
         self._member = member
         self._seal = Seal(key)
@@ -98,9 +98,9 @@ class Membership:
         self.lost_s = lost_s
         self._kept_s = kept_s
         self._clock = clock
-        self._registered: dict[str, tuple[Member, bytes]] = {}  # the others, and their values
-        self._missing: dict[str, tuple[Member, float]] = {}  # members whose registration is missing, and since when
-        self._ended: dict[str, Member] = {}  # whose processes have ended
+        self._registered: dict[str, tuple[Member, bytes]] = {}  # other members, and their values
+        self._missing: dict[str, tuple[Member, float]] = {}  # members without a registration -> since this time
+        self._ended: dict[str, Member] = {}  # members whose processes have ended
         self._decoded: dict[str, tuple[bytes, Member | None]] = {}
         self._joined_s = math.inf
         self._seen = asyncio.Event()
@@ -112,15 +112,15 @@ class Membership:
         self._registration: Registration | None = None
         self._registered_once = False
         self.listed = False
-        """Whether the coordinator had this node among the members, as it last told of them."""
+        """Whether this node was among the members that the coordinator last reported."""
         self._evicting: set[asyncio.Task[None]] = set()
         self._bytes: tuple[Mapping[str, Member], Mapping[bytes, Member]] | None = None
 
-    # Who is there
+    # The members
 
     @property
     def members(self) -> Mapping[bytes, Member]:
-        """`current`, by the nodes' numbers."""
+        """`current`, by the nodes' names as bytes."""
         if self._bytes is None or self._bytes[0] is not self.current:
             named = MappingProxyType({bytes.fromhex(name): member for name, member in self.current.items()})
             self._bytes = self.current, named
@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def missing(self) -> Mapping[str, Member]:
-        """Nodes that are not registered any more, and may be alive."""
+        """Nodes that are no longer registered but may be alive."""
         return {name: member for name, (member, _) in self._missing.items() if name not in self._ended}
 
     @property
@@ -141,11 +141,11 @@ class Membership:
         self._changed.append(changed)
 
     def watch_ended(self, ended: Callable[[str, float], None]) -> None:
-        """Call `ended(node, before_s)` when the process that a member was by then has ended."""
+        """Call `ended(node, before_s)` when the process that a member had at `before_s` has ended."""
         self._over.append(ended)
 
     def gone(self, node: str, *, durable: bool = False) -> bool:
-        """Whether what only this node had is lost; `durable`: of durable partitions."""
+        """Whether data that only this node had is lost; with `durable`, its data of durable partitions."""
         ended = self._ended.get(node)
         if ended is not None and not ended.keeps:
             return True
@@ -153,7 +153,7 @@ class Membership:
         return node not in self.current and self._clock() - since >= (self._kept_s if durable else self.lost_s)
 
     def keeps(self, node: str) -> bool:
-        """Whether this node can have something of durable partitions."""
+        """Whether this node can store data of durable partitions."""
         member = self.current.get(node)
         return member is not None and member.keeps
 
@@ -162,7 +162,7 @@ class Membership:
         return node not in self.current
 
     def known(self, node: str) -> bool:
-        """Whether this node may be a member, or return: one that was never seen here died before."""
+        """Whether this node may be a member or return. A node that was never seen here died before this one joined."""
         return node in self.current or node in self._missing or not self._seen.is_set()
 
     def address(self, node: str) -> str | None:
@@ -171,7 +171,7 @@ class Membership:
         return None if member is None else member.address
 
     def ended(self, node: str, life: int, before_s: float) -> None:
-        """The process that a node was by then, in this life, has ended."""
+        """Note that the process of a node with this life, seen at `before_s`, has ended."""
         known = self._registered.get(node, self._missing.get(node))
         if known is None or known[0].life != life or node in self._ended:
             return
@@ -184,7 +184,7 @@ class Membership:
         for over in self._over:
             over(node, before_s)
 
-    # This node's own place
+    # This node's registration
 
     async def joined(self) -> None:
         """Return once this node is a member, and knows the others."""
@@ -222,7 +222,7 @@ class Membership:
                     await self._again.wait()
 
     async def _register(self) -> None:
-        """Register, but not in place of another process that has taken this node's number since."""
+        """Register, unless another process has taken this node's name meanwhile."""
         self._registration = None
         if self._registered_once:
             found = (await self._coordinator.members()).get(self.me)
@@ -241,7 +241,7 @@ class Membership:
     def _contact(
         self, *, renewed: bool | None = None, watched: bool | None = None, why: BaseException | None = None
     ) -> None:
-        """Note whether the coordinator answered."""
+        """Note whether the coordinator answered a renewal or a watch."""
         before = self._renewed and self._watched
         self._renewed = self._renewed if renewed is None else renewed
         self._watched = self._watched if watched is None else watched
@@ -254,7 +254,7 @@ class Membership:
             log.warning("the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
 
     async def leave(self) -> None:
-        """Be a member no more, after `run` has ended."""
+        """Remove this node's registration, after `run` has ended."""
         registration, self._registration = self._registration, None
         if registration is not None:
             try:
@@ -280,19 +280,19 @@ class Membership:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S, self._lease_s / _RENEWALS)
 
     async def _sweep(self) -> None:
-        """Remove absent members once their absence can be believed."""
+        """Remove absent members periodically, once their absence counts; see the module."""
         pause_s = self._lease_s / (2 * _RENEWALS)
         awake_s = self._clock()
         while True:
             await asyncio.sleep(pause_s)
             before_s, awake_s = awake_s, self._clock()
-            if awake_s - before_s > self._lease_s / 2:  # nothing that was received before counts
+            if awake_s - before_s > self._lease_s / 2:  # this process was suspended: its view may be outdated
                 self._contact(renewed=False, why=TimeoutError(f"this node was away for {awake_s - before_s:.1f} s"))
                 self._again.set()
             self._settle()
 
     def _took(self, values: Mapping[str, bytes]) -> None:
-        """These are registered now."""
+        """Adopt the present registrations."""
         now, before = self._clock(), self._registered
         decoded, self._decoded, self._registered = self._decoded, {}, {}
         for name, value in values.items():
@@ -309,7 +309,7 @@ class Membership:
             back = self._missing.pop(name, None) is not None
             ended = self._ended.get(name)
             if ended is not None and (back or ended.life != member.life):
-                del self._ended[name]  # it was started again, or has registered since
+                del self._ended[name]  # the node was started again, or has registered again
             elif ended is not None:
                 self._evict(name)
         while len(self._missing) > MAX_MEMBERS:
@@ -323,7 +323,7 @@ class Membership:
         self._settle()
 
     def _entry(self, name: str, value: bytes) -> Member | None:
-        """What a node wrote; None for anything else."""
+        """The decoded entry of a node; None for an invalid value."""
         try:
             member = msgspec.json.decode(self._seal.opened(name, value), type=Member)
             check_address(member.address)
@@ -364,5 +364,5 @@ class Membership:
             task.add_done_callback(self._evicting.discard)
 
     async def _evict_now(self, name: str, value: bytes) -> None:
-        with suppress(Unavailable, OutcomeUnknown):  # tried again when it is seen again
+        with suppress(Unavailable, OutcomeUnknown):  # tried again when the registration is seen again
             await self._coordinator.evict(name, value)

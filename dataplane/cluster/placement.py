@@ -1,8 +1,8 @@
-"""Which of several nodes or partitions gets a group: the one with the highest hash of both (rendezvous hashing, Thaler
+"""Places groups on nodes or partitions: each on the one with the highest hash of both names (rendezvous hashing, Thaler
 and Ravishankar 1998).
 
-Invariants: all who know the same names compute the same answer, in whatever order they learned them. When a name is
-added or removed, only what it wins or had won moves.
+Invariants: all nodes with the same names compute the same placement, independent of the order of the names. When a name
+is added or removed, only the groups that it wins or had won move.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 20  # weights in memory at a time
 
 
 class Placement:
-    """The winners among these names, of which there is at least one."""
+    """Chooses winners among these names. There must be at least one."""
 
     def __init__(self, nodes: Iterable[bytes]) -> None:
         self.nodes = sorted(nodes)
@@ -46,8 +46,8 @@ def _encoded(group: str | int) -> bytes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), by which each input bit changes half of the output
-    bits: hashes that were merely combined would leave pairs of nodes with related weights."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): each input bit changes half of the output bits. With
+    hashes that are only combined, the weights of some pairs of nodes would be related."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)

@@ -1,6 +1,6 @@
 """The authentication code of entries at a coordinator: HMAC-SHA256 with a key derived from the cluster's.
 
-Without a key, on loopback only, there is none.
+A cluster without a key, which uses loopback only, has no code.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     dataplane node --seeds h1,h2,h3 ...      # the same on every host
 
-A node whose own host is named runs a server beside itself, others only ask. A seed that comes back finds its directory
-and rejoins; one that has lost it takes the place of the server that it was, while the others have a majority.
+A node on one of these hosts runs a server as its child; other nodes are only clients. A seed that returns finds its
+directory and rejoins. A seed that has lost it replaces its former server, if the others have a majority.
 
 Invariants: a directory belongs to one list of seeds, one name and one key, and to one living node, by a lock. A
-directory of others is left as it is. The list is written in the coordinator too, by whoever comes first, and a node
-that was given another refuses to run. Servers answer only who has the cluster's key (`cluster.certificates`).
+directory with other owners is left unchanged. The first node also writes the list to the coordinator, and a node with
+another list refuses to run. Servers answer only holders of the cluster's key (`cluster.certificates`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _HEAR_S, _LOOK_S = 10.0, 0.05
 
 
 class SeedsDiffer(Rejected):
-    """This node's seeds are not those of the cluster, or of the directory."""
+    """This node's list of seeds differs from that of the cluster or of the directory."""
 
 
 class Seeds:
-    """The cluster's own etcd, for one node. `run` it beside the membership, and around it."""
+    """The cluster's own etcd, for one node. `run` it beside the membership, and end it after that."""
 
     def __init__(self, config: ClusterConfig, key: Key) -> None:
-        """Raises ValueError if something is not installed, OSError and SeedsDiffer for the directory."""
+        """Raises ValueError if a package or program is not installed, OSError and SeedsDiffer for the directory."""
         how = config.joined
         self._list, self._name = sorted(how.addresses), how.name
         host = config.advertise or config.host
@@ -68,7 +68,7 @@ class Seeds:
             directory.check()
         self._directory = next((directory for directory in own if directory.claim()), None)
         if self._directory is not None:
-            program()  # raises where there is none
+            program()  # raises ValueError if etcd is not installed
         elif own:
             log.warning("this host's seeds are run by other nodes already")
 
@@ -83,7 +83,7 @@ class Seeds:
             raise first_of(differs, (SeedsDiffer,)) from None
 
     async def _compare(self) -> None:
-        """Write the list, or compare it with the stored one; repeated now and then, since an etcd may be wiped."""
+        """Write the list, or compare it with the stored one, periodically, since etcd may be wiped."""
         mine = json.dumps(self._list).encode()
         while True:
             try:
@@ -109,7 +109,8 @@ class Seeds:
             directory.release()
 
     async def _state(self, directory: _Directory) -> str:
-        """Whether this server begins a cluster with the others, or joins theirs. Raises SeedsDiffer."""
+        """The initial cluster state of this server: "new" to begin a cluster with the others, "existing" to join
+        theirs. Raises SeedsDiffer."""
         others = [seed for seed in self._list if seed != directory.seed]
         if not others:
             return "new"
@@ -121,14 +122,14 @@ class Seeds:
                 raise SeedsDiffer(_differ(self._list, theirs.decode(errors="replace")))
             return await self._among(gateway, directory, others)
         except (Unavailable, OutcomeUnknown):
-            return "existing" if directory.begun else "new"  # they are not there yet
+            return "existing" if directory.begun else "new"  # the others have no majority yet
         finally:
             await coordinator.aclose()
             await gateway.aclose()
 
     async def _among(self, gateway: Gateway, directory: _Directory, others: Sequence[str]) -> str:
-        """As `_state`, if the others have a majority. Raises OSError if they do not take it back yet: as "new" it
-        would begin as the server that was removed."""
+        """As `_state`, if the others have a majority. Raises OSError if they do not accept this server yet: started as
+        "new", it would have the identity of its removed predecessor."""
         peer_url = _at(directory.seed).peer_url
         try:
             if directory.begun:
@@ -142,8 +143,8 @@ class Seeds:
         return state
 
     async def _hears(self, other: str, number: int) -> None:
-        """Wait until another server, if it answers, knows that a server was added. The new one asks any of them who
-        it is; one that knows less would answer that it is the server that was removed."""
+        """Wait until another server, if it answers, lists a server that was added. The new server asks any of them for
+        its identity; one with an outdated list would answer with that of the removed server."""
         gateway = Gateway([other], _ASK_S, self._tls)
         try:
             async with asyncio.timeout(_HEAR_S):
@@ -161,20 +162,20 @@ class Seeds:
 
 
 async def _servers(gateway: Gateway) -> list[Server]:
-    """The servers of the cluster, as the one that is asked knows them."""
+    """The servers of the cluster, as the answering one lists them."""
     return (await gateway.ask("cluster/member/list", {})).members
 
 
 async def _is_removed(gateway: Gateway, peer_url: str) -> bool:
-    """Whether a server's data is of one that was removed: it has no entry, or a new one with which it never ran. (A
-    server that was added has no name until it runs.)"""
+    """Whether a server's data belongs to a removed server: its address has no entry, or only one that never ran. (An
+    added server has no name until it runs.)"""
     return not any(server.name for server in await _servers(gateway) if peer_url in server.peerURLs)
 
 
 async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
-    """A server without data: if the others know it as one that had some, it gets a new entry instead of that one.
-    Returns how it begins, and its number if it was added now. (One that never published its client address never
-    ran.)"""
+    """Register a server without data: if the others list it as one that ran, replace its entry by a new one. Returns
+    its initial cluster state, and its number if it was added, else 0. (A server that has not published a client
+    address never ran.)"""
     mine = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
     if mine and not mine[0].clientURLs and mine[0].name:
         return "new", 0
@@ -187,13 +188,13 @@ async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
 
 
 def _at(seed: str) -> ServerAddress:
-    """A seed's server. Other servers reach it at the port after that for clients."""
+    """The addresses of a seed's server. The port for other servers is the one after that for clients."""
     host, _, port = seed.rpartition(":")
     return ServerAddress(seed, seed, f"{host}:{int(port) + 1}")
 
 
 class _Directory:
-    """A server's directory. `mark`: whose it is."""
+    """A server's directory. `mark` identifies its owner."""
 
     def __init__(self, parent: Path, seed: str, mark: str) -> None:
         self.path = parent / f"dataplane-seed-{os.getuid()}-{re.sub('[^A-Za-z0-9.-]', '-', seed)}"
@@ -202,7 +203,7 @@ class _Directory:
         self._lock = -1
 
     def check(self) -> None:
-        """Raises SeedsDiffer if it is another cluster's."""
+        """Raises SeedsDiffer if the directory belongs to another cluster."""
         try:
             found = (self.path / "seeds.json").read_text()
         except FileNotFoundError:
@@ -215,7 +216,7 @@ class _Directory:
             )
 
     def claim(self) -> bool:
-        """Lock it, and mark it. Returns False if another living node has it. Raises OSError, SeedsDiffer."""
+        """Lock and mark the directory. Returns False if another living node has it. Raises OSError, SeedsDiffer."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -240,16 +241,16 @@ class _Directory:
 
     @property
     def begun(self) -> bool:
-        """Whether a server has data here."""
+        """Whether the directory has data of a server."""
         return any((self.path / "etcd" / "member" / "wal").glob("*.wal"))
 
     def clear(self) -> None:
-        """Delete the data of a server that was removed from its cluster, and cannot return."""
+        """Delete the data of a server that was removed from its cluster and cannot return."""
         log.warning("the etcd data in %s are of a server that was removed; they are dropped", self.path)
         shutil.rmtree(self.path / "etcd")
 
     def release(self) -> None:
-        """Unlock it. Idempotent."""
+        """Unlock the directory. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,8 +1,8 @@
-"""An etcd server as a child process of the node: restarted when it dies, ended with the node, however that ends.
+"""An etcd server as a child process of the node: restarted when it dies, and ended with the node in any case.
 
-Invariants: it serves over TLS, and only clients and servers with a certificate of the cluster's authority; its own
-is passed in memory. It ends with the node by the kernel (a signal at the parent's death) and, if the node ends in
-order, by SIGTERM, or by SIGKILL if its data is temporary. It logs to `etcd.log` in its directory.
+Invariants: it uses TLS, and serves only clients and servers with a certificate of the cluster's authority; its own is
+passed in memory. If the node dies, the kernel ends it (a signal at the parent's death); if the node stops in order, it
+gets SIGTERM, or SIGKILL if its data is temporary. It logs to `etcd.log` in its directory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dataplane.cluster.certificates import Certificates, in_memory
 log = logging.getLogger(__name__)
 
 HEARTBEAT_MS, ELECTION_MS = 100, 1000
-"""Of etcd's leader: an election is over within 2 s, and a machine with 8 busy processes for each core begins none."""
+"""For etcd's leader: an election takes at most 2 s, and 8 busy processes for each core cause none."""
 
 _AGAIN_S, _MAX_AGAIN_S = 0.5, 5.0
-_STEADY_S = 30.0  # after which an end says nothing about the next start
+_STEADY_S = 30.0  # after running so long, the server is restarted without a longer pause
 _STOP_S = 3.0
-_MAX_LOG = 16 << 20  # bytes after which a log is put aside at the next start
+_MAX_LOG = 16 << 20  # bytes of a log that is put aside at the next start
 _ENDS_WITH_NODE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))  # PR_SET_PDEATHSIG
@@ -85,7 +85,7 @@ class EtcdServer:
         host: str,
         certificates: Certificates,
     ) -> None:
-        """It listens on `host`, empty for every address. `token`: of the cluster of servers."""
+        """`host`: the address to listen on, empty for all. `token`: of the cluster of servers."""
         self._directory = directory
         self._place = place
         self._token = token
@@ -105,7 +105,7 @@ class EtcdServer:
             again_s = min(2 * again_s, _MAX_AGAIN_S)
 
     async def _run_once(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-        """Run it until it ends. Returns why it ended, or could not be started."""
+        """Run the server until it ends. Returns the reason of its end, or of its failed start."""
         try:
             process = self._start(*await state(), await asyncio.to_thread(_options, program()))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -117,7 +117,7 @@ class EtcdServer:
         return f"etcd has ended ({process.returncode}); it said: {self._last_words()}"
 
     def _start(self, state: str, cluster: str, options: str) -> subprocess.Popen[bytes]:
-        """Started in the event loop's thread: it ends with the thread that starts it."""
+        """Start the server. Must run in the event loop's thread: the server ends with the thread that starts it."""
         etcd, made = program(), self._certificates
         held = [in_memory("etcd", content) for content in (made.authority, made.own, made.private)]
         try:
@@ -138,7 +138,7 @@ class EtcdServer:
                     stdout=out,
                     stderr=out,
                     pass_fds=held,
-                    env={"PATH": os.environ.get("PATH", "")},  # $ETCD_... would be settings
+                    env={"PATH": os.environ.get("PATH", "")},  # etcd would take $ETCD_... as settings
                 )
         finally:
             for each in held:
@@ -172,7 +172,7 @@ class EtcdServer:
             "auto-compaction-retention": "1000",
             "log-level": "warn",
         }
-        # Who has the key is known by its certificate, from whichever of its addresses it comes.
+        # A certificate proves that a server has the key; its address is not checked.
         for name in re.findall(r"--((?:experimental-)?peer-skip-client-san-verification)", known)[:1]:
             settings[name] = "true"
         return [f"--{name}={value}" for name, value in settings.items()]
@@ -185,7 +185,7 @@ class EtcdServer:
         return path
 
     def _last_words(self) -> str:
-        """Why it ended, as far as it logged that."""
+        """The last fatal error in the log, else its last line."""
         lines: list[str] = []
         with suppress(OSError), (self._directory / "etcd.log").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -196,13 +196,13 @@ class EtcdServer:
 
 @functools.cache
 def _options(etcd: str) -> str:
-    """What this etcd says of its options."""
+    """The help text of this etcd, which lists its options."""
     said = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=30, check=False)
     return said.stdout + said.stderr
 
 
 def _address(host: str) -> str:
-    """An IP address to listen on: etcd takes no names."""
+    """The IP address of a host, to listen on: etcd accepts no names."""
     if not host:
         return "0.0.0.0"
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
@@ -210,7 +210,7 @@ def _address(host: str) -> str:
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait until it has ended."""
+    """Wait until the process has ended."""
     loop = asyncio.get_running_loop()
     watched = os.pidfd_open(process.pid)
     over: asyncio.Future[None] = loop.create_future()
@@ -228,7 +228,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, and wait for it. Idempotent."""
+    """End the process, and wait for it. Idempotent."""
     if process.poll() is not None:
         return
     process.terminate()
