@@ -1,18 +1,18 @@
-"""The interface of a cluster's coordinator, implemented by etcd and by this process.
+"""The interface of a cluster's coordinator, implemented on etcd and in the process.
 
-It has three functions: members with leases, values that change by compare-and-set, and a watch on either. It is asked
-when something changes hands, never on the path of rows; while it is away, everything that runs continues.
+It has three functions: members with leases, values that change by compare-and-set, and watches of both. It is needed
+when a lead or a membership changes, never on the path of rows; while it is away, everything that runs continues.
 
 A compare-and-set compares the value itself. Values never return to an earlier one (a configuration contains its epoch,
-a placement table its version), so that is as good as a revision, and users may learn a value from elsewhere. In etcd it
-is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a missing key); members are keys with a lease.
+a placement table its version), so that is as good as a revision, and nodes may learn a value from each other. In etcd
+it is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a missing key); members are keys with a lease.
 
 Invariants of each implementation (`dataplane/testing/coordinators.py`):
 
 - All calls but watches are linearizable: each takes effect at one moment between its beginning and its end.
 - A call that raises Unavailable did not take effect and will not; one that raises OutcomeUnknown may have, or may yet.
-  A read settles it, except for what is still in transit.
-- A watch gives the current value, then later ones. It may skip values, never the last, and never gives an older one
+  A read settles that, except for requests that are still in transit.
+- A watch gives the current value, then later ones. It may skip values, but not the last, and never gives an older value
   after a newer one.
 """
 
@@ -25,8 +25,8 @@ from dataplane.errors import OutcomeUnknown as OutcomeUnknown
 from dataplane.errors import Retryable
 
 DELETED = b""
-"""The value of a key whose owner has deleted what it named, kept for a while: a key without any value may be one of
-a coordinator that was wiped, for which the living nodes restore what they know."""
+"""The value of a deleted key, kept for a while. A key without any value may be one of a coordinator that was wiped,
+which the living nodes restore."""
 
 
 class Unavailable(Retryable):
@@ -43,27 +43,27 @@ class Registration(ABC):
 
     @abstractmethod
     async def renew(self) -> bool:
-        """Keep the entry for `lease_s` from now. False if it is gone, and the member must register again. Raises
-        Unavailable."""
+        """Keep the entry for `lease_s` from now. Returns False if it is gone; then the member must register again.
+        Raises Unavailable."""
 
     @abstractmethod
     async def leave(self) -> None:
-        """Remove the entry; others see it at once. Raises Unavailable: then the lease must expire."""
+        """Remove the entry; others see that at once. Raises Unavailable; then the entry stays until its lease
+        expires."""
 
 
 class Coordinator(ABC):
-    """One client's view. Called from one event loop; a cancelled call may have taken effect, or may yet."""
+    """One client of the coordinator. Called from one event loop. A cancelled call may have taken effect, or may yet."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """What it is and where, for people."""
+        """Kind and address, for people."""
 
     @abstractmethod
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
-        """Become a member, with a value that others can read, for `lease_s` from now and from each renewal. It
-        replaces an earlier registration of that name, whose lease then renews nothing. Raises Unavailable,
-        OutcomeUnknown."""
+        """Become a member, with a value that others can read, for `lease_s` from now and from each renewal. An earlier
+        registration of that name is replaced and can no longer be renewed. Raises Unavailable, OutcomeUnknown."""
 
     @abstractmethod
     async def members(self) -> Mapping[str, bytes]:
@@ -75,8 +75,8 @@ class Coordinator(ABC):
 
     @abstractmethod
     async def evict(self, member: str, value: bytes) -> None:
-        """Remove the member's entry if it has this value: who has seen its process end need not wait for the lease.
-        Its registration then renews nothing. Raises Unavailable, OutcomeUnknown."""
+        """Remove the member's entry if it has this value: a node that has seen its process end need not wait for the
+        lease. Its registration can no longer be renewed. Raises Unavailable, OutcomeUnknown."""
 
     @abstractmethod
     async def read(self, key: str) -> bytes | None:
@@ -84,8 +84,8 @@ class Coordinator(ABC):
 
     @abstractmethod
     async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
-        """If the key has the value `expected` (None: no value), set it to `value` (None: remove it). Returns its
-        value afterwards: `value` if that happened, now or before. Raises Unavailable, OutcomeUnknown."""
+        """If the key has the value `expected` (None: no value), set it to `value` (None: remove it). Returns the
+        value afterwards: `value` if this call or an earlier one has set it. Raises Unavailable, OutcomeUnknown."""
 
     @abstractmethod
     def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
@@ -93,4 +93,4 @@ class Coordinator(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """End the watches, and leave nothing behind; registrations expire by themselves. Idempotent."""
+        """End the watches and release all resources; registrations expire by themselves. Idempotent."""

@@ -5,9 +5,9 @@ transaction that compares `VALUE`, or `VERSION` with 0 for a missing key.
 
 Invariants: all watches of a client share one stream of etcd. A watch reads its first value after that stream has
 begun, and uses only later revisions from the stream, so it misses nothing and never goes back. If the stream breaks,
-every watch raises Unavailable: nothing is resumed from a revision that etcd may have compacted, or that another etcd
-with other revisions may have reached since. A repeated swap is the same request, so an unanswered attempt is
-repeated at the next endpoint, and only a swap that no endpoint answered raises OutcomeUnknown.
+every watch raises Unavailable: none resumes from a revision that etcd may have compacted, or that means something else
+in another etcd. A swap may be repeated, so an unanswered attempt is repeated at the next endpoint, and only a swap that
+no endpoint answered raises OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _EtcdRegistration(Registration):
         if kept.TTL <= 0:
             return False
         found = await self._gateway.ask("kv/range", {"key": encoded(self._key)})
-        return any(pair.lease == self._lease for pair in found.kvs)  # else it was taken away, or over
+        return any(pair.lease == self._lease for pair in found.kvs)  # else it was replaced, removed or has expired
 
     async def leave(self) -> None:
-        with suppress(Refused):  # it has run out
+        with suppress(Refused):  # the lease has expired
             await self._gateway.ask("lease/revoke", {"ID": self._lease})
 
 
@@ -81,7 +81,7 @@ class _Stream:
         self._running: asyncio.Task[None] | None = None
 
     async def subscribe(self, prefix: str) -> _Subscription:
-        """Receive changes of the keys with this prefix, from before this returns. Raises Unavailable."""
+        """Begin to receive changes of the keys with this prefix before this returns. Raises Unavailable."""
         subscription = _Subscription()
         self._subscriptions[subscription] = prefix
         if self._began is None:
@@ -101,14 +101,14 @@ class _Stream:
         return subscription
 
     async def unsubscribe(self, subscription: _Subscription) -> None:
-        """Receive no more."""
+        """End a subscription."""
         self._subscriptions.pop(subscription, None)
         if not self._subscriptions:
             await self._end()
 
     async def _run(self, began: asyncio.Future[None]) -> None:
         try:
-            # A request first: it finds an endpoint that answers, and the stream then is of that one.
+            # This request finds an endpoint that answers, which the stream then uses.
             revision = (await self._gateway.ask("kv/range", {"key": encoded("\0")})).header.revision
             question = {"create_request": below(self._prefix) | {"start_revision": revision + 1}}
             async with aclosing(self._gateway.stream(question)) as answers:
@@ -132,7 +132,7 @@ class _Stream:
                 subscription.changed.set()
 
     def _break(self, error: Unavailable) -> None:
-        """End every watch; the next one begins another stream."""
+        """End every watch with this error. The next watch begins another stream."""
         for subscription in self._subscriptions:
             subscription.broken = error
             subscription.changed.set()
@@ -163,7 +163,7 @@ class EtcdCoordinator(Coordinator):
         login: tuple[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`endpoints`: HOST:PORT of its servers; `name`: the cluster's; `login`: user and password. Raises
+        """`endpoints`: HOST:PORT of each server; `name`: of the cluster; `login`: user and password. Raises
         ValueError if no HTTP client is installed."""
         self._gateway = Gateway(endpoints, timeout_s, tls, login)
         self._members = f"/dataplane/{name}/members/"
@@ -268,7 +268,7 @@ class EtcdCoordinator(Coordinator):
 
 
 def _equals(key: str, value: bytes | None) -> dict[str, Any]:
-    """The comparison of a key's value; of its version if it is to have none."""
+    """The comparison of a key's value; for None, of its version with 0."""
     if value is None:
         return {"key": key, "target": "VERSION", "result": "EQUAL", "version": "0"}
     return {"key": key, "target": "VALUE", "result": "EQUAL", "value": encoded(value)}

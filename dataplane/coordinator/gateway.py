@@ -1,14 +1,14 @@
 """Requests to etcd over its JSON gateway (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/), at one of several
 endpoints.
 
-gRPC would bring grpcio and protobuf, whose versions the other libraries of a training job pin against each other; the
-gateway needs an HTTP client that streams. There keys and values are base64, 64-bit integers are text, and empty fields
-are omitted.
+gRPC would bring grpcio and protobuf, for which the other libraries of a training job pin conflicting versions; the
+gateway needs only an HTTP client that streams. In its JSON, keys and values are base64, 64-bit integers are text, and
+empty fields are omitted.
 
 Invariants: a request ends by its deadline with etcd's answer, Unavailable or OutcomeUnknown. If an endpoint fails,
 the next is tried within that deadline, so requests must be repeatable. OutcomeUnknown is raised if an attempt may
 have reached etcd and none was answered; Unavailable if none can have had an effect: no connection was made, or etcd
-refused. A login is renewed when etcd does not know its token any more.
+refused. The login is repeated when etcd does not know its token any more.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRY_S = 0.5
-"""A request on its way to etcd's leader when that dies is never answered, and must be sent again."""
+"""Timeout of the first attempts: a request to an etcd leader that dies is never answered, and must be sent again."""
 
 _MAX_ANSWER = 64 << 20  # bytes of an answer, or of a line of a watch; etcd itself refuses requests over 1.5 MiB
 _REFUSED = {3, 5, 7, 8, 9, 11, 12, 16}
-"""Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes
-effect. Others, such as UNAVAILABLE ("request timed out", "leader changed"), leave open whether it does."""
+"""Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes effect.
+With others, such as UNAVAILABLE ("request timed out", "leader changed"), it may take effect."""
 _LOGIN = ("invalid auth token", "user name is empty", "revision in header is old")
 
 
@@ -63,7 +63,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A server of etcd, as the other servers know it."""
+    """A server of etcd, as its servers list it."""
 
     ID: int = 0
     name: str = ""
@@ -73,7 +73,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The fields of all answers that are read here. Streamed ones are in `result`."""
+    """The fields that are read here, of all kinds of answers. A streamed answer is in `result`."""
 
     result: Answer | None = None
     header: Header = Header()
@@ -133,7 +133,7 @@ class Gateway:
         self.timeout_s = timeout_s
         self._try_s = try_s
         self._tls = tls
-        self._urls: list[str] = []  # in the order in which they are asked
+        self._urls: list[str] = []  # in the order of attempts
         self.use(endpoints)
         self._login = login
         self._token = ""
@@ -142,18 +142,18 @@ class Gateway:
 
     @property
     def endpoints(self) -> list[str]:
-        """The HOST:PORT of each server, in the order in which they are asked."""
+        """The HOST:PORT of each server, in the order of attempts."""
         return [_endpoint(url) for url in self._urls]
 
     def use(self, endpoints: Sequence[str]) -> None:
-        """Ask these servers from now on; those known already keep their order."""
+        """Use these servers from now on; known ones keep their order."""
         urls = [f"{'https' if self._tls else 'http'}://{endpoint}/v3/" for endpoint in endpoints]
         kept = [url for url in self._urls if url in urls]
         self._urls = kept + [url for url in urls if url not in kept]
 
     async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> Answer:
         """Ask each endpoint in turn, with a longer timeout in each round, until one answers. Raises Unavailable
-        (Refused, if etcd says so) and, if `writes`, OutcomeUnknown."""
+        (Refused, if etcd refuses) and, if `writes`, OutcomeUnknown."""
         deadline, each_s = time.monotonic() + self.timeout_s, self._try_s
         sent, why, first = False, "", self._urls[0]
         while True:
@@ -175,7 +175,7 @@ class Gateway:
                         self._leave(self._urls[0])
                     return answer
             if time.monotonic() - began < each_s or time.monotonic() >= deadline:
-                break  # all have answered, or nobody listens there: the caller knows when to ask again
+                break  # no endpoint timed out, so another round would not help; the caller may ask again later
             each_s *= 2
         if sent and writes:
             raise OutcomeUnknown(why)
@@ -200,7 +200,7 @@ class Gateway:
             asked = {"name": user, "password": password}
             self._token = (await self._ask_once(url, "auth/authenticate", asked, timeout_s)).token
         except _Unanswered as error:
-            raise _Unanswered(str(error), sent=False) from error  # the question itself was not asked
+            raise _Unanswered(str(error), sent=False) from error  # the request itself was not sent
 
     async def _ask_once(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
         import aiohttp
@@ -220,9 +220,9 @@ class Gateway:
         return _understood(said)
 
     async def stream(self, question: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint is
-        regularly asked for something that needs a majority of the servers: without one the watch would be silent.
-        Raises Unavailable."""
+        """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint gets
+        regular requests that need a majority of the servers: without a majority, the watch would be silent. Raises
+        Unavailable."""
         url = self._urls[0]
         reading: asyncio.Queue[Answer | Unavailable] = asyncio.Queue(1)
         tasks = [
@@ -264,7 +264,7 @@ class Gateway:
             try:
                 question = {"key": encoded("\0"), "count_only": True}
                 await self._ask_as_user(url, "kv/range", question, self.timeout_s)
-            except Refused:  # it answers
+            except Refused:  # a refusal is an answer too
                 continue
             except (_Unanswered, Unavailable) as error:
                 self._leave(url)
@@ -292,7 +292,7 @@ class Gateway:
         )
 
     async def aclose(self) -> None:
-        """Close it. Idempotent."""
+        """Close the HTTP client. Idempotent."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -301,7 +301,7 @@ class Gateway:
 
 
 def _understood(said: bytes | bytearray) -> Answer:
-    """Raises _Unanswered for something that is no answer, or leaves the outcome open; Refused if etcd refuses."""
+    """The decoded answer. Raises _Unanswered if it is invalid or leaves the outcome open, Refused if etcd refuses."""
     try:
         answer = _decoder.decode(said)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -319,7 +319,7 @@ def _endpoint(url: str) -> str:
 
 
 def encoded(text: str | bytes) -> str:
-    """Base64, as etcd takes keys and values."""
+    """The base64 encoding of a key or value, as the gateway requires."""
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 

@@ -1,5 +1,5 @@
-"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do; its
-creator may keep the values for the next one."""
+"""A coordinator within one process: for one host, and for tests. It ends with the process, as its members do; its
+creator may save the values for the next one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _ProcessRegistration(Registration):
 class ProcessCoordinator(Coordinator):
     """A coordinator that all clients in the process share; closing it closes it for all.
 
-    `values`: of an earlier one. `keep(key, value)` is awaited before a value changes, for each key one at a time. If
-    it raises, the caller of the change gets the error, and the value is unchanged.
+    `values`: saved values of an earlier one. `keep(key, value)` is awaited before a value changes, for each key one at
+    a time. If it raises, the caller of the change gets the error, and the value is unchanged.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ProcessCoordinator(Coordinator):
         self._registry.members_changed = lambda: self._wake("")
         self._registry.value_changed = self._wake
         self._clock = clock
-        self._watches: dict[asyncio.Event, str] = {}  # "": the members
+        self._watches: dict[asyncio.Event, str] = {}  # -> key, or "" for the members
         self._closed = False
 
     @property

@@ -1,7 +1,7 @@
 """The coordinator's state, without I/O or a clock: each call is atomic.
 
-`process` adds an asyncio interface, the simulator a network. The time is passed in, and never goes back; leases that
-have expired by then are removed before anything else happens.
+`process` adds an asyncio interface, the simulator a network. The time is passed in and never goes back; each call
+about members first removes those whose leases have expired by then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Member(msgspec.Struct):
 
 
 class Registry:
-    """Members and values. `members_changed()` and `value_changed(key)` are called within the call that changes them."""
+    """Members and values. A call that changes them calls `members_changed()` or `value_changed(key)`."""
 
     __slots__ = ("_members", "_registration", "_values", "members_changed", "value_changed")
 
@@ -31,7 +31,7 @@ class Registry:
         self.value_changed: Callable[[str], None] = lambda key: None
 
     def register(self, member: str, value: bytes, lease_s: float, now: float) -> int:
-        """The number of the registration, with which it is renewed."""
+        """Register a member. Returns the number of the registration, for `renew`."""
         self.expire(now)
         self._registration += 1
         self._members[member] = _Member(value, lease_s, now + lease_s, self._registration)
@@ -39,7 +39,7 @@ class Registry:
         return self._registration
 
     def renew(self, member: str, registration: int, now: float) -> bool:
-        """Whether that registration still exists, and is kept."""
+        """Renew the lease of a registration. Returns False if it does not exist any more."""
         self.expire(now)
         found = self._members.get(member)
         if found is None or found.registration != registration:
@@ -69,7 +69,7 @@ class Registry:
             self.members_changed()
 
     def next_expiry(self) -> float | None:
-        """When the next lease expires."""
+        """The time at which the next lease expires; None without members."""
         return min((member.until_s for member in self._members.values()), default=None)
 
     def members(self, now: float) -> Mapping[str, bytes]:
