@@ -1,1 +1,1 @@
-"""A user's process: the plane and what it hands out."""
+"""The client side: the plane, and the objects that its calls return."""

@@ -5,8 +5,8 @@
 stream in the order in which they were sent. If a block is refused, or finds no room, half of it is tried, down to one
 call, which waits for room: so each call has its own keys or its own error.
 
-Invariants: a row is appended once or its call fails; the caller may change what was sent; at most `_BLOCKS` blocks
-wait, and further calls wait for room. Any thread may send; the rest belongs to the event loop.
+Invariants: a row is appended once or its call fails; the caller may change the arrays after `send`; at most `_BLOCKS`
+blocks wait, and further calls wait for room. Any thread may send; the rest belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FORMS = 64
 
 _NONE: list[Any] = []
 _UNTAGGED: dict[str, Any] = {}
-"""Of calls without metadata, shared by all of them: objects for each row are work for the garbage collector."""
+"""Shared by all calls without metadata: an object for each row is work for the garbage collector."""
 
 Begin = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -75,7 +75,7 @@ class AsyncAppender:
         self._form: RowSchema | None = None  # of the last rows
         self._forms: dict[Any, RowSchema] = {}
         self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
-        self._unseen: dict[Call, None] = {}  # that failed, and nobody was informed
+        self._unseen: dict[Call, None] = {}  # failed calls whose error no caller has got
         self._room = asyncio.Event()
         self._running = False
         self._closed = False
@@ -119,8 +119,8 @@ class AsyncAppender:
         return await sent
 
     async def flush(self) -> None:
-        """Append what was sent, without further delay, and wait until it is in the stream. Raises the first error
-        that no awaiting caller got; later ones are dropped."""
+        """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
+        that no awaiting caller got; drops later ones."""
         with self._lock:
             block = self._blocks[-1] if self._blocks else None
             if block is not None:
@@ -175,8 +175,8 @@ class AsyncAppender:
     def _gather(
         self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
-        """Write rows with this layout, of at most so many bytes, after those of the last block; None for others, and
-        if there is no room. Raises Misuse, Closed."""
+        """Write rows with this layout, of at most so many bytes, after those of the last block. None if the rows do not
+        fit the layout, or if there is no room. Raises Misuse, Closed."""
         if form is None or not form.simple or not (tags is None or type(tags) is dict):
             return None
         bare = keys is None and group is None and not tags
@@ -200,7 +200,7 @@ class AsyncAppender:
             return None if call is None else self._put(block, call, gathered.nbytes - before)
 
     def _crowded(self) -> bool:
-        """Whether there is no room for any row; then `room` waits until there is."""
+        """Whether every block is full; `room` waits until one is not."""
         with self._lock:
             crowded = len(self._blocks) >= _BLOCKS and self._blocks[-1].full
             if crowded:
@@ -220,8 +220,8 @@ class AsyncAppender:
         return form
 
     def _block(self, kind: Kind) -> Block | None:
-        """The block for calls of this kind; a call of a new block counts with its first. None if there is no room.
-        Under the lock. Raises Closed."""
+        """The block for calls of this kind, a new one if needed. None if there is no room. Under the lock. Raises
+        Closed."""
         if self._closed:
             raise Closed("the appender is closed")
         block = self._blocks[-1] if self._blocks else None
@@ -292,7 +292,7 @@ class AsyncAppender:
         self._room.set()
 
     def _following(self, done: Block | None) -> Block | None:
-        """The next block; None if there is none, and the next one starts this again."""
+        """The next block; None if no block is left: the next `send` starts the task again."""
         with self._lock:
             if done is not None:
                 self._blocks.popleft()

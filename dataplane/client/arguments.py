@@ -1,5 +1,5 @@
-"""What callers give, as messages hold it: checked here, so that a mistake is a `Misuse` with a name and not a message
-that the node refuses together with the connection."""
+"""Checks arguments and converts them to the form of messages: a mistake raises `Misuse` with its name, where the node
+would refuse the message and close the connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAG_KINDS = (str, int, float, bool, type(None))
 
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
-    """A duration as it is sent: what is below zero has passed already. Raises Misuse."""
+    """A duration in seconds, as sent; a negative one has passed already. Raises Misuse."""
     if type(value) is float and value >= 0.0:
         return value
     if value is None and default is not None:
@@ -140,7 +140,7 @@ def settings(
     *,
     durable: bool | None = None,
 ) -> Settings | None:
-    """What a stream is to be made with; None where only one that is there is wanted. Raises Misuse."""
+    """The settings of a new stream; None to open an existing one only. Raises Misuse."""
     if tasks is None:
         made = (max_bytes, max_rows, max_lag, max_deliveries, copies, group_size, durable)
         if any(each is not None for each in made):

@@ -4,8 +4,8 @@ Recorders, replays and followers of a stream run so, off the path of producers a
 event loop nor the turns of the plane that began them.
 
 Invariants: `close` ends the work and waits for it; its error is raised by `wait`, once it has ended. Closing a plane
-ends what it began. The threads are daemons: work that nobody ended is broken off with the process, and must be such
-that this loses nothing.
+ends the work that it began. The threads are daemons: unended work is broken off with the process, so it must lose
+nothing by that.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Background(ABC):
             self._begun.set()
 
     async def _connected(self) -> None:
-        from dataplane.client.connecting import Connecting  # which imports what begins this
+        from dataplane.client.connecting import Connecting  # imported late: that module imports this one
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._begun.set()
@@ -82,7 +82,7 @@ class Background(ABC):
 
     @property
     def error(self) -> BaseException | None:
-        """Its error, or one that it ignored; None if there is none."""
+        """The error that ended the work, or one that it ignored; None if it had none."""
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
@@ -119,7 +119,7 @@ class Background(ABC):
         try:
             self.close()
         except Exception:
-            if raising:  # else what left the block is what its caller is to see
+            if raising:  # else the error that left the block takes precedence
                 raise
 
     async def __aenter__(self) -> Self:
@@ -132,14 +132,14 @@ class Background(ABC):
 
 
 def _forget(error: BaseException | None) -> None:
-    """Drop what the frames of an error refer to, and with it the memory that they hold."""
+    """Clear the frames of an error, so that their local variables hold no memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 async def end_all(connection: Connection) -> None:
-    """End what the plane of this connection, which is being closed, began."""
+    """End the background work that the plane of this connection began; the plane is being closed."""
     begun = _begun.pop(connection, [])
     for each in begun:
         if each.running:

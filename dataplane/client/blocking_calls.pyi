@@ -88,12 +88,12 @@ class PlaneCalls(Blocking):
     ) -> Batch:
         """The rows and columns of a reference, without a copy if they are contiguous.
 
-        Reads back what is on disk. timeout: seconds to wait for room for that.
+        Restores spilled shards. timeout: seconds to wait for room for that.
 
         device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
         out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
             for a ragged one. SchemaMismatch for another dtype or shape.
-        group: a group of `torch.distributed` whose ranks all call this now, each for what it wants: see
+        group: a group of `torch.distributed` whose ranks all call this now, each for its own rows: see
             `dataplane.collective.get`.
 
         Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
@@ -108,7 +108,7 @@ class PlaneCalls(Blocking):
         """Free the rows and columns of a reference, or everything put under a scope.
 
         Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
-        freed rows, and the rest with the last column of the last row. Freeing what is gone does nothing.
+        freed rows, and the rest with the last column of the last row. Freeing freed rows does nothing.
 
         Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
         """
@@ -179,10 +179,9 @@ class PlaneCalls(Blocking):
     def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
         """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
 
-        Nobody else sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint
-        of this format), Misuse (there is no file to be read, or a stream with the name exists), Backpressure,
-        LimitExceeded.
+        No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
+        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
+        format), Misuse (no file can be read there, or a stream with the name exists), Backpressure, LimitExceeded.
         """
 
     def replay(
@@ -238,14 +237,14 @@ class PlaneCalls(Blocking):
         number. Empty for a node without a cluster."""
 
     def graphs(self) -> dict[str, Any]:
-        """What the processes of the node and its cluster have reported of their performance so far: sums, of which
+        """The performance figures that the processes of the node and its cluster have reported: sums, of which
         `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
 
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Why a step of the job takes as long as it does, from what its processes do in the next `seconds`.
+        """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
 
-        role: whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if nobody
-        consumes, or nobody has the role; PeerUnavailable.
+        role: the one whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if no
+        process consumes, or none has the role; PeerUnavailable.
         """
 
 class StreamCalls(Blocking):
@@ -266,8 +265,8 @@ class StreamCalls(Blocking):
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to what was put. The stream owns a reference from then on: it is
-            freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        columns: as for `plane.put`, or a reference to rows that were put. The stream owns a reference from then on: it
+            is freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
         keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
         group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
             stream. None: each row is in a group of its own.
@@ -337,7 +336,7 @@ class StreamCalls(Blocking):
             replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
             acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
-        timeout: seconds to wait, 600 if None. After 10 s a log message says what is waited for.
+        timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
         Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
         counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
@@ -354,8 +353,8 @@ class StreamCalls(Blocking):
 
         prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
         timeout: seconds to wait for each delivery, from when it is asked for.
-        at_end: what happens at the end if rows of the task are dead letters, were dropped, or have expired: "warn"
-            issues a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+        at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
+            a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
         Raises as `consume`, and Closed if the stream is dropped.
         """
@@ -391,13 +390,12 @@ class StreamCalls(Blocking):
         until they are dropped."""
 
     def lost(self, task: str | None = None) -> LostRows:
-        """Rows that were lost because a host with some of their columns died. Each is reported once, to whoever asks
-        first, and can be appended again. Holders of such rows get `OwnerDied` when they read them. If all hosts died
-        that kept the order of the rows, their keys are unknown: `unnamed` counts them by the node of their producers,
-        as far as those live.
+        """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
+        caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
+        hosts that kept the order of the rows died, their keys are unknown: `unnamed` counts them by the node of their
+        producers, as far as those live.
 
-        task: leave out rows that this task had acked; they are reported to nobody. Raises Misuse for an unknown
-        task.
+        task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
 
     def begin(
@@ -436,14 +434,14 @@ class StreamCalls(Blocking):
     def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
         """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
 
-        columns: what is recorded; a row is done when it has all of them. None: those that rows have once each other
-            task has done one.
+        columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
+            every other task has acked one row.
         task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
             before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
         compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
             tells; "wait" leaves them in the stream.
 
-        Raises Misuse. What goes wrong later is raised by the recording's `wait` and `close`.
+        Raises Misuse. The recording's `wait` and `close` raise later errors.
         """
 
     def close(self) -> None:
@@ -552,8 +550,8 @@ class AppenderCalls(Blocking):
         """As `stream.append`, in a block with the rows that others append meanwhile."""
 
     def flush(self) -> None:
-        """Append what was sent, without further delay, and wait until it is in the stream. Raises the first error
-        that no awaiting caller got; later ones are dropped."""
+        """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
+        that no awaiting caller got; drops later ones."""
 
 class TableCalls(Blocking):
     """The calls of `Table`."""
@@ -570,12 +568,12 @@ class TableCalls(Blocking):
         timeout: float = 60.0,
         narrow: Narrow = False,
     ) -> Index:
-        """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
-        that are, columns they had are replaced, and freed.
+        """Write these columns to rows; returns the rows' numbers. Creates missing rows, which must be named by keys. In
+        existing rows replaces columns of the same name, and frees the old ones.
 
-        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; in a
-            mapping, a column may be a reference to one that is in a table already, which stays until no row of a table
-            needs it; None: only keys and tags.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on; in a
+            mapping, a column may be a reference to a column of a table, which stays until no row of a table needs it;
+            None: only keys and tags.
         tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
         dedupe: names of columns of which equal rows are stored once.
         stored: called with a reference to the columns, once they are the table's.
@@ -598,8 +596,8 @@ class TableCalls(Blocking):
         timeout: float = 60.0,
         narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
-        """As `upsert`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
-        One message instead of three for writing, asking for the schema, and looking."""
+        """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
+        columns. One message instead of three (write, schema, look)."""
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse
@@ -619,9 +617,9 @@ class TableCalls(Blocking):
     def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns
-        they have. With `since`, the `changes` of an earlier look, no rows if nothing has changed in the table.
-        Raises Misuse for a row that does not exist."""
+        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each has. With
+        `since`, the `changes` of an earlier look, no rows if nothing has changed in the table. Raises Misuse for a row
+        that does not exist."""
 
     def ready(
         self,
@@ -635,7 +633,7 @@ class TableCalls(Blocking):
         """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
         there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
 
-        timeout: seconds to wait for that many; nobody polls. Raises NotReady at the deadline.
+        timeout: seconds to wait for that many, without polling. Raises NotReady at the deadline.
         """
 
     def claim(
@@ -649,14 +647,14 @@ class TableCalls(Blocking):
         """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
         meanwhile or is gone: choose again.
 
-        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns what was
-            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost
-            can be repeated.
-        give: what is given, if it is not what is claimed.
+        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
+            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
+            be repeated.
+        give: the rows to return under this id, if they differ from the claimed ones.
         """
 
     def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """What was given under this id to the task; None if no claim had it."""
+        """The rows given to the task under this id; None if no claim had it."""
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
         """Undo that the task, or any task, has claimed these rows, or all. The ids of those claims are forgotten."""
@@ -772,8 +770,8 @@ class WeightsCalls(Blocking):
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
-        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is visible of one that
-        fails or is cancelled; what it has written is removed at once or, if it is complete, with the next version.
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. A failed or cancelled publication
+        shows nothing; its data is removed at once, or with the next complete version.
         """
 
     def get(
@@ -785,7 +783,7 @@ class WeightsCalls(Blocking):
         timeout: float = 60.0,
     ) -> Tensors:
         """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
-        bytes, which are fetched once for each host, and only those that are wanted.
+        bytes, and each host fetches only the wanted ones, once.
 
         version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
         names: the wanted tensors; all, if None.
@@ -794,8 +792,8 @@ class WeightsCalls(Blocking):
         timeout: seconds to wait for the version, and for room.
 
         The mapping does not change whatever is published later, until it and all of its tensors are gone. Raises
-        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part
-        of one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
+        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
+        one, that was not published), OwnerDied, Backpressure, PeerUnavailable.
         """
 
     def versions(self) -> list[int]:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _NONE: list[Any] = []
-"""Of calls without any, shared by all of them: objects for each row are work for the garbage collector."""
+"""Shared by all calls without metadata: an object for each row is work for the garbage collector."""
 
 
 class Kind(NamedTuple):
-    """What calls must have in common to be in one append; and whether their rows are gathered as they come."""
+    """The properties that all calls of one append share. `gathered`: rows are copied into the block as they come."""
 
     form: RowSchema
     keyed: bool
@@ -60,7 +60,7 @@ class Call:
         self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
         self.columns: list[Values] = _NONE
         self.withdrawn = False
-        """Nobody wants it any more."""
+        """The caller has cancelled it."""
         self.done = False
         """The rows are there."""
         self.asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
@@ -68,13 +68,13 @@ class Call:
 
 
 class Block:
-    """Calls of one kind, whose rows are appended as one. `gathered`: where those are, if they are gathered."""
+    """Calls of one kind, whose rows are appended as one. `gathered`: the memory with their rows, or None."""
 
     def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind
         self._narrow = narrow
         self.bare = None if kind.keyed or kind.grouped or kind.tags or gathered is None else kind.form
-        """The form of its rows, where they are gathered and nothing more is said of them."""
+        """The schema of its rows, if they are gathered and have no keys, groups or tags."""
         self.gathered = gathered
         self.calls: list[Call] = []
         self.rows = self.nbytes = 0
@@ -95,8 +95,8 @@ class Block:
         return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
 
     async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
-        """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which
-        is added to `unseen`."""
+        """Append all calls, as many at a time as find room. Afterwards each call has its keys or its error; failed ones
+        are added to `unseen`."""
         left, most = self.calls, len(self.calls)
         ended: DataplaneError = Closed("the appender was stopped")
         try:
@@ -108,7 +108,7 @@ class Block:
                 elif not isinstance(error, Backpressure | LimitExceeded | Misuse) or isinstance(error, Closed | Forked):
                     ended = error
                     break
-                elif len(some) > 1:  # some of them may be taken, also where not all will ever be
+                elif len(some) > 1:  # some calls may fit, even if all together never do
                     most = len(some) // 2
                 else:
                     some[0].error, left = error, left[1:]
@@ -132,8 +132,8 @@ class Block:
             call.asked = None
 
     async def _together(self, calls: list[Call], stream: AsyncStream) -> DataplaneError | None:
-        """Append the rows of these calls as one. Returns the error, if they are not. Several do not wait: there may
-        be room for some of them, for which a consumer waits that is to make room for the others."""
+        """Append the rows of these calls as one. Returns the error if that fails. Several calls do not wait for room:
+        there may be room for some, and their consumer may have to make room for the others."""
         first = calls[0]
         try:
             keys = await stream.writes.append_block(

@@ -90,7 +90,7 @@ async def write(stream: AsyncStream, to: Writing) -> None:
                         frames += await _write_columns(to, rows, task, ref)
             file.frame(END, msgspec.msgpack.encode(frames))
             await to.writer.in_thread(PIECE, file.commit)
-        except Freed:  # columns went with the snapshot: its holder knows why
+        except Freed:  # columns were freed with the snapshot: ask its leader for the reason
             await stream.ask(r.ReadSnapshot(snapshot=taken.snapshot, first=0, count=1), r.SnapshotRows)
             raise
         finally:
@@ -116,7 +116,7 @@ async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> 
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
             tables = [table async for table in _tables(to, ref)]
-        except LimitExceeded:  # they lie in more shards than fit the node's memory at once
+        except LimitExceeded:  # their shards do not fit the node's memory at once
             if len(rows) == 1:
                 raise
         else:
@@ -177,7 +177,7 @@ async def read(
 
 @dataclass(frozen=True, slots=True)
 class _Restoring:
-    """What is restored, from where, and to which stream."""
+    """A restore in progress: its file, and the stream that it fills."""
 
     connection: Connection
     writer: Writer

@@ -10,11 +10,10 @@ all that comes before its frame; the checksum before the first is the number of 
 Arrow IPC stream, which other programs can read; the others are MessagePack, of `BLOCK` a `snapshot_format.RowsState`.
 Nothing in it is ever unpickled.
 
-Invariants: a frame is read where it was written, behind the frame that it was written behind, in the file that
-it was written to, or is `Corrupt`: frames that change places, are missing, come twice or are of another file (an older
-checkpoint, say) do not pass. The file is under its name once all of it is on the disk, and not before; what takes its
-place stays until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE;
-NFS has not).
+Invariants: a frame is valid only at its place in its file, after its predecessor, else it is `Corrupt`: frames that are
+moved, missing, repeated or of another file (an older checkpoint, say) are detected. The file gets its name only once
+all of it is on the disk; an earlier file of that name stays until then; a writer that dies leaves nothing, if the file
+system has files without names (O_TMPFILE; NFS lacks it).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class CheckpointWriter:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises Misuse where no file can be written there."""
         self.path = Path(path)
-        self._name: Path | None = None  # of a file that has one, before it gets its own
+        self._name: Path | None = None  # of a file that was created with a temporary name
         with _typed(self.path):
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -77,7 +76,7 @@ class CheckpointWriter:
             self._file.write(MAGIC)
         self._chain = _Chain()
         self.id = secrets.token_bytes(_ID)
-        """What no other file has."""
+        """The file's random id."""
         self.frame(START, self.id)
 
     def _open(self) -> BinaryIO:
@@ -93,7 +92,7 @@ class CheckpointWriter:
         return self.path.with_name(f".{secrets.token_hex(8)}.checkpoint")
 
     def frame(self, kind: int, payload: Any) -> None:
-        """Add a frame; `payload` is bytes, or what has them. Raises LimitExceeded where the disk is full."""
+        """Add a frame; `payload` is a bytes-like object. Raises LimitExceeded where the disk is full."""
         view = memoryview(payload).cast("B")
         checksum = self._chain.checksum(kind, view)
         with _typed(self.path):
@@ -116,7 +115,7 @@ class CheckpointWriter:
             try:
                 if self._name is None:
                     name = self._beside()
-                    # With a directory's descriptor, since only then Python has the link followed to the file.
+                    # Only with a directory's descriptor does Python make linkat follow the link in /proc.
                     os.link(
                         f"/proc/self/fd/{self._file.fileno()}", name.name, dst_dir_fd=directory, follow_symlinks=True
                     )
@@ -131,7 +130,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # of a disk that is full, again
+        with suppress(OSError):  # the disk may still be full
             self._file.close()
         if self._name is not None:
             self._name.unlink(missing_ok=True)
@@ -141,7 +140,7 @@ class CheckpointReader:
     """Reads one file. A context manager. For one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse where there is no file to be read, Corrupt where it is no checkpoint of this format."""
+        """Raises Misuse if no file can be read there, Corrupt if it is no checkpoint of this format."""
         self.path = Path(path)
         with _typed(self.path):
             self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
@@ -164,11 +163,11 @@ class CheckpointReader:
 
     @property
     def offset(self) -> int:
-        """The place in the file of what comes next."""
+        """The offset of the next unread byte."""
         return self.size - self._left
 
     def corrupt(self, what: str, offset: int | None = None) -> Corrupt:
-        """The error that says so of this file, at this place of it, or where it has been read to."""
+        """The error about this file, at this offset, or at the end of the part read so far."""
         at = self.offset if offset is None else offset
         return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path))
 
@@ -222,7 +221,7 @@ class CheckpointReader:
 def _typed(path: Path) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:  # a name that no system has
+    except ValueError as error:  # an invalid name
         raise Misuse(f"{str(path)!r} can not be a file: {error}") from None
     except OSError as error:
         if error.errno in _FULL:

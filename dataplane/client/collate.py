@@ -1,4 +1,4 @@
-"""What a batch becomes for a training loop: a dict of tensors, ragged columns jagged or padded."""
+"""Converts a batch for a training loop: a dict of tensors, ragged columns jagged or padded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataplane.device.host_to_device import each_tensor
 from dataplane.errors import Misuse
 
 MASK = "_mask"
-"""What the name of a padded column's mask ends in."""
+"""The suffix of the name of a padded column's mask."""
 
 
 def named(how: Any, padding_value: Any) -> Callable[[Batch], Any]:
@@ -28,13 +28,13 @@ def named(how: Any, padding_value: Any) -> Callable[[Batch], Any]:
 
 
 def jagged(batch: Batch) -> dict[str, Any]:
-    """Dense columns as tensors, ragged ones as nested tensors; lists of everything else. In place where rows lie in
+    """Dense columns as tensors, ragged ones as nested tensors; lists of everything else. In place if the rows lie in
     one run."""
     return {name: _ragged(column) if column.kind == "ragged" else _plain(column) for name, column in batch.items()}
 
 
 def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
-    """As `jagged`, but ragged columns in rectangles as long as the longest row, each with a mask of its values."""
+    """As `jagged`, but ragged columns are padded to the longest row, each with a mask of its values."""
     made: dict[str, Any] = {}
     for name, column in batch.items():
         if column.kind != "ragged":
@@ -64,4 +64,4 @@ def _plain(column: Column) -> Any:
 def _ragged(column: Column) -> Any:
     if column.field.varying > 1:
         return column.torch()
-    return tensors.jagged(*column.packed())  # not `torch()`, which keeps what it made: it may be pinned next
+    return tensors.jagged(*column.packed())  # not `torch()`, which caches its tensor: this one may be pinned next

@@ -1,7 +1,7 @@
 """Shards that are held, put together as columns: piece by piece, or many small ones in one pass (`Stack`).
 
 The shards of a reply stay a table (`Holding`): no object is made for each of thousands of small ones. Each pin that the
-node granted is dropped once, with the last view of what it holds; small shards share pins.
+node granted is dropped once, with the last view of its shards; small shards share pins.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST = 8
 """Pieces of a column from which on they are read in one pass."""
 
 _MOST = 256 << 10
-"""Bytes of a piece up to which that is faster than to look at each where it is."""
+"""Bytes of a piece up to which one pass is faster than reading each piece in place."""
 
 
 def _indexed(column: ColumnHeader) -> bool:
@@ -44,7 +44,7 @@ def _indexed(column: ColumnHeader) -> bool:
 
 
 def _sorted(sources: Sequence[refs.Piece], by: Index) -> tuple[Index, Index]:
-    """The places of the pieces in the order of these numbers, and where each of their rows is then."""
+    """The order of the pieces by these numbers, and the new position of each of their rows."""
     order = np.argsort(by, kind="stable")
     lengths = np.array([len(piece.rows) for piece in sources])
     starts, moved = np.cumsum(lengths) - lengths, np.empty_like(lengths)
@@ -53,7 +53,8 @@ def _sorted(sources: Sequence[refs.Piece], by: Index) -> tuple[Index, Index]:
 
 
 def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[refs.Piece, ...], Index | None]:
-    """The same rows, each stored column in one piece: many rows that share a value are as many pieces of few."""
+    """The same rows, with one piece for each stored column: rows that share a value come as many pieces of few
+    columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
     own = [numbers.setdefault(piece[:3], len(numbers)) for piece in sources]
     if len(numbers) == len(sources):
@@ -67,7 +68,7 @@ def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[r
 
 
 def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
-    """A column of shards that lie like this. Raises Misuse where they have none such."""
+    """A column of shards with this layout. Raises Misuse if they do not have it."""
     columns = laid.outline.columns
     if ordinal >= len(columns):
         raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
@@ -75,7 +76,7 @@ def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
 
 
 class _Several:
-    """The rows that are wanted of each of some shards: as they are, and as numbers for all at once."""
+    """The wanted rows of several shards: one `Rows` each, and arrays of numbers to check all at once."""
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self.rows = rows
@@ -87,11 +88,11 @@ class _Several:
         return int(self._lengths.sum())
 
     def within(self, there: Index) -> bool:
-        """Whether shards of so many rows have them."""
+        """Whether shards with these row counts contain the wanted rows."""
         return bool((self._stops <= there).all())
 
     def cover(self, there: Index) -> bool:
-        """Whether they are all of so many rows, in order."""
+        """Whether the wanted rows are all rows of shards with these row counts, in order."""
         return self._ranges and bool(((self._stops == there) & (self._lengths == there)).all())
 
 
@@ -179,15 +180,15 @@ class ColumnAssembly:
         return len({outline.kinds[ordinal] for outline in outlines}) == 1
 
     def _rows(self, frame: Frame) -> _Several:
-        """What is wanted of the parts of a frame, looked at once for all columns that are in it."""
+        """The rows wanted from each part of a frame, computed once for all of its columns."""
         wanted = self._wanted.get(id(frame))
         if wanted is None:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
     def _kind(self, piece: refs.Piece) -> tuple[object, int]:
-        """The same for pieces that lie alike, which are the same column of shards. Raises Misuse where a shard has no
-        such column."""
+        """A key that is equal for pieces with the same layout and column number. Raises Misuse if the shard has no such
+        column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
         return laid.outline.kinds[piece.ordinal], piece.ordinal
@@ -202,7 +203,7 @@ class ColumnAssembly:
         return False
 
     def _is_small(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether columns that lie alike can be read in one pass, and are small enough for that."""
+        """Whether columns with the same layout can be read in one pass, and are small enough for that."""
         if _indexed(_column(self._held.laid(keys[0]), ordinal)):
             return False
         return self._stack(keys).nbytes(ordinal) <= _MOST * len(keys)
@@ -223,8 +224,8 @@ class ColumnAssembly:
     def _stacked(
         self, name: str, field: Field, ordinal: int, keys: tuple[ShardKey, ...], several: _Several
     ) -> Selection | None:
-        """These rows of the shards, which lie alike, as one; None where they are large, where one row stands for
-        several, or where so little of them is wanted that it is not worth it."""
+        """These rows of shards with the same layout, as one selection of their stack. None if the column is large or
+        has an index, or if less than half of the rows is wanted."""
         if not self._is_small(keys, ordinal):
             return None
         stack = self._stack(keys)
@@ -251,7 +252,7 @@ class ColumnAssembly:
 
 _LEAST_PINNED, _MOST_PINNED = 256 << 10, 4 << 20
 """Bytes of small shards that share a pin, as the columns of one put share a shard: a quarter of all, within these
-bounds. Dropping a pin is a message, and a few hundred of those take longer than reading what they hold."""
+bounds. Dropping a pin takes a message, and a few hundred messages take longer than reading those shards."""
 
 
 _FEW = 64
@@ -267,7 +268,7 @@ class PinnedShard(NamedTuple):
 
 
 class ShardDescriptions:
-    """What a reply says of held shards: their places, and their layouts, which are validated."""
+    """The held shards of a reply: their places, and their validated layouts."""
 
     def __init__(self, places: Table, reply: m.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
@@ -277,7 +278,7 @@ class ShardDescriptions:
             self.laid = check_layouts(reply.layouts, [int(places[0, 3])])
         else:
             sizes = np.full(len(reply.layouts), np.iinfo(np.int64).max)
-            np.minimum.at(sizes, places[:, 4], places[:, 3])  # a range within the smallest lies within each
+            np.minimum.at(sizes, places[:, 4], places[:, 3])  # the smallest of the shards that share a layout
             self.laid = check_layouts(reply.layouts, sizes.tolist())
 
     def live(self, keys: Sequence[ShardKey]) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
@@ -299,8 +300,8 @@ class Holding:
         described: ShardDescriptions | None,
         carried: bytes = b"",
     ) -> None:
-        """`mapped`: those that other processes keep; `keys`: of those that are `described`, in that order, whose
-        bytes are `carried` by the reply, or are to be held."""
+        """`mapped`: shards that other processes keep. `keys`: of the shards of `described`, in its order. `carried`:
+        their bytes, if the reply has them; else the shards are pinned."""
         self._keys = keys
         self._mapped = mapped
         self._described = described
@@ -334,7 +335,7 @@ class Holding:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """The outline of all of them; None if they have several."""
+        """The common outline of the shards; None if they differ."""
         outlines = {id(each): each for each in (laid.outline for laid in self._laid)}
         outlines |= {id(held.laid.outline): held.laid.outline for held in self._mapped.values()}
         return next(iter(outlines.values())) if len(outlines) == 1 else None

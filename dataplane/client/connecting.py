@@ -117,8 +117,8 @@ def connect(
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
-    name: what `stats`, `dataplane top` and errors call this process, up to 80 characters; None: its program's name, and
-        which child of that it is.
+    name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
+        name, and its own in `multiprocessing` if it is a child.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
     ValueError for an invalid address.
@@ -135,7 +135,7 @@ def _is_door(address: str) -> bool:
 
 
 def _resolved(address: str, config: NodeConfig | None, dead: str = "") -> str:
-    """The address of this host's node, as that system says; not that of one that is `dead`, whatever it says. Blocks.
-    Raises as the integration does."""
+    """The address of this host's node, from that system; never the address `dead`. Blocks. Raises as the integration
+    does."""
     found: str = importlib.import_module(_DOORS[address]).find(config, dead)
     return found

@@ -2,9 +2,9 @@
 
 Invariants: a request ends with its reply or the node's typed error. If the node does not answer in time or is gone, a
 request that changes something ends with `OutcomeUnknown`, and with `PeerUnavailable` one that was not sent, only reads,
-or whose late reply is undone. If a cancelled request succeeds, what it was granted is released. While something is
-reserved, signs of life are sent several times a lease. In a forked child every use raises `Forked`, and the socket
-is replaced there, so that the child neither keeps the parent's pins nor disturbs its messages.
+or whose late reply is undone. If a cancelled request succeeds, its grant is released. While a reservation is open,
+heartbeats are sent several times a lease. In a forked child every use raises `Forked`, and the socket is replaced
+there, so that the child neither keeps the parent's pins nor disturbs its messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _clock = time.monotonic_ns
 
 
 class _Unanswered(PeerUnavailable):
-    """Ends the wait for a reply. What the caller gets says `Connection._unanswered`."""
+    """Ends the wait for a reply; `Connection._unanswered` makes the error that the caller gets."""
 
 
 def _nothing() -> None:
@@ -84,22 +84,22 @@ class Connection:
         self._forked = False  # set by the hook below: os.getpid would be a system call for every use
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
+        self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: the caller has stopped waiting
         self._unsent: set[int] = set()  # requests that did not reach the node, which had gone
         self._gone: DataplaneError | None = None
         self._closing = False
         self._settling: asyncio.Future[None] | None = None
         self._detached = False
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[Segment, int]] = weakref.WeakKeyDictionary()
-        """The mappings of drafts, each with its segment and offset there: what they show goes to others in the end."""
+        """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
         self.handing: set[int] = set()
-        """The requests by whose leave something is about to be appended that was put before: see `Admit`."""
+        """The `Admit` requests for references that were put earlier and are about to be appended."""
         self.keeping: Callable[[m.Keeping], None] = lambda told: None
-        """Called with what the node says of shards that this client keeps."""
+        """Called with the node's messages about shards that this client keeps."""
         self._reserved = 0
         self._prewarm: list[Mapping] = []
         self.events: PlainWriter | None = None
-        """Of the events of this connection; None where the node wants none."""
+        """Records the events of this connection; None if the node wants none."""
         self._heartbeat: asyncio.TimerHandle | None = None
         connected = connect(parse_address(address))
         self._socket = connected
@@ -145,11 +145,11 @@ class Connection:
         return self._forked
 
     def next_id(self) -> int:
-        """A number for a request, which identifies the place in the user's source where it is made."""
+        """A number for a request, which includes the number of the calling place in the user's source."""
         return next(self._requests) << BITS | recorder.place()
 
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Send a request and return its reply. Raises what the node answers, PeerUnavailable and OutcomeUnknown."""
+        """Send a request and return its reply. Raises the node's error, PeerUnavailable and OutcomeUnknown."""
         return await self._answered(request, kind, timeout_s, self._ask(request))
 
     def _ask(self, request: Any) -> asyncio.Future[m.Reply]:
@@ -192,7 +192,7 @@ class Connection:
         return self._checked(reply, kind)
 
     def _checked(self, reply: m.Reply, kind: type[R]) -> R:
-        if self._detached:  # between the reply and now: what it granted has gone with the connection
+        if self._detached:  # between the reply and now: its grant has gone with the connection
             self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
@@ -213,7 +213,7 @@ class Connection:
             raise
 
     async def _finish(self, exchange: Exchange[Any, T], future: asyncio.Future[m.Reply], begun: int = 0) -> T:
-        """The rest of an exchange, whose first request was sent at `begun`, or is this one."""
+        """Complete an exchange after its first request, which was sent at `begun` (0: just now)."""
         events = self.events
         began = begun or _clock()
         while True:
@@ -236,9 +236,9 @@ class Connection:
     def exchange_now(
         self, exchange: Exchange[Any, T], wait: Callable[[int], bool], began: int
     ) -> tuple[T | None, Coroutine[Any, Any, T] | None]:
-        """As `exchange`, by a thread while nobody runs the event loop: the result, or a coroutine to be run in the
-        loop for it. `wait(descriptor)` waits a little, and returns whether only that socket is readable. `began`:
-        the start of the call, in nanoseconds of the monotonic clock."""
+        """As `exchange`, in a thread while the event loop does not run: the result, or a coroutine to be run in the
+        loop for it. `wait(descriptor)` waits a little, and returns whether only that socket is readable. `began`: the
+        start of the call, in nanoseconds of the monotonic clock."""
         events, begun = self.events, 0
         while not self._pending and self._channel.quiet:
             began = _clock() if begun and events is not None else began
@@ -290,7 +290,7 @@ class Connection:
             self._undo(future.result())
 
     def _undo(self, reply: m.Reply) -> None:
-        """Release what a reply granted to a caller that does not wait for it any more."""
+        """Release the grant of a reply whose caller has stopped waiting."""
         match reply:
             case m.Reserved():
                 self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
@@ -317,8 +317,7 @@ class Connection:
             self.tell(m.FreeElsewhere(self.next_id(), node, [(link, [], (0, 0, b"")) for link in links]))
 
     def discard(self, shards: list[int]) -> None:
-        """Leave nothing of this process's reservations, whether or not they are sealed by now. Nobody else may know
-        them."""
+        """Release reservations of this process, sealed or not. No other process may know these shards."""
         self._channel.send(m.Abort(shards))
         self._channel.send(m.Unpin(shards))
         self.tell(m.Free(self.next_id(), shards, [], ""))
@@ -362,7 +361,7 @@ class Connection:
         try:
             if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
                 self.events = Recorder(fd).writer
-        except OSError as error:  # of memory: it goes without
+        except OSError as error:  # no memory to map it: continue without
             log.warning("this process records no events: %s", error)
         finally:
             os.close(fd)
@@ -394,20 +393,19 @@ class Connection:
     # Signs of life
 
     def reserved(self, change: int) -> None:
-        """So many reservations more (or fewer) are open; while there is one, signs of life are sent."""
+        """Change the number of open reservations; heartbeats are sent while one is open."""
         self._reserved += change
         if self._reserved and self._heartbeat is None:
             self._beat()
 
     @property
     def beating(self) -> bool:
-        """Whether signs of life are due."""
+        """Whether heartbeats are due."""
         return bool(self._reserved) and self._channel.open
 
     @property
     def owed(self) -> bool:
-        """Whether a reply is due to a caller that does not wait for it any more, and what it grants must be
-        released."""
+        """Whether a reply is pending whose caller has stopped waiting, so that its grant must be released."""
         return None in self._pending.values() and self._channel.open
 
     def _beat(self) -> None:
@@ -417,7 +415,7 @@ class Connection:
             self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
 
     def report(self, graph: bytes) -> None:
-        """From any thread: send this process's performance graph, and what was dropped by now."""
+        """From any thread: send this process's performance graph, and the pins dropped so far."""
 
         def send() -> None:
             if self.pins.dropped:
@@ -431,7 +429,7 @@ class Connection:
     # Pins
 
     def _flush_soon(self) -> None:
-        """From any thread: send what was dropped, in the next step of the event loop."""
+        """From any thread: send the dropped pins in the next step of the event loop."""
         with suppress(RuntimeError):  # the loop was closed without closing the plane; the process's end unpins
             self._soon(self._flush)
 
@@ -460,7 +458,7 @@ class Connection:
 
     async def settle(self) -> None:
         """Before `close`: end the requests that wait with Closed, and wait until the node has answered them and has
-        received everything, so that what it grants them is released. If it is silent for `_ANSWER_S`, wait no more."""
+        received everything, so that their grants are released. If it is silent for `_ANSWER_S`, wait no more."""
         self.refuse()
         for future in self._pending.values():
             if future is not None and not future.done():
@@ -478,8 +476,8 @@ class Connection:
             self._settling.set_result(None)
 
     def close(self) -> None:
-        """Close, but leave the pins of existing views to those. Idempotent; never blocks. What waits to be sent is
-        dropped: see `settle`."""
+        """Close, but leave the pins of existing views to those. Idempotent; never blocks. Drops unsent messages: see
+        `settle`."""
         if self._detached:
             return
         self._closing = self._detached = True
@@ -488,7 +486,7 @@ class Connection:
             self._heartbeat.cancel()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
-        kept = [m.Cancel(request) for request in self.handing]  # this process lives on, with what it put
+        kept = [m.Cancel(request) for request in self.handing]  # this process lives on and owns its shards
         if self._channel.open and self.pins.live:
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
@@ -499,11 +497,12 @@ class Connection:
                 self._channel.send(message)
             self._channel.close()
         self._prewarm.clear()
-        self.events = None  # unmapped with whoever records last
-        self.segments.clear()  # views have what they need of them
+        self.events = None  # unmapped when the last recording thread drops it
+        self.segments.clear()  # views keep their own mappings
 
     def forked(self) -> None:
-        """In the child: this connection is the parent's. What is written to its drafts here changes nothing there."""
+        """In a forked child: close this copy of the parent's socket, and make its drafts private, so that writes here
+        do not reach the parent."""
         let_go(self._socket)
         for mapping, (segment, offset) in list(self.unsealed.items()):
             with suppress(DataplaneError):  # it stays forbidden

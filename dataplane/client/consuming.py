@@ -31,13 +31,12 @@ log = logging.getLogger(__name__)
 CONSUME_TIMEOUT_S = 600.0
 """The default timeout of a consume."""
 LOG_WAIT_S = 10.0
-"""After this time a log message says what a task waits for."""
-_WHY_S = 1.0  # that a node may take to say why no rows are ready
-_ANSWER_S = 0.1  # that an answer may take, however short the timeout
+"""Seconds after which the log says why a task waits."""
+_WHY_S = 1.0  # the time of a node to report why no rows are ready
+_ANSWER_S = 0.1  # the least time for an answer, even with a shorter timeout
 
 AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
-"""What a loop over a stream does at the end if the task has not done all rows: issue a `UserWarning`, raise Closed,
-or nothing."""
+"""The action of a loop over a stream at the end if the task has not done all rows: a `UserWarning`, Closed, or none."""
 
 
 def check_at_end(at_end: str) -> None:
@@ -75,7 +74,7 @@ class Consuming:
 
 
 class WaitLog:
-    """Logs what a task waits for after `LOG_WAIT_S`; once for each task of a stream."""
+    """Logs why a task waits, after `LOG_WAIT_S`; once for each task of a stream."""
 
     def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
         self._stream, self._task, self._columns = stream, task, columns
@@ -142,7 +141,7 @@ async def deliveries(
 
     async def one() -> Delivery:
         while True:
-            with suppress(NotReady):  # nobody may wait yet; a waiter keeps the time
+            with suppress(NotReady):  # perhaps no caller waits yet; a waiter keeps the time
                 delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
                 fetch_ahead(delivery)
                 return delivery
@@ -240,7 +239,7 @@ class Sampling:
             except NotReady:
                 if loop.time() >= until:
                     raise
-                seen = -1  # others took these rows, which changes nothing for those that are left
+                seen = -1  # other consumers took these rows; choose among the rest
 
     def _choose(self, candidates: Candidates) -> Any:
         try:

@@ -27,7 +27,7 @@ from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
 
 LEFT = "the loop over deliveries was left with them in hand"
-"""The reason of a nack by a loop, which does not know what ended it."""
+"""The reason of a nack by a loop, which does not know the error that ended it."""
 
 _REASON = 200  # characters
 
@@ -95,7 +95,7 @@ class Delivery:
         await self._settle(done=False, reason=reason)
 
     async def unseen(self) -> None:
-        """As `nack`, without counting as a delivery: nobody has looked at the rows."""
+        """As `nack`, but does not count as a delivery: the rows were not read."""
         await self._settle(done=False, seen=False)
 
     async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
@@ -191,7 +191,7 @@ class Taken(Sequence[BatchRef]):
 
 
 class DeadLetters:
-    """Dead letters of a task. `ref` has the columns that all of them have; None if there are none."""
+    """Dead letters of a task. `ref` has the columns common to all of them; None without dead letters."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)

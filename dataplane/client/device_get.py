@@ -43,7 +43,7 @@ class AsyncReader(Protocol):
 
 
 def nbytes(batch: Batch, device: Any, out: Mapping[str, Any] | None) -> int:
-    """How many bytes `placed` copies, at most."""
+    """The most bytes that `placed` copies."""
     if device is not None and device.type != "cpu":
         return batch.nbytes
     return sum(batch[name].nbytes for name in out if name in batch) if isinstance(out, Mapping) else 0
@@ -53,7 +53,7 @@ def placed(
     batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor, streams: Sequence[Any] = ()
 ) -> Batch:
     """The batch on a device, after its columns were copied into `out`. No copy is running any more when this returns
-    or raises. `streams`: the caller's, where this is another thread. Raises as `Batch.to` and `jobs_into`."""
+    or raises. `streams`: the caller's, if this is another thread. Raises as `Batch.to` and `jobs_into`."""
     with ordering.as_called(streams):
         if out is not None:
             jobs = jobs_into(batch, out)
@@ -101,12 +101,12 @@ _PIECE = 8 << 20
 def jobs_into(batch: Batch, out: Mapping[str, Any]) -> list[Job]:
     """Copies, independent of each other, that together fill `out`: arrays of NumPy and tensors by the names of columns.
 
-    What is copied is checked before anything is. A dense column takes [rows, *shape], a ragged one of one varying
-    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype or that which narrower
-    integers are stored in (`Column.narrow`), and contiguous unless on a device. Copies to devices run in the caller's
-    thread, when their job is called.
+    All columns are checked before the first copy. A dense column takes [rows, *shape], a ragged one of one varying
+    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype or the narrower one that
+    it is stored in (`Column.narrow`), and contiguous unless on a device. Copies to devices run in the caller's thread,
+    when their job is called.
 
-    Raises SchemaMismatch where a column is not there or has another dtype or shape, Misuse for what can not be written.
+    Raises SchemaMismatch if a column is missing or has another dtype or shape, Misuse for a read-only destination.
     """
     if not isinstance(out, Mapping):
         raise Misuse(f"out is a mapping of columns' names to tensors, not {type(out).__name__}")
@@ -150,7 +150,7 @@ def _memory(column: Column, target: Any) -> Bytes:
 
 
 def _dtype(target: np.ndarray[Any, Any], field: Field) -> str:
-    """The name of an array's dtype; that of the field where it is of the field's storage type."""
+    """The name of an array's dtype; the field's, if the array has the field's storage type."""
     from dataplane.batch.dtypes import storage
 
     return field.dtype if target.dtype == storage(field.dtype) else name_of(target.dtype) or str(target.dtype)

@@ -1,11 +1,10 @@
 """Memory of a CUDA device that one process keeps and others of its host map, by CUDA IPC as torch does it.
 
-What torch shares of a storage (`_share_cuda_`) names the allocation, where in it the storage begins, and an event that
-whoever maps it waits for. The device keeps the allocation for as long as the process that has it; the node's holds say
-when it may be used for something else.
+torch's handle of a storage (`_share_cuda_`) names the allocation, the storage's offset in it, and an event on which a
+process that maps it waits. The device keeps the allocation as long as its process lives; the node's pins say when it
+may be reused.
 
-Invariants: bytes that were written are there before the handle is made. Nobody writes to them afterwards: what
-is mapped is the very memory.
+Invariants: all bytes are written before the handle is made, and never afterwards: readers map the very memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataplane.device.staging import leave, outward
 
 _own: weakref.WeakValueDictionary[int, OwnDevice] = weakref.WeakValueDictionary()
 """Memory of this process, by number: CUDA IPC maps that of others alone."""
-_numbers = itertools.count(secrets.randbits(48))  # no other process's, which may have this one's number elsewhere
+_numbers = itertools.count(secrets.randbits(48))  # random, so that no other process has the same
 
 
 class OwnDevice:
@@ -41,11 +40,11 @@ class OwnDevice:
         self._device = device
         self._counter: tuple[Any, int] | None = None
         _own[self.number] = self
-        with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # on which all of it is written
+        with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # the stream of all writes to it
             self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
 
     def shared(self) -> tuple[str, tuple[Any, ...]]:
-        """The device's name to others, and the parts by which they map it."""
+        """The device's UUID, and torch's handle by which other processes map the memory."""
         import torch
 
         with torch.cuda.device(self._device):
@@ -80,7 +79,7 @@ class OwnDevice:
             stream.synchronize()
 
     def mapped(self, pin: object) -> MappedDevice:
-        """The same for this process."""
+        """The memory for readers in this process."""
         return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
@@ -90,8 +89,8 @@ class OwnDevice:
             leave(memory[: self.size], [tensor], NOTHING)
 
     def close(self, *, mapped: bool = False) -> None:
-        """See `kept_columns.MappableMemory`. torch counts who is to map it, one at first, and who did: where nobody
-        came it is told that one has, or it would keep the memory for good."""
+        """See `kept_columns.MappableMemory`. torch counts expected mappings, one at first, and made ones. If no process
+        has mapped it, torch is told that one has, or it would keep the memory for good."""
         tensor, counter = self._tensor, self._counter
         self._tensor = self._counter = None
         if tensor is not None and mapped:
@@ -101,11 +100,12 @@ class OwnDevice:
 
 
 _left: list[Any] = []
-"""What others mapped still when the plane that kept it was closed: it stays until the process ends."""
+"""Tensors that other processes still mapped when the plane was closed; kept until the process ends."""
 
 
 class _PinHold:
-    """What the tensors of mapped memory keep: its pin, for as long as what the stream was given may use them."""
+    """Holds the pin of mapped memory for its tensors, until the CUDA stream has run the work queued when they were
+    dropped."""
 
     __slots__ = ("_device", "_pin")
 
@@ -131,7 +131,8 @@ def _done(event: Any) -> bool:
 
 class MappedDevice:
     """Memory of another process's device, or this one's (`batch.Memory`): read on the host by copies, and on the device
-    in place. The tensors keep the pin by their storage, and so does what the stream of who drops them has yet to do."""
+    in place. The tensors' storage keeps the pin, until the current CUDA stream of the thread that drops them has done
+    its queued work."""
 
     def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
         """`own`: the tensor is this process's, which keeps the memory without a pin for as long as one looks at it."""
@@ -171,7 +172,7 @@ class MappedDevice:
 
 
 def mapped(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedDevice | None:
-    """The memory of these parts, of the device of that name, if this process has it; else None."""
+    """Map the memory of this handle on the device with this UUID; None if this process cannot."""
     import torch
 
     if not torch.cuda.is_available():
@@ -193,6 +194,6 @@ def mapped(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedD
 
 
 def of_this_process(number: int, pin: object) -> MappedDevice | None:
-    """The memory of that number which this process keeps."""
+    """The memory with this number, if this process keeps it; else None."""
     own = _own.get(number)
     return None if own is None else own.mapped(pin)

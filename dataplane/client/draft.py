@@ -2,9 +2,9 @@
 
 A draft is one shard, in its own mapping.
 
-Invariants: nobody sees it before it is sealed. Sealing turns the mapping into a private copy-on-write one at the
-same addresses, so existing arrays can still be read, and writing to them changes nothing that others see; they keep
-the shard's bytes in place as a get would. A draft that is dropped, or left by an exception, releases its memory.
+Invariants: no other process sees it before it is sealed. Sealing turns the mapping into a private copy-on-write one at
+the same addresses, so existing arrays can still be read, and writes to them stay private; they keep the shard's bytes
+in place as a get would. A draft that is dropped, or left by an exception, releases its memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dataplane.client.memory import Mapping as MemoryMapping
 from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
 
-_MOST_BYTES = 1 << 62  # that a message can ask for; the node refuses less that is too much
+_MOST_BYTES = 1 << 62  # the most that a message can ask for; the node's own limits are lower
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The specification of a column to be written: what a row of it is, how many rows, and for a ragged one the
-    length of each."""
+    """The specification of a column to be written: its field, row count, and for a ragged one the length of each
+    row."""
 
     field: Field
     rows: int
@@ -72,7 +72,7 @@ def _require_spec(name: Any, spec: Any) -> None:
 
 
 def _sizes(values: Any, what: str, least: int = 1) -> tuple[int, ...]:
-    """Integers, none negative, at least so many. Raises SchemaMismatch, saying `what` they should be."""
+    """At least `least` integers, none negative. Raises SchemaMismatch, whose text describes them by `what`."""
     try:
         sizes = tuple(operator.index(value) for value in values)
     except TypeError:
@@ -114,7 +114,7 @@ class Draft:
         self._size = max((o + n for _, layout in layouts for o, n in layout.buffers), default=0)
         self._mapping: MemoryMapping | None = self._segment.shared(self._offset, max(1, self._size))
         connection.unsealed[self._mapping] = self._segment, self._offset
-        self._keeps: list[Any] = []  # kept by the arrays; the pin is added once there is one
+        self._keeps: list[Any] = []  # kept by the arrays; `seal` adds the pin
         self._open = True
         self._write_offsets()
 

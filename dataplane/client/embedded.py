@@ -4,8 +4,8 @@ A process whose `connect()` finds no address in the environment starts a node an
 other planes and its children connect to it.
 
 Invariants: the node ends with this process, however that ends (it watches this process itself); earlier, once the
-plane that started it is closed, as soon as nobody is connected any more, views of closed planes included. A forked
-child never stops its parent's node.
+plane that started it is closed, as soon as no process is connected any more; a view of a closed plane counts as a
+connection. A forked child never stops its parent's node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory, of nodes tha
 
 def find(given: str | None) -> str:
     """The given address, $DATAPLANE_ADDRESS or, without either, that of this user's only node on this host. Raises
-    ValueError if there is none, or several."""
+    ValueError if this user has no node here, or several."""
     address = given or environment().address
     if address is not None:
         return address
@@ -56,11 +56,11 @@ def _nodes(runtime: Path) -> Iterator[Path]:
 
 
 class Launched:
-    """A running node, a child of this process. `address` is what to connect to."""
+    """A running node, a child of this process. `address`: for `connect`."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises Rejected where it can not meet the settings, saying why;
-        PeerUnavailable where it does not come up."""
+        """Start it and wait until it answers. Raises Rejected if it cannot meet the settings, saying why;
+        PeerUnavailable if it does not start."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = node_command(config, theirs)
@@ -102,13 +102,13 @@ class Launched:
 
 
 def node_command(config: NodeConfig, ready: socket.socket, *more: str) -> list[str]:
-    """What runs a node that ends with this process, and says on `ready` that it runs."""
+    """The command line of a node that ends with this process, and reports on `ready` that it runs."""
     command = [sys.executable, "-m", "dataplane.node", json.dumps(asdict(config)), str(os.getpid())]
     return [*command, str(ready.fileno()), *more]
 
 
 def first_words(node: socket.socket, lines: int) -> Sequence[str]:
-    """What a node says that runs, in so many lines, of which the first is its address. Raises as `Launched`."""
+    """The lines that a started node reports, so many, its address first. Raises as `Launched`."""
     node.settimeout(_START_S)
     words = ""
     with suppress(OSError):  # no word in time, or it has ended
@@ -133,7 +133,7 @@ class EmbeddedNode(Launched):
         export_address(self.address)
 
     async def retire(self, *, wait: bool = True) -> None:
-        """Let it end once nobody is connected; wait a moment for that."""
+        """Let the node end once no process is connected; wait a moment for that."""
         self.forget()
         if os.getpid() != self._starter:
             return
@@ -155,7 +155,7 @@ class EmbeddedNode(Launched):
         _reap()
 
     def forget(self) -> None:
-        """Have nobody find it any more."""
+        """Remove the node from those that this process's `connect` and children find."""
         if self in _running:
             _running.remove(self)
             export_address(_running[-1].address if _running else None)

@@ -23,7 +23,7 @@ _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
 
 def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequence[str], rows: int) -> None:
-    """The last event was an append of these rows. `keys`: those that the caller gave."""
+    """Record that the last event was an append of these rows. `keys`: those that the caller gave."""
     events = connection.events
     if events is None:
         return
@@ -35,7 +35,7 @@ def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequenc
 
 
 def delivered(connection: Connection, mark: str, stream: bytes, given: r.Delivered) -> None:
-    """The last event was a consume of these rows."""
+    """Record that the last event was a consume of these rows."""
     events, numbers = connection.events, given.rows
     if events is None:
         return

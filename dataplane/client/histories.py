@@ -5,9 +5,9 @@ samples` places. The metadata of a response is the tag of its place, so lengths 
 millions of prompts are a row each of one leader. Tokens stay where they were written, or are recorded by reference; a
 drafter reads them in place, and fetches them once for each host.
 
-Invariants: what a failed call has stored is freed. A prompt has at most `keep * samples` responses, of its newest
-`keep` epochs; the oldest epoch is removed first, and in one epoch the lowest reward. Two processes that record one
-prompt at the same moment may take the same place: the later response stays. If responses are removed meanwhile, or
+Invariants: a failed call frees the rows that it has stored. A prompt has at most `keep * samples` responses, of its
+newest `keep` epochs; the oldest epoch is removed first, and in one epoch the lowest reward. Two processes that record
+one prompt at the same moment may take the same place: the later response stays. If responses are removed meanwhile, or
 their host is lost, a drafter has fewer.
 """
 
@@ -42,8 +42,8 @@ KEEP, SAMPLES = 4, 8
 MAX_BYTES = 1 << 30
 """The default capacity of a history."""
 
-_SPARED = 0.9  # of `max_bytes`, what is left when more was there
-_LOOKED = 4096  # prompts of one message when responses are to go
+_SPARED = 0.9  # the part of `max_bytes` that is kept when the bound is exceeded
+_LOOKED = 4096  # prompts in one message when responses are removed
 _ORDERS_BYTES = 64 << 20  # of orders that a process keeps
 _TRIES = 3
 
@@ -60,8 +60,8 @@ class StoredResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewResponses:
-    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: where the tokens are stored
-    already, for the history to keep or to free."""
+    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: the tokens if they are stored
+    already; the history keeps or frees them."""
 
     keys: list[str]
     tokens: list[npt.NDArray[Any]]
@@ -218,7 +218,7 @@ class AsyncHistory:
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
     async def _record(self, recorded: NewResponses, timeout: float) -> None:
-        """Assign each response its place. What `ref` refers to becomes the table's, or is freed."""
+        """Assign each response its place. The table takes over the rows of `ref`, or they are freed."""
         left = np.ones(len(recorded.keys), bool)
         try:
             keys = list(dict.fromkeys(recorded.keys))
@@ -259,7 +259,7 @@ class AsyncHistory:
     def _place(self, held: dict[str, StoredResponse]) -> str:
         """The place of a new response: a free one, else that of the response to be removed first."""
         if not held:
-            return self._places[0]  # so that whoever has responses has one there
+            return self._places[0]  # so every prompt with responses has one there
         free = [place for place in self._places if place not in held]
         if free:
             return free[secrets.randbelow(len(free))]
@@ -268,7 +268,7 @@ class AsyncHistory:
     # the bound
 
     async def _bound(self, came: int) -> None:
-        """Remove responses if there are more bytes than `max_bytes`."""
+        """Remove responses if the table holds more than `max_bytes`."""
         self._unchecked += came
         if self._unchecked * 64 < self.max_bytes:
             return
@@ -319,7 +319,7 @@ class AsyncHistory:
         try:
             seen = await self._table.look(keys)
             return list(zip(seen.keys, seen.tags, strict=True))
-        except Misuse:  # one of them is not there
+        except Misuse:  # one of the prompts does not exist
             if len(keys) == 1:
                 return []
         middle = len(keys) // 2

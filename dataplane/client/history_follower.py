@@ -1,8 +1,9 @@
-"""A history that records a stream's rows as they are done, beside whoever opened it: `plane.stream(history=...)`.
+"""Records a stream's rows in a history as they are done, in the process that opened the stream:
+`plane.stream(history=...)`.
 
 The rows are recorded by reference, by a task of the stream of its own, in a thread of its own. Where several processes
 open the stream so, they share its rows. It ends when the stream is closed and all of its rows are recorded, or when the
-plane is closed: then the rows that are left stay for the next who opens the stream so.
+plane is closed: then the remaining rows stay for the next process that opens the stream so.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 _ROWS = 256
-_WAIT_S = 0.5  # for rows, before it is looked whether this is to end
+_WAIT_S = 0.5  # of waiting for rows, between checks whether to end
 
 
 def following(history: Any) -> Following | None:
-    """What a user gave as a stream's history. Raises Misuse."""
+    """Validate the `history` argument of `plane.stream`. Raises Misuse."""
     found = getattr(history, "_inner", history)
     if isinstance(found, AsyncHistory):
         found = found.following()

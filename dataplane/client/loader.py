@@ -130,11 +130,12 @@ class Loader:
         self.steps = 0
         """Batches whose step was acked, those of a loaded state included."""
         self.rows = 0
-        """Rows of those."""
+        """The rows of these batches."""
         self.version: int | None = None
         """The newest policy version among those rows."""
         self.delivery: Delivery | None = None
-        """The delivery whose batch was handed out last: its keys, groups, versions and tags; None before and after."""
+        """The delivery of the batch that was returned last, with its keys, groups, versions and tags; None before the
+        first and after the last."""
         self._stream = stream
         self._task = task
         self._collate = collate
@@ -145,7 +146,7 @@ class Loader:
         check_at_end(at_end)
         self._at_end: AtEnd = at_end
         self._how = dict(how)
-        # Not held: what is left by `break` is to end at once, and not when a collector finds the cycle.
+        # A weak reference: an iteration left by `break` ends at once, not when the collector finds a cycle.
         self._iteration: weakref.ref[_Iteration] | None = None
 
     def __repr__(self) -> str:
@@ -161,8 +162,8 @@ class Loader:
         return iteration
 
     def ack(self) -> None:
-        """The step of the last batch is done: ack it now, and not when the next is asked for. What is saved
-        afterwards includes the step, and its rows are not delivered again. Raises LeaseExpired."""
+        """Ack the last batch now, as its step is done, and not when the next is asked for. A state saved afterwards
+        includes the step, and its rows are not delivered again. Raises LeaseExpired."""
         delivery = self.delivery
         if delivery is not None and not delivery.settled:
             delivery.ack()
@@ -224,7 +225,7 @@ class Loader:
                 if self._device is not None:
                     batch = arrive(batch, self._device)
                 yield batch
-                del batch  # before the next is waited for: it may hold the memory that it needs
+                del batch  # before the wait for the next batch, which may need its memory
                 self.ack()
                 self.delivery = None
         finally:
@@ -245,7 +246,7 @@ class Loader:
             try:
                 delivery.renew()
             except LeaseExpired:
-                # Nobody has seen it, so it may go to others; but replicas that skip would get out of step.
+                # The delivery was not used, so it may go to others; but a replica that skips it would get out of step.
                 if self._how["replica"] is not None:
                     raise
                 ahead.ask(1)
@@ -253,7 +254,7 @@ class Loader:
             return delivery, batch
 
     def _finished(self) -> Collate:
-        """The function that turns a batch into what is returned, in the thread that fetches."""
+        """The function that collates, pins and copies a batch, in the thread that fetches."""
         collate, device, pinning = self._collate, self._device, self._pinning()
         if device is not None:
             return lambda batch: brought(collate(batch), device)
@@ -311,7 +312,7 @@ class _Iteration(Iterator[Any]):
         return next(self._batches)
 
     def close(self) -> None:
-        """Give back what was fetched and not returned. Idempotent."""
+        """Give back the deliveries that were fetched and not returned. Idempotent."""
         self._batches.close()
 
     def end(self) -> None:
@@ -323,10 +324,11 @@ class _Iteration(Iterator[Any]):
 
 
 class _Ahead:
-    """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back what is left.
+    """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back the deliveries
+    that were not returned.
 
-    What it has fetched and not returned it keeps leased. The two threads communicate by queues, which no signal can
-    leave locked, as it can conditions.
+    It renews the leases of deliveries not yet returned. The threads communicate by queues: a signal may leave a
+    condition locked, a queue never.
     """
 
     def __init__(self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any]) -> None:
@@ -340,7 +342,7 @@ class _Ahead:
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
         self.closed: Closed | None = None
-        """How the stream ended, once it has."""
+        """The error that ended the stream, once it has."""
         self._held: dict[int, AsyncDelivery] = {}  # delivered and not taken yet
         self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
@@ -353,15 +355,15 @@ class _Ahead:
             self._asked.put(True)
 
     def next(self, timeout_s: float) -> tuple[Delivery, Any, float] | None:
-        """What was fetched first: a delivery, its batch, and since when it is held. None: there will be no more.
-        Raises NotReady if no rows are delivered by the deadline, and errors of the thread."""
+        """The oldest fetched delivery, its batch, and since when it is held. None: there will be no more. Raises
+        NotReady if no rows are delivered by the deadline, and errors of the thread."""
         until = monotonic() + timeout_s
         while True:
             try:
                 fetched = self._fetched.get(timeout=min(self._renew_s, max(0.0, until - monotonic())))
                 break
             except queue.Empty:
-                if self._held:  # rows were delivered, and are read and collated: that takes its own time
+                if self._held:  # delivered rows are being read and collated, which does not count as waiting
                     until = max(until, monotonic() + self._renew_s)
                     with suppress(DataplaneError):
                         self._stream._wait(self._renew())
@@ -378,7 +380,7 @@ class _Ahead:
         return fetched
 
     def stop(self, left: Delivery | None) -> None:
-        """Fetch no more; give back what was fetched and not returned, and `left`. Returns when that is done."""
+        """Fetch no more; give back the deliveries not yet returned, and `left`. Returns when that is done."""
         if left is not None:
             self._left.append(left)
         self._stopped = True
@@ -388,7 +390,8 @@ class _Ahead:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(task.cancel)
         self._asked.put(False)
-        # Not for ever: a collector may have ended the iteration in the middle of a call, which then waits for this.
+        # Bounded: the garbage collector may end the iteration within a call of the thread, which would then wait for
+        # itself.
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -405,10 +408,10 @@ class _Ahead:
             self._give_back(delivery)
 
     def _next_asked(self) -> bool:
-        """Whether to fetch one more; meanwhile, what is fetched stays leased."""
+        """Whether to fetch one more, once that is known; meanwhile renews the leases of fetched deliveries."""
         while True:
             due_s = self._renewed + self._renew_s - monotonic()
-            if due_s <= 0:  # also where it is asked for more so often that nothing is ever waited for
+            if due_s <= 0:  # also if requests come so often that the queue is never empty
                 with suppress(DataplaneError):  # the next request raises it
                     self._stream._wait(self._renew())
                 continue
@@ -428,7 +431,7 @@ class _Ahead:
             made = self._make(delivery, batch)
         except asyncio.CancelledError:
             return False
-        except BaseException as error:  # to be raised where it can be seen
+        except BaseException as error:  # raised in the iterating thread
             self._fetched.put(None if isinstance(error, _End) else error)
             return False
         self._fetched.put((delivery, made, since))
@@ -448,7 +451,7 @@ class _Ahead:
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
         try:
-            if self._stopped:  # after `_fetching` was set: `stop` sees that, or this sees `stop`
+            if self._stopped:  # after `_fetching` was set: `stop` sees that, or this sees `_stopped`
                 raise asyncio.CancelledError
             delivery = await self._consume()
             since = monotonic()
@@ -472,7 +475,7 @@ class _Ahead:
         while True:
             try:
                 return await stream.consume(self._task, timeout=min(TIMEOUT_S, self._renew_s), **self._how)
-            except NotReady:  # nobody may wait yet; a waiter keeps the time
+            except NotReady:  # perhaps no caller waits yet; a waiter keeps the time
                 await self._renew()
             except Closed as error:
                 stream._connection.check()
@@ -480,11 +483,11 @@ class _Ahead:
                 raise _End from error
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
-        """Give back to others; `seen`: as a delivery that failed."""
+        """Give a delivery back; `seen`: count it as a failed delivery."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())
 
 
 class _End(Exception):
-    """The stream is closed, and the task is done with all of it."""
+    """The stream is closed, and the task has done all of its rows."""

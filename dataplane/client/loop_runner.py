@@ -1,16 +1,16 @@
-"""An event loop for callers that do not have one: whoever waits for something runs it.
+"""An event loop for callers without one: a thread that waits for a result runs it.
 
 Handing a call to a loop in another thread and back costs two wake-ups, 100 to 200 microseconds here. So a thread that
-calls while nobody runs the loop takes its turn and runs it itself, until its call is done (leader and followers,
-Schmidt et al. 2000). Who calls while another's turn lasts hands its coroutine over and waits; a thread in the
-background then has a turn for as long as anybody waits, or `busy` says that something must go on.
+calls while the loop does not run takes the turn and runs it itself, until its call is done (leader and followers,
+Schmidt et al. 2000). A thread that calls during another's turn hands its coroutine over and waits; a background thread
+then has the turn for as long as any thread waits, or `busy` is true.
 
-Invariants: the loop is run by one thread at a time; what was handed over is run to its end, also when the
-thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
+Invariants: the loop is run by one thread at a time; a coroutine that was handed over is run to its end, also after the
+thread with the turn leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
 interrupt comes, no turn is kept and none is lost.
 
 Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves that locked, and then the
-loop waits too, for ever.
+loop waits for ever.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _ALONE_S = 0.02
 
 
 class _Interrupts:
-    """Ctrl-C in the main thread while the block lasts: it cancels, instead of breaking off whatever is being done.
+    """Ctrl-C in the main thread while the block lasts: it cancels the call, and does not break off the step in
+    progress.
 
-    What the handler raises that was there before (for one, KeyboardInterrupt) is raised where the block ends as
-    cancelled. Where it ends otherwise, the interrupt came too late: `late` is called. In other threads, and within
-    another block, this does nothing.
+    If the block ends as cancelled, it raises the error of the earlier handler (such as KeyboardInterrupt). If it ends
+    otherwise, the interrupt came too late: `late` is called. In other threads, and within another block, this does
+    nothing.
     """
 
     __slots__ = ("_before", "_cancel", "_error", "_late")
@@ -66,12 +67,13 @@ class _Interrupts:
         try:
             self._before(*signalled)
         except BaseException as error:
-            self._error = error.with_traceback(None)  # else it would hold this, which holds it
+            self._error = error.with_traceback(None)  # else its traceback and this would refer to each other
             if self._cancel is not None:
                 self._cancel()
 
     def cancel_by(self, cancel: Callable[[], object] | None) -> None:
-        """How to cancel from now on; at once where the interrupt has come already. None: no more."""
+        """Set the function that cancels, and call it at once if the interrupt has come already. None: cancel no
+        more."""
         self._cancel = cancel
         if cancel is not None and self._error is not None:
             cancel()
@@ -79,7 +81,7 @@ class _Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is None:
             return
-        _signal.signal(signal.SIGINT, self._before)  # which lets the handler see the signals so far
+        _signal.signal(signal.SIGINT, self._before)  # this also runs the handler for signals so far
         error, self._error = self._error, None
         if error is None:
             return
@@ -96,15 +98,15 @@ def _interrupt() -> None:
 
 
 class LoopRunner:
-    """A loop, and whose turn it is to run it. `close` ends it."""
+    """A loop, and the turn to run it. `close` ends it."""
 
     def __init__(self) -> None:
         self.busy: Callable[[], bool] = lambda: False
-        """Whether something must go on although nobody waits for it. Asked when a call ends."""
+        """Whether work must continue without a waiting thread. Called when a call ends."""
         self._selector = PollingSelector()
         self._loop = polling_loop(self._selector)
         self._turn = threading.Lock()
-        self._run_for: Coroutine[Any, Any, Any] | None = None  # whose turn it is
+        self._run_for: Coroutine[Any, Any, Any] | None = None  # the coroutine of the thread with the turn
         self._waiting: set[object] = set()  # changed by single operations, so that any thread may
         self._ended = asyncio.Event()
         self._open = True
@@ -140,13 +142,13 @@ class LoopRunner:
 
     @property
     def free(self) -> bool:
-        """Whether nobody runs the loop, as far as is known now."""
+        """Whether no thread runs the loop at this moment."""
         return not self._turn.locked()
 
     def ask(self, exchange: Exchange[Any, T]) -> T:
-        """As `wait` for `connection.exchange`. Where nobody else has anything to do, this thread sends the request and
-        reads its answer itself: a task in a loop for one request takes longer than the request. Where something else
-        happens meanwhile, or nothing for a while, the rest is the loop's."""
+        """As `wait` for `connection.exchange`. If the loop has no other work, this thread sends the request and reads
+        its answer itself: a task in a loop takes longer than the request. If other events come meanwhile, or no answer
+        within `_ALONE_S`, the loop does the rest."""
         began = _clock()
         try:
             return self._ask(exchange, began)
@@ -175,7 +177,7 @@ class LoopRunner:
                 self._release()
 
     def _alone(self, descriptor: int) -> bool:
-        """See `Connection.exchange_now`: not where others have something for the loop."""
+        """See `Connection.exchange_now`: false if other threads have work for the loop."""
         return not self._waiting and self._selector.only(descriptor, _ALONE_S)
 
     def _release(self) -> None:
@@ -185,7 +187,7 @@ class LoopRunner:
             self._calls.put(None)
 
     def _lead(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Run the loop, whose turn this thread has, until the coroutine has ended."""
+        """Run the loop until the coroutine has ended. This thread has the turn."""
         self._selector.polls = True
         self._run_for = coroutine
         task = self._loop.create_task(self._last(coroutine))
@@ -193,12 +195,12 @@ class LoopRunner:
             self._run(task, interrupts)
             return task.result()
         finally:
-            del task  # an error must not hold what holds it: with them would stay what the call was given
+            del task  # break the cycle of error and task: it would keep the arguments of the call
 
     def _run(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
         """As `run_until_complete`, but for the error: that is left in the task."""
         try:
-            # Between two steps of the loop's, not within one.
+            # Cancels between two steps of the loop, not within one.
             interrupts.cancel_by(lambda: self._loop.call_soon_threadsafe(task.cancel))
             self._loop.run_forever()
         finally:
@@ -206,7 +208,7 @@ class LoopRunner:
             self._run_for = None
 
     async def _last(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine, with which the loop ends: in the same step, where a callback of its task would be another."""
+        """Run the coroutine, then stop the loop in the same step; a callback of its task would take another step."""
         try:
             return await coroutine
         finally:
@@ -214,7 +216,7 @@ class LoopRunner:
                 self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Have the coroutine run by whoever runs the loop, and wait for what comes of it."""
+        """Have the thread with the turn run the coroutine, and wait for its result."""
         begun: list[asyncio.Task[T]] = []
         done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
         done.acquire()
@@ -223,11 +225,11 @@ class LoopRunner:
             begun.append(self._loop.create_task(coroutine))
             begun[0].add_done_callback(ended)
 
-        def ended(task: asyncio.Task[T]) -> None:  # which comes also where the task was cancelled before it began
+        def ended(task: asyncio.Task[T]) -> None:  # also called if the task was cancelled before it began
             self._waiting.discard(done)
             self._ended.set()
             if not task.cancelled():
-                task.exception()  # seen, also where nobody waits any more
+                task.exception()  # mark the error as retrieved, even if no thread waits any more
             done.release()
 
         def cancel() -> None:
@@ -236,7 +238,7 @@ class LoopRunner:
 
         self._waiting.add(
             done
-        )  # before looking whether it is open: the background thread sees either this, or nobody comes
+        )  # before the check that it is open: the background thread sees this, or the check raises
         try:
             self._check(coroutine)
         except Closed:
@@ -255,7 +257,7 @@ class LoopRunner:
             begun.clear()  # as in `wait`
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have the coroutine run to its end by whoever runs the loop, without waiting for it. From any thread. Raises
+        """Have the thread with the turn run the coroutine to its end; do not wait for it. From any thread. Raises
         Closed."""
         waiting = object()
 
@@ -278,7 +280,7 @@ class LoopRunner:
         self._calls.put(None)
 
     def _interrupt_later(self) -> None:
-        """The call had ended when the interrupt came: it must neither be lost, nor take what the call returns. So the
+        """The call had ended when the interrupt came: it must neither be lost, nor discard the call's result. So the
         loop sends it again, in another thread or in the next call."""
         try:
             self._loop.call_soon_threadsafe(_interrupt)
@@ -287,8 +289,8 @@ class LoopRunner:
             _interrupt()
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do a little work that belongs to the loop, now if nobody runs it, else there. From any thread, a finalizer
-        too; never blocks."""
+        """Do a little work that belongs to the loop: now if no thread runs the loop, else in it. From any thread, a
+        finalizer too; never blocks."""
         with _Interrupts(self._interrupt_later):
             if self._turn.acquire(blocking=False):
                 try:
@@ -321,8 +323,8 @@ class LoopRunner:
             raise Closed("the plane is closed")
 
     def close(self) -> None:
-        """End the background thread and the loop, once all that was handed over has ended; see to it that it does.
-        Idempotent."""
+        """End the background thread and the loop, once all coroutines that were handed over have ended; the caller must
+        ensure that they do. Idempotent."""
         self._open = False
         self._calls.put(None)
         self._thread.join()

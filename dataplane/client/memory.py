@@ -1,8 +1,8 @@
 """The node's segments as this process maps them, and views of them that keep their pins.
 
 A segment is mapped at most once for reading and at most once for writing, as a whole, as long as anything uses it, so
-that its pages stay in this process's page tables. What must be writable without changing anybody else's data (a torch
-tensor has no read-only flag) is a private copy-on-write mapping of the one extent.
+that its pages stay in this process's page tables. A torch tensor has no read-only flag, so it gets a private
+copy-on-write mapping of its extent: writes to it reach no other process.
 
 Invariants: an array keeps the mapping behind it and the pin of its bytes; both go when the last array, tensor or Arrow
 buffer made from it does, whether or not the plane is still open. Views need no descriptors: a mapping needs none once
@@ -44,7 +44,7 @@ _PROT_NONE = 0
 
 
 class _Span:
-    """The object from which NumPy makes an array: the array's base, and so the owner of what the array needs."""
+    """The base object of a NumPy array: it owns the mapping and the pin that the array needs."""
 
     __slots__ = ("__array_interface__", "keeps")
 
@@ -69,7 +69,7 @@ class Mapping:
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)
         self.shared = self.writable and bool(flags & mmap.MAP_SHARED)
-        """Whether what is written here is seen by others."""
+        """Whether other processes see writes to it."""
         weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
@@ -85,8 +85,8 @@ class Mapping:
         return result == 0
 
     def make_private(self, fd: int, offset: int) -> None:
-        """Map the same file from `offset` at the same addresses, copy-on-write: writing through existing arrays does
-        not change what others see any more."""
+        """Map the same file from `offset` at the same addresses, copy-on-write: other processes no longer see writes
+        through existing arrays."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _mapped(self.address, self.size, protection, flags, fd, offset)
         self.shared = False
@@ -113,7 +113,7 @@ def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, 
 
 
 class Access:
-    """What one connection of this process maps, and whether it may map more."""
+    """The mappings of one connection of this process, and whether it may map more."""
 
     __slots__ = ("mappings", "readable")
 
@@ -217,7 +217,7 @@ class HeldShard:
         return self._private.array(before + offset, nbytes, self._pin)
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable, in their own mapping: what is written is seen in no other view."""
+        """The same bytes, writable, in their own mapping: no other view sees writes."""
         self._check(offset, nbytes)
         start = self._extent[0] + offset
         first = start - start % mmap.PAGESIZE
@@ -251,7 +251,7 @@ class CarriedShard:
         return self._part(self._private, offset, nbytes)
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable: what is written is seen in no other view."""
+        """A writable copy of the bytes: no other view sees writes."""
         return self.read(offset, nbytes).copy()
 
     def _part(self, whole: Bytes, offset: int, nbytes: int) -> Bytes:

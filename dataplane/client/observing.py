@@ -1,5 +1,5 @@
-"""What a node and its cluster know of themselves, asked for over a plane: figures for monitoring, and the last events
-of every process for a trace."""
+"""Queries of a node and its cluster over a plane: statistics for monitoring, and the last events of every process for a
+trace."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ read.
 A child shares the views of its parent. Its pins are those of a connection of its own, made before the fork
 (`InheritedPins`): without them the bytes would change under it as soon as the parent drops its views.
 
-Rejected: to fork before the node has answered. The parent may drop its pins, or end, before the node has read what the
-child inherits, and the child would read other bytes or none.
+Rejected: to fork before the node has answered. The parent may drop its pins, or end, before the node has pinned the
+child's shards, and the child would read other bytes or none.
 """
 
 from __future__ import annotations
@@ -93,18 +93,18 @@ class Pins:
         self._flush = flush
         self._lock = threading.RLock()
         self.access = memory.Access()
-        """What the connection maps."""
+        """The mappings of the connection."""
         self._heir: InheritedPins | None = None
         self._inherited: frozenset[int] = frozenset()  # the pins that the heir holds
         self._tokens = itertools.count()
-        self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
+        self._live: set[int] = set()  # not a count: a finalizer may run between its read and its write
         self._dropped: list[int] = []
         self._socket: socket.socket | None = None
         self._unsent = b""
         _all.add(self)
 
     def hold(self, *shards: int) -> Pin:
-        """A pin for what the node has granted, dropped together."""
+        """A pin for shards that the node has pinned; they are dropped together."""
         pin, token = Pin(shards), next(self._tokens)
         self._live.add(token)
         weakref.finalize(pin, self._drop, shards, token).atexit = False
@@ -127,14 +127,14 @@ class Pins:
 
     @property
     def dropped(self) -> bool:
-        """Whether there is something to `take`, even if an interrupt within a finalizer prevented the call of
-        `flush`. Drops what is due (`drop_later`)."""
+        """Whether `take` has dropped pins to return, even if an interrupt within a finalizer prevented the call of
+        `flush`. First drops the pins of `drop_later` that are due."""
         if _used:
             _sweep()
         return bool(self._dropped)
 
     def take(self) -> list[int]:
-        """The shards whose pins were dropped since the last call, each as often as it was."""
+        """The shards whose pins were dropped since the last call, each once for every pin dropped."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped
@@ -152,13 +152,13 @@ class Pins:
         self._heir = None
 
     def after_fork_in_child(self) -> None:
-        """The socket is the parent's: release it, and continue with the child's own. What is not pinned cannot be
-        read."""
+        """The socket is the parent's: release it, and continue with the child's own. Shards that the child has not
+        pinned cannot be read."""
         parents, heir = self._socket, self._heir
-        self._lock = threading.RLock()  # another thread of the parent's may have had it
+        self._lock = threading.RLock()  # another thread of the parent may have held it
         self._flush = lambda: None
         self._socket, self._unsent, self._heir = (heir.connected if heir else None), b"", None
-        # Pins that came while the heir was made, in another thread, it does not hold.
+        # The heir lacks pins that another thread got while it was made.
         self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
         self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
         if parents is not None:
@@ -189,7 +189,7 @@ class Pins:
             return
         if dropped:
             self._unsent += frame(m.Unpin(dropped))
-        with suppress(OSError):  # the node has gone, or does not read now; the end of the connection drops all
+        with suppress(OSError):  # the node has gone, or is not reading; the end of the connection drops all pins
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
@@ -237,8 +237,8 @@ _decoder = m.decoder(m.AnyReply)
 
 @dataclass(frozen=True, slots=True)
 class InheritedPins:
-    """A connection for a child, and its token, with which the child's own children inherit. Without a connection the
-    node has ended, so that nobody can change what it held."""
+    """A connection for a child, and its token, with which the child's own children inherit. No connection: the node has
+    ended, so its memory cannot change any more."""
 
     connected: socket.socket | None = None
     token: bytes = b""
@@ -266,7 +266,7 @@ def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | N
 
 
 def _ended(path: Path) -> bool:
-    """Whether nobody listens there any more."""
+    """Whether no process listens at the socket any more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

@@ -89,8 +89,8 @@ class AsyncPlane:
         self._connection.check()
 
     def busy(self) -> bool:
-        """Whether work must continue without calls: signs of life while something is reserved, the wait for the
-        answer to a cancelled call, whose result must be released, or requests of others for what this process keeps."""
+        """Whether work must continue without calls: heartbeats of open reservations, the wait for the answer to a
+        cancelled call, whose grant must be released, or other processes' requests for columns that this one keeps."""
         return self._connection.beating or self._connection.owed or self._kept_columns.live
 
     @property
@@ -191,12 +191,12 @@ class AsyncPlane:
     ) -> Batch:
         """The rows and columns of a reference, without a copy if they are contiguous.
 
-        Reads back what is on disk. timeout: seconds to wait for room for that.
+        Restores spilled shards. timeout: seconds to wait for room for that.
 
         device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
         out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
             for a ragged one. SchemaMismatch for another dtype or shape.
-        group: a group of `torch.distributed` whose ranks all call this now, each for what it wants: see
+        group: a group of `torch.distributed` whose ranks all call this now, each for its own rows: see
             `dataplane.collective.get`.
 
         Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
@@ -239,7 +239,7 @@ class AsyncPlane:
         """Free the rows and columns of a reference, or everything put under a scope.
 
         Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
-        freed rows, and the rest with the last column of the last row. Freeing what is gone does nothing.
+        freed rows, and the rest with the last column of the last row. Freeing freed rows does nothing.
 
         Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
         """
@@ -372,10 +372,9 @@ class AsyncPlane:
     ) -> AsyncStream:
         """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
 
-        Nobody else sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint
-        of this format), Misuse (there is no file to be read, or a stream with the name exists), Backpressure,
-        LimitExceeded.
+        No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
+        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
+        format), Misuse (no file can be read there, or a stream with the name exists), Backpressure, LimitExceeded.
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
@@ -473,16 +472,16 @@ class AsyncPlane:
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
-        """What the processes of the node and its cluster have reported of their performance so far: sums, of which
+        """The performance figures that the processes of the node and its cluster have reported: sums, of which
         `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
         self.check()
         return dict((await self._connection.request(m.Graphs(self._connection.next_id()), m.Figures, 0.0)).values)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Why a step of the job takes as long as it does, from what its processes do in the next `seconds`.
+        """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
 
-        role: whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if nobody
-        consumes, or nobody has the role; PeerUnavailable.
+        role: the one whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if no
+        process consumes, or none has the role; PeerUnavailable.
         """
         from dataplane.diagnosis.diagnosis import diagnosed, watched  # seldom needed
 
@@ -492,7 +491,8 @@ class AsyncPlane:
     # The end
 
     async def aclose(self) -> None:
-        """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
+        """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once no process uses
+        it."""
         if self._closed:
             return
         self._closed = True

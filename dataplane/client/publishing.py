@@ -9,8 +9,8 @@ Invariants: a publication that fails, is cancelled, or dies has stored nothing; 
 ends; of an iterable, at most `_TOGETHER` bytes of tensors are held at a time, or one tensor.
 
 Contiguous host memory is copied once, and read in place before; torch copies other strides and values on a device
-directly to their place. Of a `DTensor` each rank publishes its local shard; what several ranks have alike is published
-by one of them.
+directly to their place. Of a `DTensor` each rank publishes its local shard; a tensor that several ranks hold alike is
+published by one of them.
 """
 
 from __future__ import annotations
@@ -155,15 +155,15 @@ class Publication:
     def __init__(
         self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None, *, deltas: bool
     ) -> None:
-        """`deltas`: whether there are other hosts, for which differences to the older version are stored."""
+        """`deltas`: store differences to the older version, since other hosts exist."""
         self._connection, self._writer, self._deadline = connection, writer, deadline
         self._older, self._deltas = older, deltas
-        self.staged = f"{m.STAGED}w{secrets.token_hex(8)}"  # drawn here: forked processes share what was drawn before
+        self.staged = f"{m.STAGED}w{secrets.token_hex(8)}"  # drawn here: a forked process would share an earlier draw
         self._chunks: list[Chunk] = []
         self._written = 0
         self._kept = False
         self.deltas: dict[int, BatchRef] = {}
-        """By chunk, where the delta is stored that makes it of the older version's."""
+        """By chunk, the stored difference to the older version's chunk."""
 
     @property
     def refs(self) -> list[BatchRef]:
@@ -222,7 +222,7 @@ class Publication:
             if pending >= _TOGETHER:
                 await self._flush()
                 pending = 0
-                if not isinstance(tensors, Mapping):  # the memory of what was written may be another's from now on
+                if not isinstance(tensors, Mapping):  # a written tensor's memory may be reused for another from now on
                     places = {}
         await self._flush()
         bases = {} if self._older is None else {chunk: self._older.base(chunk) for chunk in self.deltas}
@@ -259,7 +259,7 @@ class Publication:
     async def _write(self, chunks: Sequence[Chunk], old: Mapping[int, Bytes | None]) -> None:
         """Write chunks, and the differences of those that have an older one."""
         found: dict[int, bytes] = {}
-        apart: list[Callable[[], Any]] = []  # after all is written: comparisons with bytes of a device
+        apart: list[Callable[[], Any]] = []  # comparisons of chunks from a device, after all are written
 
         def differ(chunk: Chunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
             if fill is not None or deltas.worth(before, memory, chunk.width):
@@ -375,7 +375,7 @@ def _pair(pair: Any) -> tuple[str, Any]:
 assert ALIGNMENT % 16 == 0  # complex128, the widest dtype
 
 
-_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, which ends with the first that differ
+_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, which stops at the first difference
 
 
 class Source:
@@ -423,7 +423,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def source_of(name: str, value: Any) -> Source | None:
-    """What is to be published of a value; None if another rank publishes the same. Raises SchemaMismatch."""
+    """The tensor to publish for a value; None if another rank publishes it. Raises SchemaMismatch."""
     if hasattr(value, "device_mesh") and hasattr(value, "placements"):
         placed = _local(name, value)
         if placed is None:

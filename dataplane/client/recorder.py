@@ -67,7 +67,7 @@ MAX_FILE_BYTES = "256MiB"
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 
 _LEASE_S = 600.0
-_WAIT_S = 0.5  # for rows, before it is looked whether this is to end
+_WAIT_S = 0.5  # of waiting for rows, between checks whether to end
 _NOTHING = object()
 _LOOK_S = 0.2  # between looks at a stream whose columns are not known yet
 _RETRY_S = 1.0  # of a disk that is full
@@ -170,7 +170,7 @@ class Recording(Background):
                 if delivery is None:
                     return True
                 # The next rows are asked for before these are written; at the end, those that are ready alone. No call
-                # is cancelled: its rows would be nobody's until its answer has come.
+                # is cancelled: its rows would be leased without a consumer until its answer has come.
                 last = source.stop.is_set()
                 ahead = asyncio.create_task(self._next(source, 0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
@@ -185,7 +185,7 @@ class Recording(Background):
                     await found.unseen()
 
     async def _next(self, source: _Source, timeout: float) -> Delivery | None:
-        """The next rows; None if the stream was closed and there are no more. Raises NotReady."""
+        """The next rows; None if the stream was closed and has no more. Raises NotReady."""
         how = self._how
         try:
             return await source.stream.consume(
@@ -218,7 +218,8 @@ class Recording(Background):
                 source.writer.rotate()
 
     async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows, in parts of about `_PIECE` bytes. Returns whether none of them is lost or was left to others."""
+        """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or passed over; false if one
+        is lost, or the recorder has to stop."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
                 batch = await source.plane.get(ref)
@@ -357,7 +358,7 @@ def record(
 ROWS = 256
 
 _SHARE = 4  # of the node's memory
-_ROOM_S = 2.0  # for room, before it is looked whether this is to end
+_ROOM_S = 2.0  # of waiting for room, between checks whether to end
 
 
 class Replay(Background):

@@ -1,4 +1,4 @@
-"""What each kind of request is recorded as, and which change something that lasts."""
+"""The event name of each kind of request, and the kinds with a lasting effect."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _CHANGES = frozenset(
         t.Drop,
     )
 )
-"""The requests with a lasting effect. Of others that the node answers too late nothing is left: what a put, a pin, an
-admission or a delivery grants is released (`client.connection`)."""
+"""The requests with a lasting effect. A late answer to any other leaves nothing behind: the grant of a put, a pin, an
+admission or a delivery is released (`client.connection`)."""
 _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 
 

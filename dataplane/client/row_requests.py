@@ -21,12 +21,11 @@ _PART = 64  # bytes that a shard takes beside them, or a column
 
 Wanted = tuple[int, m.Selection]
 Placed = tuple[int, Wanted]
-"""The number of the reference, and what of a shard it refers to."""
+"""The position of a reference in the list, and the rows and columns of one shard that it refers to."""
 
 
 async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[BatchRef]:
-    """The same rows of each reference, with their own links. Raises as `AsyncPlane.retain`; then nothing is
-    retained."""
+    """Retain each reference: the same rows under new links. Raises as `AsyncPlane.retain`; then nothing is retained."""
     by_node: defaultdict[bytes, list[Placed]] = defaultdict(list)
     for at, ref in enumerate(refs):
         for (node, number), selected in ref.footprint().items():
@@ -66,7 +65,7 @@ async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, i
 
 
 def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """The shards by message: what is retained of one gets one link, and so is in one message."""
+    """Split into messages. A shard's rows are never split, because they get one link."""
     portion: list[Placed] = []
     nbytes = 0
     for at, (number, selection) in wanted:
@@ -96,7 +95,7 @@ _ORDINAL = 2  # for each column
 
 
 async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:
-    """Free a reference, and what was put under the scope (empty: none). Raises as `AsyncPlane.free`."""
+    """Free a reference, and the rows put under the scope (empty: no scope). Raises as `AsyncPlane.free`."""
     parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
     for (owner, shard), selected in ({} if ref is None else ref.footprint()).items():
         parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]

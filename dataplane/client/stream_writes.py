@@ -38,7 +38,7 @@ from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 
 _APPEND = CODE["append"]
-_HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
+_HANDED = 1 << 12  # shards of one append that are freed if this process dies during it
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
 """Rows as `Extend` names them: by number, with their delivery numbers, or by key."""
@@ -169,15 +169,15 @@ class StreamWrites:
     async def _append_admitted(
         self, admit: m.Admit, columns: Any, planned: Plan | None, said: _Said, deadline: Deadline, began: int
     ) -> list[str]:
-        """Append rows whose columns do not go with the message: once they are let in."""
+        """Append rows whose columns do not fit the message: store them once the stream admits them."""
         connection, ticket = self._connection, 0
         if admit.handing:
             connection.handing.add(admit.id)
-        connection.reserved(+1)  # signs of life, without which the admission is given up
+        connection.reserved(+1)  # heartbeats, without which the admission lapses
         staged = "" if planned is None else self._next_scope()
         try:
             ticket = (await connection.request(admit, m.Admitted, deadline.remaining_s)).ticket
-            if not ticket:  # it was made before, by the very same call, whose answer was lost
+            if not ticket:  # a repeated call, whose first answer was lost: the rows are there
                 self._keep(admit)
                 return said.keys
             ref, lengths = await self._stored(columns, planned, staged, deadline)

@@ -50,9 +50,9 @@ class AsyncStream:
     traced: ClassVar[bool] = False
     """As of `AsyncPlane`."""
     follower: Follower | None = None
-    """What records the stream's rows in a history, if `plane.stream` was given one."""
+    """The recorder of the stream's rows in a history, if `plane.stream` was given one."""
     replay: Replay | None = None
-    """What fills the stream from a recording, if `plane.replay` made it."""
+    """The replay that fills the stream from a recording, if `plane.replay` made it."""
 
     def __init__(self, connection: Connection, writer: Writer, getter: Getter, name: str, opened: m.Opened) -> None:
         self.name = name
@@ -66,8 +66,8 @@ class AsyncStream:
         self.writes = StreamWrites(connection, writer, getter, name, opened, self._expect)
         """How rows and columns are written."""
         self.logged_waits: set[str] = set()
-        """The tasks of which the log has said what they waited for."""
-        self._appending = 0  # calls under way, other than those that were gathered
+        """The tasks whose wait was logged."""
+        self._appending = 0  # calls in progress, except gathered ones
         self._gathered = self.appender(max_rows=m.MAX_ROWS, max_delay=0)
 
     def __repr__(self) -> str:
@@ -97,8 +97,8 @@ class AsyncStream:
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to what was put. The stream owns a reference from then on: it is
-            freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        columns: as for `plane.put`, or a reference to rows that were put. The stream owns a reference from then on: it
+            is freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
         keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
         group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
             stream. None: each row is in a group of its own.
@@ -217,7 +217,7 @@ class AsyncStream:
             replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
             acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
-        timeout: seconds to wait, 600 if None. After 10 s a log message says what is waited for.
+        timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
         Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
         counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
@@ -272,7 +272,7 @@ class AsyncStream:
         return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
-        """The answer of the partition of the stream. Raises what it refuses with."""
+        """Send a request to the stream's partition; its answer. Raises the partition's error."""
         request = m.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
         return _result(await self._connection.request(request, m.StreamAnswer, timeout_s), kind)
 
@@ -293,8 +293,8 @@ class AsyncStream:
 
         prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
         timeout: seconds to wait for each delivery, from when it is asked for.
-        at_end: what happens at the end if rows of the task are dead letters, were dropped, or have expired: "warn"
-            issues a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+        at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
+            a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
         Raises as `consume`, and Closed if the stream is dropped.
         """
@@ -359,13 +359,12 @@ class AsyncStream:
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
     async def lost(self, task: str | None = None) -> LostRows:
-        """Rows that were lost because a host with some of their columns died. Each is reported once, to whoever asks
-        first, and can be appended again. Holders of such rows get `OwnerDied` when they read them. If all hosts died
-        that kept the order of the rows, their keys are unknown: `unnamed` counts them by the node of their producers,
-        as far as those live.
+        """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
+        caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
+        hosts that kept the order of the rows died, their keys are unknown: `unnamed` counts them by the node of their
+        producers, as far as those live.
 
-        task: leave out rows that this task had acked; they are reported to nobody. Raises Misuse for an unknown
-        task.
+        task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
         had = 0 if task is None else 1 << self._task(task)
         reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
@@ -429,14 +428,14 @@ class AsyncStream:
     ) -> Recording:
         """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
 
-        columns: what is recorded; a row is done when it has all of them. None: those that rows have once each other
-            task has done one.
+        columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
+            every other task has acked one row.
         task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
             before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
         compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
             tells; "wait" leaves them in the stream.
 
-        Raises Misuse. What goes wrong later is raised by the recording's `wait` and `close`.
+        Raises Misuse. The recording's `wait` and `close` raise later errors.
         """
         from dataplane.client import recorder  # as above
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 class Draft(Blocking):
     """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one for each row. As
-    a context manager it drops what was not sealed at its end."""
+    a context manager, it drops an unsealed draft at the end."""
 
     _inner: draft.Draft
 
@@ -155,7 +155,8 @@ class Plane(PlaneCalls):
         return self._turns.ask(self._inner.putting_row(row, timeout))
 
     def close(self) -> None:
-        """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
+        """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once no process uses
+        it."""
         if self._open and not self._inner.in_child:
             self._open = False
             try:
@@ -271,9 +272,9 @@ _registered = threading.Lock()  # owned by the first to register
 
 
 def _close_at_end(plane: Plane) -> None:
-    """Have a plane that keeps columns closed when the process ends, unless it is before, so that they are copied to the
-    arena. That takes threads, which the interpreter ends before it calls what `atexit` knows: the pools of
-    `concurrent.futures` end theirs here too, and what is registered last is called first."""
+    """Close a plane that keeps columns at the end of the process, so that they are copied to the arena. The copies need
+    threads, and the interpreter ends those before it runs `atexit`; so this registers where `concurrent.futures` does.
+    The last registered is called first."""
     _keeping.add(plane)
     if _registered.acquire(blocking=False):
         threading._register_atexit(_close_all)  # type: ignore[attr-defined]

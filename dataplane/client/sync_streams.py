@@ -69,7 +69,7 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether it is known what became of them."""
+        """Whether the result is known: keys or an error."""
         return self._inner.done
 
     def result(self) -> list[str]:
@@ -92,10 +92,9 @@ class Appender(AppenderCalls, Context):
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> Sent:
-        """Accept rows, with arguments as for `stream.append`. The `result()` of what is returned is their keys. Does
-        not enter the loop: a row costs what it takes to look at it and to copy it. Waits if too many blocks wait.
-        Raises SchemaMismatch, Misuse, Closed; an error of the stream is raised by `result`, or else by the next
-        `flush`."""
+        """Accept rows, with arguments as for `stream.append`. `result()` of the returned object gives their keys. Does
+        not enter the event loop: a row costs its validation and its copy. Waits if too many blocks wait. Raises
+        SchemaMismatch, Misuse, Closed; an error of the stream is raised by `result`, or else by the next `flush`."""
         while (sent := self._inner.offer(columns, keys, group, version, tags)) is None:
             self._wait(self._inner.room())
         return Sent(sent, self._wait)

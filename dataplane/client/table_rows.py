@@ -45,14 +45,15 @@ def joined(several: list[Index]) -> Index:
 
 
 def widened(reply: r.Looked, columns: int) -> bytes:
-    """Its `have` for this many columns; those that another writer has added meanwhile are missing."""
+    """The `have` flags of a reply, widened to this many columns; columns that another writer has added meanwhile are
+    absent from the rows."""
     numbers, wide = len(reply.rows), (columns + 7) // 8
     had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
     return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
 def rows_of(replies: list[r.Looked], columns: int) -> Rows:
-    """The combination of these answers. `columns`: how many were requested."""
+    """Combine these answers. `columns`: how many were requested."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:

@@ -89,12 +89,12 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> Index:
-        """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
-        that are, columns they had are replaced, and freed.
+        """Write these columns to rows; returns the rows' numbers. Creates missing rows, which must be named by keys. In
+        existing rows replaces columns of the same name, and frees the old ones.
 
-        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; in a
-            mapping, a column may be a reference to one that is in a table already, which stays until no row of a table
-            needs it; None: only keys and tags.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on; in a
+            mapping, a column may be a reference to a column of a table, which stays until no row of a table needs it;
+            None: only keys and tags.
         tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
         dedupe: names of columns of which equal rows are stored once.
         stored: called with a reference to the columns, once they are the table's.
@@ -119,8 +119,8 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
-        """As `upsert`. Returns what is known of the rows afterwards, for all columns of the table, and the columns.
-        One message instead of three for writing, asking for the schema, and looking."""
+        """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
+        columns. One message instead of three (write, schema, look)."""
         replies = await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow)
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
@@ -198,7 +198,7 @@ class AsyncTable:
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
     async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
-        """The answer of the partition of the table. Raises what it refuses with."""
+        """Send a request to the table's partition; its answer. Raises the partition's error."""
         request = self._asking(asked, timeout_s, staged)
         return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
 
@@ -271,9 +271,9 @@ class AsyncTable:
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns
-        they have. With `since`, the `changes` of an earlier look, no rows if nothing has changed in the table.
-        Raises Misuse for a row that does not exist."""
+        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each has. With
+        `since`, the `changes` of an earlier look, no rows if nothing has changed in the table. Raises Misuse for a row
+        that does not exist."""
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
         steps = ranges(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
@@ -311,7 +311,7 @@ class AsyncTable:
         """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
         there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
 
-        timeout: seconds to wait for that many; nobody polls. Raises NotReady at the deadline.
+        timeout: seconds to wait for that many, without polling. Raises NotReady at the deadline.
         """
         names, wait_s = arguments.names("columns", columns), arguments.seconds(timeout)
         found: list[Index] = []
@@ -341,10 +341,10 @@ class AsyncTable:
         """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
         meanwhile or is gone: choose again.
 
-        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns what was
-            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost
-            can be repeated.
-        give: what is given, if it is not what is claimed.
+        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
+            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
+            be repeated.
+        give: the rows to return under this id, if they differ from the claimed ones.
         """
         claimed = by_number(numbers)
         asked = r.Claim(
@@ -357,7 +357,7 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """What was given under this id to the task; None if no claim had it."""
+        """The rows given to the task under this id; None if no claim had it."""
         asked = r.FindClaim(task=arguments.text("a task", task), claim_id=arguments.text("a claim", claim_id))
         reply = await self.ask(asked, r.ClaimedRows)
         return reply.rows if reply.granted else None

@@ -1,9 +1,9 @@
 """Spans of OpenTelemetry for puts, gets, appends, extends, consumes and acks (the extra `otel`).
 
-Planes make them that are connected in a process which has imported `opentelemetry`; elsewhere nothing of this is
-loaded, and no call takes longer. Where they go is up to the SDK that the process configures, such as an OTLP exporter.
-The planes and streams here add nothing but spans, and serve both faces: a call of the synchronous one runs that of the
-asynchronous one, in the caller's context.
+A plane makes spans if its process has imported `opentelemetry` before it connected; else this module is not loaded, and
+no call takes longer. The SDK that the process configures sends them, with an OTLP exporter for example. The planes and
+streams here add nothing but spans, and serve both faces: a call of the synchronous one runs that of the asynchronous
+one, in the caller's context.
 
 A reference carries the trace parents of the spans that made its rows, also pickled and through every operation; rows
 of a stream carry theirs as the tag `traceparent` (W3C Trace Context). So the span of a consume or get has links to
@@ -139,7 +139,7 @@ def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> I
 
 
 def parent(current: Span) -> tuple[str, ...]:
-    """The trace parent of a span, as references carry it; none where it is not recorded anywhere."""
+    """The trace parent of a span, as references carry it; none if the span is not recorded."""
     context = current.get_span_context()
     if not context.is_valid:
         return ()
@@ -147,7 +147,7 @@ def parent(current: Span) -> tuple[str, ...]:
 
 
 def link(current: Span, parents: Iterable[Any]) -> None:
-    """Link the span to these trace parents, each once; what is none is passed over."""
+    """Link the span to these trace parents, each once; ignore invalid ones."""
     for each in list(dict.fromkeys(each for each in parents if isinstance(each, str)))[:MOST_TRACES]:
         context = _context(each)
         if context is not None:

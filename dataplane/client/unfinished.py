@@ -2,8 +2,8 @@
 
 The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. Ragged
 columns that vary in their first dimension are the pieces' concatenated; of any other column the last piece that has it
-counts. Which tokens are of which policy version is a column of the finished row, `version_spans`: int64 `[spans, 3]`,
-for each span the first token, the one after its last, and the version; neighbours differ in version.
+counts. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`, for
+each span the first token, the one after its last, and the version; neighbours differ in version.
 
 Invariants: a row has one holder, with a token; another process that resumes it gets another token, and pieces with
 the first are then refused. A piece is there once, even if its append is repeated because its answer was lost.
@@ -54,7 +54,7 @@ class Unfinished:
     age_s: float
     """Seconds since it was begun."""
     free: bool
-    """Whether nobody holds it, so that it can be taken up."""
+    """Whether no process holds it, so that `resume` can take it over."""
 
     @property
     def tokens(self) -> int:
@@ -73,14 +73,14 @@ class AsyncRow:
         """The policy version of the last piece; that of one which names none."""
         self.tags = listed.tags
         self.spans = listed.spans
-        """As it was begun or taken up: policy versions, and how many tokens of each, in order."""
+        """When it was begun or resumed: policy versions, and the number of tokens of each, in order."""
         self.ended = False
         """Whether it was finished or given up here."""
         self._stream = stream
         self._token = token
         self._lease_s = lease_s
         self._pieces = listed.pieces
-        self._unsure = False  # whether it is not known if the last piece came
+        self._unsure = False  # whether the outcome of the last piece is unknown
         self._last: tuple[dict[str, Any], int, int] | None = None  # the arguments of its finish
         self._turn = asyncio.Lock()
 
@@ -151,7 +151,7 @@ class AsyncRow:
             columns, number, version = self._last
             try:
                 await self._put(columns, number, version, True, timeout)
-            except Misuse:  # a piece of which it was not known came in between
+            except Misuse:  # a piece with an unknown outcome arrived in between
                 self._last = None
                 raise
             self.ended = True
@@ -180,7 +180,7 @@ class AsyncRow:
         return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
 
     async def _listed(self) -> Listed:
-        """The row as it is shown to its holder."""
+        """The row's current state, from the leader."""
         request = r.TakeUp(key=self.key, token=self._token, lease_s=self._lease_s)
         return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 
@@ -230,7 +230,7 @@ async def begin(
     is delivered to no task before it is finished.
 
     key, group, version, tags, timeout: as for `stream.append`, of one row.
-    columns: what the row has from the start, such as its prompt: columns of one row.
+    columns: those that the row has from the start, such as its prompt; of one row.
     tokens: the ragged column whose lengths count the tokens of policy versions, in `version_spans`.
     lease: seconds for which others leave the row to a silent holder; a process that ends keeps nothing.
 
@@ -258,10 +258,10 @@ async def listed(stream: AsyncStream) -> list[Unfinished]:
 
 
 async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow | None:
-    """Take over an unfinished row, after its last piece: the one with this key or, without, the first that is released;
-    None if there is none. Of several callers at once, one gets it.
+    """Take over an unfinished row, after its last piece: the one with this key or, without a key, the first released
+    one; None if no row is. If several call at once, one gets it.
 
-    Raises LeaseExpired, for a key, if another holds it, or it is unfinished no more.
+    Raises LeaseExpired, for a key, if another process holds it, or it is no longer unfinished.
     """
     token, lease_s = secrets.randbits(62) | 1, _lease(lease)
     reply = await stream.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)

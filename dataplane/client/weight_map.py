@@ -1,8 +1,8 @@
 """The tensors of a version at a reader: a mapping over held chunks, created at the first access.
 
 Invariants: a tensor that one slice covers is a view of the shared memory; a tensor covered by several is assembled
-in memory of this process. A tensor is writable as a private copy, made page by page, which nobody else sees, because
-torch has no read-only tensors; an array is read-only. Each keeps its memory in place.
+in memory of this process. A tensor is writable as a private copy, made page by page, which no other process sees,
+because torch has no read-only tensors; an array is read-only. Each keeps its memory in place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import Entry, PublishedPart
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges
 
-_MOST_RANGES = 1 << 15  # of a chunk, beyond which all of it is asked for
+_MOST_RANGES = 1 << 15  # of a chunk; with more, all of it is read
 
 Place = tuple[int, int]
 """A chunk: its rank, and its position among the chunks of that."""
@@ -126,7 +126,7 @@ class Tensors(Mapping[str, Any]):
                 memory, end = self._private.get(chunk) or self._privately(chunk)
                 if entry.start + nbytes > end:
                     raise Corrupt(f"a chunk of {end} bytes has no {nbytes} bytes from {entry.start} on")
-                # A storage of its own for each tensor: who saves or copies one does not save its whole chunk.
+                # A storage of its own for each tensor: saving or copying one does not save its whole chunk.
                 flat = torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=entry.start)
                 return flat.view(entry.extent)
             array = self._view(piece, wanted.dtype, private=True)

@@ -1,13 +1,14 @@
 """Weights by version, as a process uses them: published by one or several ranks, mapped by all processes of a host.
 
 They are stored in two tables (`client.tables`), which survive the death of a host. One owns the bytes: a row for each
-chunk, a row for what changed in one, and rows whose tags say what is where in a part's chunks (`weights.layout`). The
-other is the register: a row for each publisher's part of a version, written last, whose tags say where the chunks are.
-So a version is visible when the parts of all of its ranks are there, and a rank that dies leaves none of it.
+chunk, a row for each difference between versions of a chunk, and rows whose tags hold the layout of a part's chunks
+(`weights.layout`). The other is the register: a row for each publisher's part of a version, written last, whose tags
+locate the chunks. So a version is visible when the parts of all of its ranks are there, and a rank that dies leaves
+none of it.
 
 Invariants: the bytes of a version never change, and a process that has mapped them keeps them, also when the version
-is removed. A version is removed once `keep` newer ones are complete, together with what ranks that died have left of
-older ones. Bytes stay where they were published; each host fetches each chunk once, in its own order, so that hosts
+is removed. A version is removed once `keep` newer ones are complete, together with the remains of older ones whose
+ranks died. Bytes stay where they were published; each host fetches each chunk once, in its own order, so that hosts
 read different chunks from the publisher and the rest from each other.
 """
 
@@ -87,8 +88,8 @@ class AsyncWeights:
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
-        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is visible of one that
-        fails or is cancelled; what it has written is removed at once or, if it is complete, with the next version.
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. A failed or cancelled publication
+        shows nothing; its data is removed at once, or with the next complete version.
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):
@@ -122,7 +123,7 @@ class AsyncWeights:
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
     ) -> Older | None:
-        """What this rank published as that version, if that is in memory of this host."""
+        """This rank's part of that version, if it is in this host's memory."""
         if len(seen.complete[version]) != ranks:
             return None
         with suppress(Lost, Misuse, _VersionGone, Retryable):
@@ -137,8 +138,8 @@ class AsyncWeights:
         return None
 
     async def _announce(self, last: int) -> None:
-        """Wake those that wait. Another rank that announces at the same moment may take the same number: the later
-        stays."""
+        """Wake the waiting readers. If two ranks announce under the same number, the later announcement stays and the
+        other repeats its own."""
         mark = secrets.token_hex(8)
         while True:
             last += 1
@@ -149,7 +150,7 @@ class AsyncWeights:
                     return
 
     async def _tidy(self, seen: KnownVersions) -> None:
-        """Remove older versions, and what is left of those that were never complete."""
+        """Remove older versions, and the remains of those that never became complete."""
         kept = sorted(seen.complete)[-self.keep :]
 
         def old(key: str) -> bool:
@@ -183,7 +184,7 @@ class AsyncWeights:
         timeout: float = TIMEOUT_S,
     ) -> Tensors:
         """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
-        bytes, which are fetched once for each host, and only those that are wanted.
+        bytes, and each host fetches only the wanted ones, once.
 
         version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
         names: the wanted tensors; all, if None.
@@ -192,8 +193,8 @@ class AsyncWeights:
         timeout: seconds to wait for the version, and for room.
 
         The mapping does not change whatever is published later, until it and all of its tensors are gone. Raises
-        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part
-        of one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
+        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
+        one, that was not published), OwnerDied, Backpressure, PeerUnavailable.
         """
         deadline = Deadline.after(arguments.seconds(timeout))
         exact, least = _wanted(version)
@@ -201,7 +202,7 @@ class AsyncWeights:
             found, seen = await self._wait(exact, least, deadline)
             try:
                 return await self._open(found, seen, names, slices, deadline)
-            except PeerUnavailable:  # a host has much to do, perhaps: what came stays here
+            except PeerUnavailable:  # perhaps a busy host; the chunks that came stay here
                 if not left or not deadline.remaining_s:
                     raise
             except (Freed, _VersionGone):  # it went meanwhile
@@ -229,7 +230,7 @@ class AsyncWeights:
                 placed = []
         here = shards_here(placed, self._connection.welcome.node, plan.chunks) if placed else None
         if here is not None:
-            with suppress(Lost):  # they are elsewhere by now, perhaps: the table knows
+            with suppress(Lost):  # they may have moved: read the table
                 held = await self._getter.hold_own(here, deadline.remaining_s) if here else []
                 return Tensors(version, plan.wanted, dict(zip(plan.chunks, held, strict=True)))
         if not parts:
@@ -239,7 +240,7 @@ class AsyncWeights:
     async def _hold(
         self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: Plan, deadline: Deadline
     ) -> Mapping[Place, PinnedShard]:
-        """The wanted chunks, from where the table says that they are. Raises as `_open`."""
+        """Pin the wanted chunks, at their places by the table. Raises as `_open`."""
         wanted = plan.chunks
         if not wanted:
             return {}

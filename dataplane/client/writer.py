@@ -1,12 +1,12 @@
 """Writes columns into the node's memory.
 
 A put plans its columns (`batch.put_plan`), reserves room for all of them at once, writes each byte once, at its final
-place, and seals. Columns of some size become their own shards, so that one that nobody asks for is neither kept in
-memory nor read back because of another; small ones share a shard. A payload that fits a message is sent in it, which
-saves a round trip.
+place, and seals. Columns of some size become their own shards, so that one that is never read is neither kept in memory
+nor restored because of another; small ones share a shard. A payload that fits a message is sent in it, which saves a
+round trip.
 
 Invariants: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. Values on a
-device are read after all that the caller's streams had to do there, without the event loop waiting for that.
+device are read after the work that the caller's CUDA streams had queued there; the event loop does not wait for it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _MANY_ROWS = 4096
 
 
 Placed = tuple[PlannedColumn, int, int]
-"""A column, its shard, and its place in that."""
+"""A column, its shard, and its place in the shard."""
 
 Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
-"""Keeps those of the columns that are to be kept. Returns where they are."""
+"""Keeps columns in this process, if they are suited. Returns their places."""
 
 
 class Writer:
@@ -105,7 +105,7 @@ class Writer:
         return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
     async def _prepared(self, work: Callable[[], T], *, in_thread: bool) -> T:
-        """What the work on columns gives, after all that the caller's streams had to do."""
+        """The result of the work on columns, ordered after the work queued on the caller's CUDA streams."""
         streams = ordering.noted()
         if not in_thread and not streams:
             return work()
@@ -117,8 +117,8 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
     async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
-        """Write the planned columns, under the scope if it is not empty; those that `keep` keeps are left to it.
-        Raises as `AsyncPlane.put`."""
+        """Write the planned columns, under the scope if it is not empty; `keep` stores those that it accepts. Raises as
+        `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
         kept = [] if keep is None else await keep(planned.columns)
@@ -142,8 +142,8 @@ class Writer:
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Have what the reference refers to, of this node, stored on so many hosts in all. Returns the other nodes.
-        Raises LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
+        """Store this node's shards of the reference on so many hosts in all. Returns the other nodes. Raises
+        LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
         node = self._connection.welcome.node
         shards = [number for owner, number in ref.shards() if owner == node]
         if not shards:
@@ -285,8 +285,8 @@ class Writer:
 
 
 def _on_device(columns: Any) -> bool:
-    """Whether a tensor on a device is found among them. Those within dicts of rows are not looked for: then planning
-    waits for it."""
+    """Whether a tensor on a device is found among them. Tensors within dicts of rows are not found: planning then waits
+    for the device."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     return any(map(tensors.on_device, values)) or getattr(getattr(columns, "device", None), "type", "cpu") != "cpu"
 
