@@ -1,1 +1,1 @@
-"""What a batch is: columns, their bytes, references to them. Pure: no I/O, no sockets, no processes."""
+"""Batches: columns, their bytes, and references to them. Pure: no I/O, no sockets, no processes."""

@@ -1,11 +1,11 @@
 """Arrow arrays as columns, without copying values where Arrow lays them out as we do.
 
-Slices and chunks are seen as their rows. Dictionaries are decoded. Null becomes NaT in times, an absent key in a
-struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types that no
-column has become objects too, where MessagePack holds their Python values; else they are refused.
+Of slices and chunks only the rows are read. Dictionaries are decoded. Null becomes NaT in times, an absent key in a
+struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types without a column
+kind become objects too, if MessagePack holds their Python values; else they are refused.
 
-Invariants: nothing is followed that was not checked (`arrow_validate`): the public functions check, or say that
-their caller has.
+Invariant: no offset or index is followed unchecked (`arrow_validate`): the public functions check, or require that the
+caller has.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
 
 
 def converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """As `values_of`, of what passed `arrow_validate.check`.
+    """As `values_of`, of an array that passed `arrow_validate.check`.
 
-    The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
+    A boundary: errors of pyarrow, NumPy or JSON about invalid types and metadata become SchemaMismatch."""
     try:
         return _values(column, array, metadata)
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
@@ -120,7 +120,7 @@ def _is_time(kind: Any) -> bool:
 
 
 def _flat(array: Any) -> npt.NDArray[Any] | None:
-    """A primitive array as NumPy's, in place; None where it is none, or has nulls that are not times."""
+    """A primitive array as NumPy's, in place; None for other arrays, and for nulls in other types than times."""
     kind = array.type
     if pa.types.is_boolean(kind) and not array.null_count:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return, unused-ignore]  # as above
@@ -144,7 +144,7 @@ def _view(buffer: Any, dtype: Any, offset: int, count: int) -> npt.NDArray[Any]:
 
 
 def _rectangle(array: Any) -> npt.NDArray[Any] | None:
-    """Numbers, or fixed-size lists of them, as an array [rows, *sizes]; None where it is something else."""
+    """Numbers, or fixed-size lists of them, as an array [rows, *sizes]; None for other types."""
     if not pa.types.is_fixed_size_list(array.type):
         return _flat(array)
     if array.null_count:
@@ -155,7 +155,8 @@ def _rectangle(array: Any) -> npt.NDArray[Any] | None:
 
 
 def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int, ...]) -> tuple[str, Any]:
-    """The dtype's name and the values of its storage type: as declared, where that is how Arrow would hold it."""
+    """The dtype's name and the values of its storage type: those of the declared dtype, if Arrow would hold it in this
+    type."""
     name = dtype_name(column, values.dtype)
     if declared and declared != name:
         try:
@@ -257,7 +258,7 @@ def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int |
 
 
 def _struct(column: str, array: Any, *, absent: bool) -> Values:
-    """A struct; where nulls mean absent keys, a child has only the rows that are there."""
+    """A struct. With `absent`, nulls mean absent keys, and a child has only the rows with its key."""
     presence, children = [], []
     keys = [field.name for field in array.type]
     if len(set(keys)) < len(keys):

@@ -1,7 +1,7 @@
-"""Columns as Arrow arrays: in place where the rows lie in one run and Arrow has their type, else over gathered copies.
+"""Columns as Arrow arrays: in place if the rows lie in one run and Arrow has their type, else over gathered copies.
 
-Offsets are copies that were checked, so false ones cannot reach Arrow, which would believe them. Text is checked
-to be UTF-8. A time that is NaT is null; in a struct it is not, since null means there that the key is absent.
+Offsets are copies that were checked, so invalid ones cannot reach Arrow, which trusts them. Text is checked to be
+UTF-8. A time that is NaT is null; in a struct it is not, since null means there that the key is absent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAT = np.iinfo(np.int64).min
 
 
 def table(columns: Iterable[tuple[str, Field, Reading]]) -> Any:
-    """A `pyarrow.Table`, whose metadata say what Arrow's types do not."""
+    """A `pyarrow.Table`, whose metadata hold the parts of fields that Arrow's types lack."""
     arrays, fields = [], []
     for name, field, rows in columns:
         arrays.append(array(name, field, rows))

@@ -1,11 +1,10 @@
 """How fields are spelled in Arrow: value types, metadata, and the canonical extension type that pyarrow lacks.
 
-Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They are held as what
-Arrow has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders turned
-around, other units as int64. The dtype's name is then in the metadata of the Arrow field, under
-`dataplane.dtype`; so is "object" for MessagePack and "struct" for a struct in which null means that the key is
-absent. A dense row without elements, which pyarrow's fixed-size lists do not survive, is an empty list with its
-shape under `dataplane.shape`.
+Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They become types that Arrow
+has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders swapped, other
+units as int64. The dtype's name is then in the metadata of the Arrow field, under `dataplane.dtype`; so is "object" for
+MessagePack and "struct" for a struct in which null means that the key is absent. A dense row without elements, which
+pyarrow's fixed-size lists do not survive, is an empty list with its shape under `dataplane.shape`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dataplane.batch.field import Field
 DTYPE, SHAPE = b"dataplane.dtype", b"dataplane.shape"
 VARIABLE = "arrow.variable_shape_tensor"
 
-# Arrow's C++ has the type in later releases, of which pyarrow shows the parameters in its text alone.
+# Later releases of Arrow's C++ have the type, but pyarrow shows its parameters only in its text.
 _UNIFORM = re.compile(r"uniform_shape=\[((?:null|\d+)(?:,(?:null|\d+))*)\]")
 _PERMUTATION = re.compile(r"permutation=\[(\d+(?:,\d+)*)\]")
 
@@ -63,7 +62,7 @@ def to_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def from_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What `to_native` was given."""
+    """The inverse of `to_native`."""
     target = storage(dtype)
     if element(dtype).tail:
         array = np.ascontiguousarray(array).view(target.newbyteorder("="))[..., 0]
@@ -71,7 +70,7 @@ def from_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def metadata(field: Field) -> dict[bytes, bytes] | None:
-    """What the Arrow field of such a column says beyond its Arrow type."""
+    """The metadata of the Arrow field of such a column, beside its Arrow type."""
     if field.kind in ("object", "struct"):
         return {DTYPE: field.kind.encode()}
     if field.kind not in ("dense", "ragged"):
@@ -133,7 +132,8 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
 
 
 def uniform_shape(kind: Any) -> tuple[int | None, ...] | None:
-    """The sizes that all rows of a variable-shape tensor type share, None elsewhere; None where it does not say."""
+    """The sizes that all rows of a variable-shape tensor type share, None for other dimensions; None if the type has no
+    such parameter."""
     if hasattr(kind, "uniform_shape"):
         return None if kind.uniform_shape is None else tuple(kind.uniform_shape)
     found = _UNIFORM.findall(str(kind))
@@ -141,7 +141,7 @@ def uniform_shape(kind: Any) -> tuple[int | None, ...] | None:
 
 
 def permutation(kind: Any) -> list[int]:
-    """The order of a tensor type's dimensions; [] where they are in their own."""
+    """The order of a tensor type's dimensions; [] if they are not permuted."""
     if hasattr(kind, "permutation"):
         return list(kind.permutation or [])
     found = _PERMUTATION.search(str(kind))
@@ -151,7 +151,7 @@ def permutation(kind: Any) -> list[int]:
 def _register() -> None:
     try:
         pa.register_extension_type(VariableShapeTensorType(pa.float32(), 1))
-    except pa.ArrowKeyError:  # another library has, or pyarrow itself; we read any of them
+    except pa.ArrowKeyError:  # registered already, by another library or pyarrow itself; any of them can be read
         return
 
 

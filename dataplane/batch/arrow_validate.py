@@ -1,16 +1,15 @@
-"""Arrow values of others, validated in full, once, before anybody follows what is in them; and tables in files.
+"""Validates foreign Arrow values in full, once, before their offsets and indexes are followed; and tables in files.
 
-Offsets, indexes, run ends, type ids, null counts and UTF-8 of an Arrow array are what its maker says, and pyarrow
-believes them: a false offset ends the process. So what comes from a caller, a file or another process comes through
-here first. Numbers cost nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
+pyarrow trusts the offsets, indexes, run ends, type ids, null counts and UTF-8 that the maker of an array wrote: a false
+offset ends the process. So arrays from a caller, a file or another process are checked here first. Numbers cost
+nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
 
-Invariants: `check` looks at the rows of the array alone, whatever it is a slice of; what passes can be followed
-by any code. What is in the array must not change afterwards: it is the caller's, as in every put. A table of a file is
-of the types that `arrow_out` writes and no others: some types cost no bytes, as 2^60 nulls, or lists of no elements,
-and are a value each as soon as somebody looks at them.
+Invariants: `check` reads only the rows of the array, even if it is a slice; any code can follow an array that passes.
+The array is the caller's and must not change afterwards, as in every put. A table of a file has only the types that
+`arrow_out` writes: some others take no bytes (2^60 nulls, lists of no elements), but a value each when they are read.
 
-Rejected: `validate(full=True)` of the whole. Of a slice of structs or lists it validates all that the slice was cut
-from: a table that is put in a thousand slices would be validated a thousand times.
+Rejected: `validate(full=True)` of the whole. For a slice of structs or lists it validates the whole array behind the
+slice: a table that is put in a thousand slices would be validated a thousand times.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dataplane.errors import Corrupt, DataplaneError
 
 
 def check(column: str, array: Any) -> None:
-    """Raises SchemaMismatch where an `Array` or `ChunkedArray` is not what its type says."""
+    """Raises SchemaMismatch if the contents of an `Array` or `ChunkedArray` do not fit its type."""
     try:
         for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else (array,):
             _check(chunk)
@@ -36,7 +35,7 @@ def check(column: str, array: Any) -> None:
 
 
 def _check(array: Any) -> None:
-    array.validate()  # the lengths of all buffers and children: what is read below is there
+    array.validate()  # the lengths of all buffers and children, so that the reads below stay inside
     if isinstance(array, pa.ExtensionArray):
         _check(array.storage)
         return
@@ -49,7 +48,7 @@ def _check(array: Any) -> None:
 
 
 def _outside(array: Any) -> Any | None:
-    """A struct or list without what is in it: the same nulls and offsets over children of nulls, which have no memory;
+    """A struct or list without its children: the same nulls and offsets over children of nulls, which have no memory;
     None for other types."""
     kind = array.type
     if pa.types.is_struct(kind):
@@ -65,7 +64,7 @@ def _outside(array: Any) -> Any | None:
 
 
 def _inside(array: Any) -> Iterator[Any]:
-    """What the rows of a struct or list have, of which the outside was checked."""
+    """The children's rows of a struct or list whose own offsets were checked."""
     kind = array.type
     if pa.types.is_struct(kind):
         yield from (array.field(i) for i in range(kind.num_fields))
@@ -96,7 +95,7 @@ def decode_table(data: bytes) -> Any:
             check(field.name, column)
     except DataplaneError as error:
         raise Corrupt(f"a table that was not written so: {error}") from error
-    except Exception as error:  # the boundary: bytes of a file, of which pyarrow raises as it pleases
+    except Exception as error:  # the boundary: for invalid bytes pyarrow may raise any error
         raise Corrupt(f"a table that is none: {error}") from error
     return table
 
@@ -121,7 +120,7 @@ def _is_column(kind: Any) -> bool:
 
 
 def _is_items(kind: Any) -> bool:
-    """Numbers, or lists of a fixed size of them, which have elements."""
+    """Whether the type is numbers, or fixed-size lists of numbers with at least one element."""
     while pa.types.is_fixed_size_list(kind):
         if kind.list_size < 1:
             return False

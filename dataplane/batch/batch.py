@@ -3,7 +3,7 @@
 Constructing either costs nothing that grows with the bytes; each view is made when it is asked for. If the rows are
 contiguous, views are made without a copy: those of NumPy and Arrow are read-only, one of torch is writable and private
 to this process. Rows that are scattered, repeated or in several shards are gathered into new memory. A view keeps the
-memory behind it as long as it lives, whatever becomes of the batch.
+memory behind it as long as it lives, even after the batch is gone.
 
 The metadata within the bytes is validated at the first use, on copies; if it is invalid, a view raises Corrupt.
 Values are not validated, except that text is UTF-8.
@@ -56,7 +56,7 @@ class Column:
         order: Index | None = None,
         cut: cuts.Cut = cuts.NOTHING,
     ) -> Column:
-        """The column of rows that are opened already, or of what a cut leaves of each. Raises Corrupt as `Column`."""
+        """The column of opened rows, or of the slice of each that `cut` leaves. Raises Corrupt as `Column`."""
         if order is not None:
             _check_order(name, order, sum(len(selection.rows) for selection in selections))
         return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut)
@@ -153,8 +153,8 @@ class Column:
 
     def to(self, device: Any) -> Column:
         """The same rows with tensors on this device: copies that are in progress when this returns, and for which
-        the device's current stream waits. Text, bytes and objects, and what `numpy()` gives, stay on the host.
-        "cpu": the tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
+        the device's current stream waits. Text, bytes, objects and the arrays of `numpy()` stay on the host. "cpu": the
+        tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
         found = device_of(device)
         column = self._derived(self._selections, self._order, self._cut)
         column._device = None if found.type == "cpu" else found
@@ -179,22 +179,21 @@ class Column:
         return "cpu" if self._device is None else str(self._device)
 
     def torch(self, *, device: Any = None) -> Any:
-        """Writable tensors. Two calls return tensors of the same memory; what is written to it is private to this
-        process.
+        """Writable tensors. Two calls return tensors of the same memory; writes to it are private to this process.
 
-        device: where they are to be, if not on the column's device; each call then returns its own copy. dense:
-        [rows, *shape]. ragged: a nested tensor of the jagged layout if only the first dimension varies, else a list
-        of tensors. struct: a list of dicts of tensors, with its text and objects unchanged. Raises SchemaMismatch
-        for text, bytes, object, and dtypes that torch lacks; Misuse if there is no such device. Imports torch.
+        device: their device, if not the column's; each call then returns its own copy. dense: [rows, *shape]. ragged: a
+        nested tensor of the jagged layout if only the first dimension varies, else a list of tensors. struct: a list of
+        dicts of tensors, with its text and objects unchanged. Raises SchemaMismatch for text, bytes, object, and dtypes
+        that torch lacks; Misuse if there is no such device. Imports torch.
         """
         if device is None or (found := device_of(device)) == device_of(self.device):
             return self._tensor
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A writable tensor for each row, which shares no memory with another row's; what `torch()` gives if that is
-        no tensor. Large rows of a ragged column are not copied, even if they are scattered or repeated; others as by
-        `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
+        """A writable tensor for each row, which shares no memory with another row's; the element that `torch()` gives
+        for the row if that is no tensor. Large rows of a ragged column are not copied, even if they are scattered or
+        repeated; others as by `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
         return views.torch_rows(self.name, self.field, self.reading, self._device)
@@ -290,7 +289,7 @@ class Column:
 
 
 def _narrowest(field: Field, parts: Sequence[Field]) -> Field:
-    """The field in the narrowest dtypes of integers that hold what these parts of it do."""
+    """The field with the narrowest integer dtypes that hold the values of all these parts."""
     if field.kind == "struct":
         keys = [dict(part.children) for part in parts]
         found = [(k, _narrowest(child, [own[k] for own in keys if k in own])) for k, child in field.children]
@@ -332,7 +331,7 @@ class Batch:
     """Named columns with equal row counts. Immutable; `len(batch)` rows, `batch[name]` a column.
 
     Otherwise like a mapping of names to columns: iteration, `in`, keys, values and items are of columns. Raises
-    SchemaMismatch if the columns have different row counts, or there is none.
+    SchemaMismatch if the columns have different row counts, or without columns.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:

@@ -1,19 +1,18 @@
 """Values of Python's own types beyond MessagePack's: each is a name and the parts that it is made of.
 
-`parts_of` gives the two for a value of exactly one of these types, `made` the value back. Parts are plain values or
-values of these kinds again; whoever encodes them walks them. Invariants: `made` calls nothing but the
-constructors in the table, and what comes back equals what was given and has its type.
+`parts_of` gives name and parts of a value of exactly one of these types; `made` gives the value back. Parts are plain
+values or values of these kinds again; the encoder walks them. Invariants: `made` calls nothing but the constructors in
+the table, and its value equals the original and has its type.
 
-A value that carries what its kind does not hold (an attribute that somebody set, a default factory of their own) is
-refused with `Unfit`, not held in part.
+A value with more than its kind stores (an attribute that a user set, a default factory of theirs) is refused with
+`Unfit`, not stored in part.
 
 A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module
-and qualified name of its class, and what the instance holds (`instance_parts_of`, `instance_made`). A class is looked
-up in `sys.modules` alone: nothing is imported for what a row says. What is found must be a class of the kind that the
-row says, and none with `__del__`. Instances are made by the plain type's own `__new__` and get their attributes put
-into place, so neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining
-flags may run what the class defines.) A class that can not be found under its own name (one of a function) is refused
-when it is put.
+and qualified name of its class, and the contents of the instance (`instance_parts_of`, `instance_made`). A class is
+looked up in `sys.modules` alone: a row causes no import. It must be a class of the kind that the row names, without
+`__del__`. Instances are made by the plain type's own `__new__` and get their attributes put into place, so neither
+`__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining flags may run methods of
+the class.) A class that can not be found under its own name (one of a function) is refused when it is put.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Parts = Sequence[Any]
 
 
 class Unfit(Exception):
-    """What was found that can not be held, and what to do about it."""
+    """A value that cannot be stored: what was found, and a hint."""
 
     def __init__(self, found: str, hint: str) -> None:
         super().__init__(found, hint)
@@ -56,7 +55,7 @@ _FACTORIES: dict[str, Any] = {
 
 
 def parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The name of the value's kind and its parts; None where it is of none of these types. Raises Unfit."""
+    """The name of the value's kind and its parts; None for other types. Raises Unfit."""
     found = _TAKE.get(type(value))
     if found is None:
         return None
@@ -67,7 +66,7 @@ def parts_of(value: Any) -> tuple[str, Parts] | None:
 
 
 def made(name: str, parts: Parts) -> Any:
-    """The value of these parts. Raises ValueError, TypeError, ArithmeticError or LookupError for what is none."""
+    """The value of these parts. Raises ValueError, TypeError, ArithmeticError or LookupError for invalid parts."""
     return _MAKE[name](*parts)
 
 
@@ -179,11 +178,11 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
 
 
 class Absent(Exception):
-    """A class that this process does not have: what a row holds, and what to do about it."""
+    """A row's class is not in this process; with the row's description, and a hint."""
 
 
 def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The kind of the value and its parts; None where it is of none of these kinds. Raises Unfit."""
+    """The kind of the value and its parts; None for other kinds. Raises Unfit."""
     kind: Any = type(value)
     if isinstance(value, Enum):
         return _parts_of_member(value, kind)
@@ -208,7 +207,7 @@ def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
 
 
 def instance_made(name: str, parts: Parts) -> Any:
-    """The value of these parts. Raises Absent where the class is not here, ValueError or TypeError for what is none."""
+    """The value of these parts. Raises Absent if the class is not here, ValueError or TypeError for invalid parts."""
     module, qualname, *rest = parts
     kind = _found(module, qualname)
     if name != "instance":
@@ -276,7 +275,7 @@ def _instance(kind: type, base: type, content: Any, attributes: Any, slots: Any)
 
 
 def _attributes(value: Any, kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the instance's dict holds, and what its slots do."""
+    """The attributes in the instance's dict, and those in its slots."""
     attributes = _dict(value) if _has_dict(kind) else {}
     slots = {}
     for name, slot in _slots(kind).items():
@@ -311,7 +310,7 @@ def _slots(kind: type) -> dict[str, MemberDescriptorType]:
 
 @lru_cache(maxsize=1024)
 def _base(kind: type) -> type | None:
-    """The plain type that instances are made by; None for a class that is none of those which are held."""
+    """The plain type that instances are made by; None for a class whose instances cannot be stored."""
     if not kind.__flags__ & _HEAP or hasattr(kind, "__del__"):
         return None
     built_in = next(each for each in kind.__mro__ if not each.__flags__ & _HEAP)
@@ -348,7 +347,8 @@ def _named(kind: type) -> tuple[str, str]:
 
 
 def _found(module: str, qualname: str) -> type:
-    """The class of that name. Raises Absent where its module is not imported or has none, ValueError if it is none."""
+    """The class of that name. Raises Absent if its module is not imported or lacks it, ValueError if the name is not of
+    a class."""
     here = sys.modules.get(module)
     if here is None:
         raise Absent(f"a {qualname} of {module}, which is not imported here: import {module} before you read it")

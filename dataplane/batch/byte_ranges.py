@@ -1,8 +1,8 @@
-"""Which bytes of a shard some rows of some columns are: what has to be read, or sent, for them and nothing else.
+"""The byte ranges of a shard that hold some rows of some columns: exactly the bytes to read or send for them.
 
-A column's tables (offsets, shapes, indexes, presence) say where its rows are; they are few bytes, and are wanted whole,
-since they are checked whole. Of the values, those of the rows. Ranges are (start, stop) in the extent, ascending and
-apart from each other; those that nearly touch are one.
+A column's tables (offsets, shapes, indexes, presence) locate its rows; they are small, and included whole, since they
+are checked whole. Of the values, only those of the rows are included. Ranges are (start, stop) in the extent, ascending
+and apart from each other; those that nearly touch are one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataplane.batch.rows import Rows
 
 ByteRanges: TypeAlias = list[tuple[int, int]]
 
-_GAP = 512  # bytes between two ranges that cost less to take along than to name and gather: 1.5 us, see 0019
+_GAP = 512  # a gap of so many bytes is included: that costs less than a range more, 1.5 us, see 0019
 
 
 def merged(ranges: Iterable[tuple[int, int]], gap: int = _GAP) -> ByteRanges:
-    """The same in order, each once, neighbours as one."""
+    """The ranges in ascending order, without overlaps; those within `gap` bytes are one."""
     array = np.array(list(ranges), np.int64).reshape(-1, 2)
     array = array[array[:, 0] < array[:, 1]]
     if len(array) < 2:
@@ -38,7 +38,7 @@ def merged(ranges: Iterable[tuple[int, int]], gap: int = _GAP) -> ByteRanges:
 
 
 def without(wanted: ByteRanges, there: ByteRanges) -> ByteRanges:
-    """What of the wanted is not there."""
+    """The parts of `wanted` that `there` does not cover."""
     made: ByteRanges = []
     first = 0
     for start, stop in wanted:
@@ -56,7 +56,7 @@ def without(wanted: ByteRanges, there: ByteRanges) -> ByteRanges:
 
 
 def rounded(ranges: ByteRanges, unit: int, size: int) -> ByteRanges:
-    """The same, in whole units of a memory of that size."""
+    """The ranges, widened to multiples of `unit` within a memory of this size."""
     return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in ranges), gap=0)
 
 
@@ -88,8 +88,8 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
 
 
 def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes, cut: Cut = NOTHING) -> ByteRanges:
-    """The values of these rows, ascending, of these columns, or what a cut that is made along dimensions that they have
-    leaves of them in their first. `memory` is the extent, with tables that are sound."""
+    """The values of these rows, ascending, of these columns; with a cut, the part that its steps along the first
+    dimension leave. `memory` is the extent, whose tables were checked."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]
     return merged(each for column in columns for each in row_values(column, rows.array(), memory, cut))
 
@@ -97,16 +97,16 @@ def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Byt
 def row_values(
     column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut = NOTHING, *, shared: bool = True
 ) -> ByteRanges:
-    """The values of these rows, ascending, or what a cut leaves of them; unless `shared`, without those of indexed
-    columns, which other rows may have too. All is clipped to the buffers: what was sound when it was checked may have
-    been changed since by a hostile process."""
+    """The values of these rows, ascending, or the part that a cut leaves; unless `shared`, without those of indexed
+    columns, which other rows may share. Ranges are clipped to the buffers: a hostile process may have changed the
+    tables since the check."""
     if not len(rows) or (column.indexed and not shared):
         return []
     if column.indexed:
         offset, size = column.buffers[-1]
         index = memory[offset : offset + size].view(np.int64)
         if column.field.kind == "object" and len(np.unique(index)) < column.stored:
-            return _all(column)  # rows mean others that none of the index is
+            return _all(column)  # rows refer to stored rows that the index does not name
         rows = np.clip(index[rows], 0, column.stored - 1)
         rows = rows if cut else np.unique(rows)
     if column.field.kind == "struct":
@@ -137,8 +137,8 @@ def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, In
 
 
 def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> tuple[Index, Index]:
-    """Where the parts of rows begin and end that the steps of a cut along their first dimension leave. Of the other
-    dimensions all is taken along: what lies between is mostly less than it takes to name a each."""
+    """The starts and stops of the parts of rows that a cut's steps along the first dimension leave. Other dimensions
+    are included whole: the bytes between are mostly fewer than a range for each would take."""
     shape = column.field.shape
     if column.field.kind == "dense":
         lengths = np.full(len(rows), shape[0] or 0, np.int64)

@@ -1,9 +1,8 @@
 """References one below the other: the rows of each after those of the one before.
 
-References of one origin have their columns in the same frames, and keep them together. Those of others may
-not, so columns stay in one frame as far as they share one in every reference. Where all have an origin, so has
-what they make. The work is proportional to
-the number of references and their columns, not to their rows.
+References derived from one have their columns in the same frames, and keep them together. Others may not: columns stay
+in one frame if they share one in every reference. If all references have an origin, so has the result. The work is
+proportional to the number of references and their columns, not to their rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
 
     All have the same columns. Dense ones agree in dtype and shape; the rows of ragged ones may differ in more
     dimensions afterwards than before, and structs have the keys of all. Raises SchemaMismatch naming the column,
-    and Misuse where there is no reference.
+    and Misuse for no references.
     """
     if not isinstance(refs, Iterable):
         raise Misuse(f"references are concatenated, not {type(refs).__name__}")
@@ -68,8 +67,8 @@ def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows
 
 
 def described(ref: BatchRef) -> tuple[bytes, list[tuple[str, Field, int, int, int]]]:
-    """What `BatchRef.of` was given: the node, and of each column name, field, logical bytes, shard and ordinal. Of a
-    reference with rows, as a put gives it."""
+    """The arguments of `BatchRef.of`: the node, and of each column name, field, logical bytes, shard and ordinal. For a
+    reference with rows, as a put returns it."""
     found = []
     for name, (field, frame, slot) in ref._columns.items():
         shard, ordinal, nbytes = ref._frames[frame].parts[0].cells[slot]
@@ -105,9 +104,9 @@ def joins(field: Field) -> bool:
 
 
 def joined(pieces: Sequence[BatchRef]) -> BatchRef:
-    """The row whose pieces these are, each a reference of one row, in their order. Columns in the order in which they
-    came. Raises SchemaMismatch where pieces of a column are not of one kind, dtype and item shape, Misuse where one is
-    of parts of rows."""
+    """Join these pieces, each a reference of one row, into one row, in order. Columns in the order in which they came.
+    Raises SchemaMismatch where pieces of a column are not of one kind, dtype and item shape, Misuse where one is of
+    parts of rows."""
     if any(piece.is_sliced() for piece in pieces):
         raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
     names = dict.fromkeys(name for piece in pieces for name in piece.columns)

@@ -1,17 +1,17 @@
-"""Slices inside rows: what a reference means of each of its rows, said without knowing how long they are.
+"""Slices inside rows: the part of each row that a reference means, described without the rows' lengths.
 
-A `Cut` is steps, one after another. A step takes a part of each row along one dimension of the row, counted as what the
-steps before it have left: from a start up to a stop, as Python slices; or a rank's share. A step's numbers are one for
-all rows, or an array of one a row, which then go with the rows wherever those are picked, repeated or concatenated.
-How long a row is, its reader and its owner find in the column's tables: `spans` says then which items of it are meant.
+A `Cut` is steps, one after another. A step takes a part of each row along one dimension of the row, counted in the
+result of the steps before it: from a start up to a stop, as Python slices; or a rank's share. A step has one number for
+all rows, or an array of one for each row, which follows the rows when they are picked, repeated or concatenated. The
+reader and the owner of a row find its length in the column's tables; `spans` then gives its items.
 
-Invariants: steps of different dimensions do not touch each other; a step that leaves rows as they are exists
-for each kind, so that the cuts of any two references can be brought together (`joined`).
+Invariants: steps of different dimensions are independent; each kind has a step that changes nothing, so that the cuts
+of any two references can be combined (`joined`).
 
-Shares are those of packed sequences in Megatron: a row is thought to be padded to a `multiple`, and each rank has the
-same number of items. `SHARE` is a run of them; of `ZIGZAG` the row is in 2 x ranks chunks, and rank r has chunks r and
-2 x ranks - 1 - r, so that under a causal mask all ranks have as much to do (ring attention, arXiv 2310.01889; the order
-of `get_batch_on_this_cp_rank`). What would be padding is not there: it is at the end of a rank's share, always.
+Shares are those of packed sequences in Megatron: a row counts as padded to a `multiple`, and each rank has the same
+number of items. `SHARE` is one run; for `ZIGZAG` the row is cut into 2 x ranks chunks, and rank r has chunks r and 2 x
+ranks - 1 - r, so that under a causal mask all ranks have equal work (ring attention, arXiv 2310.01889; the order of
+`get_batch_on_this_cp_rank`). Padding is left out: it is always at the end of a rank's share.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def is_even(cut: Cut) -> bool:
 
 
 def take(cut: Cut, positions: Index | slice) -> Cut:
-    """That of the rows at these positions."""
+    """The cut of the rows at these positions."""
     if is_even(cut):
         return cut
     return tuple([_mapped(step, lambda array: array[positions]) for step in cut])
 
 
 def repeat(cut: Cut, times: int) -> Cut:
-    """That of each row `times` in succession."""
+    """The cut of each row `times` in succession."""
     return tuple([_mapped(step, lambda array: np.repeat(array, times)) for step in cut])
 
 
@@ -73,7 +73,7 @@ def _mapped(step: Step, change: Any) -> Step:
 
 
 def added(cut: Cut, step: Step) -> Cut:
-    """The cut, and then the step; two slices of one dimension as one where they count from the beginning."""
+    """The cut followed by the step; two slices of one dimension become one if they count from the beginning."""
     if cut and step.kind == SLICE and (cut[-1].kind, cut[-1].axis) == (SLICE, step.axis):
         (start, stop), (first, last) = cut[-1].numbers, step.numbers
         if all(int(np.min(number)) >= 0 for number in (start, stop, first, last) if np.size(number)):
@@ -88,7 +88,7 @@ def _number(value: Any) -> Number:
 
 
 def joined(several: Sequence[tuple[int, Cut]]) -> Cut:
-    """That of the rows of each, so many, after those of the one before."""
+    """The cut of concatenated rows, from (row count, cut) pairs."""
     cut: Cut = NOTHING
     count = 0
     for rows, each in several:
@@ -118,7 +118,8 @@ def _idle(step: Step) -> Step:
 
 
 def _embedded(cut: Cut, other: Cut) -> tuple[Cut, Cut] | None:
-    """The cut, and the other as steps of the same kinds and dimensions; None where it has others, or another order."""
+    """The cut, and the other one in steps of the same kinds and dimensions; None if the other has steps that this one
+    lacks, or another order."""
     left, found = list(other), []
     for step in cut:
         found.append(left.pop(0) if left and left[0][:2] == step[:2] else _idle(step))
@@ -126,7 +127,7 @@ def _embedded(cut: Cut, other: Cut) -> tuple[Cut, Cut] | None:
 
 
 def bounded(cut: Cut) -> Cut:
-    """The cut. Raises LimitExceeded where it has more steps than one may have."""
+    """The cut itself. Raises LimitExceeded if it has too many steps."""
     zigzags = sum(step.kind == ZIGZAG for step in cut)
     if len(cut) > MAX_STEPS or zigzags > MAX_ZIGZAGS:
         what = "slices of slices"
@@ -157,8 +158,8 @@ def equal(cut: Cut, other: Cut) -> bool:
 
 
 def fraction(cut: Cut) -> float:
-    """About which part of their bytes rows have left: exact where they were all equally long in each dimension. Slices
-    of rows that differ, by a start and a stop, count as whole."""
+    """The part of the rows' bytes that is left, about: exact if all rows have the same length in each dimension. If
+    they differ, slices by a start and a stop count as whole rows."""
     left = 1.0
     for step in cut:
         if step.size:
@@ -179,8 +180,8 @@ def axes(cut: Cut) -> dict[int, Cut]:
 
 
 def spans(steps: Cut, lengths: Index) -> tuple[Index, Index]:
-    """Which items of rows of these lengths, int64 [rows], the steps of one dimension mean: where each run of them
-    begins and where it ends, [rows, runs] each. Runs may be empty; an array among the numbers is one a row."""
+    """The runs of items that the steps of one dimension leave of rows of these lengths, int64 [rows]: the starts and
+    the stops, [rows, runs] each. Runs may be empty; an array among a step's numbers has one number for each row."""
     begins, ends = np.zeros((len(lengths), 1), np.int64), lengths.reshape(-1, 1)
     for step in steps:
         sizes = ends - begins
@@ -210,7 +211,8 @@ def _windows(step: Step, total: Index) -> list[tuple[Index, Index]]:
 
 
 def _fewest(begins: Index, ends: Index) -> tuple[Index, Index]:
-    """The same runs, without columns of which all are empty, and those as one that always touch."""
+    """The same runs in fewer columns: without columns of empty runs, and with columns merged whose runs always
+    touch."""
     if begins.shape[1] > 1:
         kept = np.flatnonzero((ends > begins).any(axis=0))
         kept = kept if len(kept) else np.zeros(1, np.int64)
@@ -221,7 +223,7 @@ def _fewest(begins: Index, ends: Index) -> tuple[Index, Index]:
 
 
 def length(steps: Cut, size: int) -> int:
-    """How long a row is after the steps of one dimension, that are the same for all rows, where it is `size` long."""
+    """The length of a row of `size` items after the steps of one dimension, which are the same for all rows."""
     begins, ends = spans(steps, np.array([size], np.int64))
     return int((ends - begins).sum())
 
@@ -243,7 +245,7 @@ def _packed(number: Number) -> int | bytes:
 
 
 def decode(encoded: Sequence[Sequence[Any]], rows: int) -> Cut:
-    """What `encode` gave of so many rows. Raises ValueError where it did not."""
+    """The inverse of `encode`, for so many rows. Raises ValueError for other input."""
     if len(encoded) > MAX_STEPS or sum(step[0] == ZIGZAG for step in encoded) > MAX_ZIGZAGS:
         raise ValueError(f"more than {MAX_STEPS} slices in each other, or {MAX_ZIGZAGS} zig-zag ones")
     found = []
@@ -270,7 +272,7 @@ def _unpacked(packed: int | bytes, rows: int) -> Number:
 
 
 def check(step: Step) -> None:
-    """Raises ValueError where the numbers are none of such a step."""
+    """Raises ValueError for numbers that are invalid for the kind of step."""
     low = [int(np.min(number, initial=END)) for number in step.numbers]
     high = [int(np.max(number, initial=-END)) for number in step.numbers]
     if step.kind == SLICE:

@@ -1,8 +1,8 @@
-"""Which rows of a column are equal, by content.
+"""Finds the equal rows of a column, by content.
 
 A row is its dtype, shape and bytes. Rows that are the same memory, as the same image given for each of a prompt's
-responses, are one row. Others are equal where the xxh3-128 of those is. To read large rows takes all of the time, so
-only those are hashed that look like another at a few places.
+responses, are one row. Others are equal if their xxh3-128 is. Reading large rows takes most of the time, so only those
+are hashed that equal another row at a few sampled places.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataplane.batch.values import Values
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 _CHUNK = 1 << 20  # bytes of a row, or of some, that a thread takes at a time: few enough to share, and many for a call
-_LARGE_ROW = 64 << 10  # bytes: below, to look at some of them is not much faster than to hash all
+_LARGE_ROW = 64 << 10  # bytes: for smaller rows, sampling is not much faster than hashing all
 _LOOK = 256  # bytes, at each place
 
 
@@ -37,9 +37,8 @@ def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
 
 
 def digests(values: Values, each: Each = map) -> Sequence[bytes]:
-    """For each row, what equals that of another where the rows are equal, also of other values unless these have an
-    index: then all of their rows must be. `each` applies a function that takes long to several arguments, as `map`
-    does, perhaps in several threads."""
+    """A digest of each row: equal rows have equal digests, also between different values, unless these have an index:
+    then all of their rows must be equal. `each` is `map`, or the like in several threads, for slow functions."""
     if values.index is not None:
         return _of_indexed(values, each)
     if values.data is None:
@@ -50,7 +49,7 @@ def digests(values: Values, each: Each = map) -> Sequence[bytes]:
 
 
 def _keys(values: Values, each: Each) -> Sequence[Hashable]:
-    """Equal for equal rows. Large rows that look like no other are not hashed."""
+    """A key for each row, equal for equal rows. Large rows that a quick look shows to be unique are not hashed."""
     source = values.data
     if source is None or source.nbytes < _LARGE_ROW * values.rows or not source.in_place:
         return digests(values, each)
@@ -72,7 +71,7 @@ def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[l
 
 
 def _memories(source: RowSource, count: int) -> tuple[list[int], list[int]]:
-    """Of rows that are the same memory, the first; and for each row, which of these it is."""
+    """The distinct rows by memory (of rows in the same memory, the first), and for each row, its place among these."""
     rows: list[int] = []
     places: list[int] = []
     seen: dict[Hashable, int] = {}
@@ -98,14 +97,16 @@ def _hashed(values: Values, source: RowSource, rows: Sequence[int], each: Each) 
 
 
 def _marks(values: Values) -> Index | None:
-    """What tells apart rows of equal bytes: their shapes, or the lengths of rows whose items have no bytes."""
+    """The numbers that distinguish rows of equal bytes: their shapes, or the lengths of rows whose items have no
+    bytes."""
     if values.offsets is not None and not values.field.item_nbytes:
         return np.diff(values.offsets)
     return values.shapes
 
 
 def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
-    """Rows are distinct already, and mean others of the same column: their places, with what all stored rows are."""
+    """Stored rows are distinct, and refer to others of the same column: digests are their places, with a digest of all
+    stored rows."""
     assert values.data is not None
     assert values.offsets is not None
     assert values.index is not None
@@ -115,7 +116,7 @@ def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
 
 
 def _of_struct(values: Values, each: Each) -> Sequence[bytes]:
-    """A row's keys and what is under them, hashed together."""
+    """A row's keys and their values, hashed together."""
     parts: list[list[bytes]] = [[] for _ in range(values.rows)]
     for k, (flags, child) in enumerate(zip(values.presence, values.children, strict=True)):
         own = digests(child, each)

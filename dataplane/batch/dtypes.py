@@ -3,8 +3,8 @@
 A dtype is named as torch names it: "float32", "bfloat16", "float8_e4m3fn", "bool", "complex64"; a time type as
 NumPy does: "datetime64[ns]"; a big-endian one with ">" in front: ">float32". Types that NumPy lacks travel as
 their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload
-and nothing is rounded. Integers that are stored in fewer bytes than they were given in have both dtypes in the name of
-what is stored: "int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard.
+and nothing is rounded. Integers that are stored narrower than they were given have both dtypes in their name:
+"int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard.
 
 An array inside of a row may have any dtype whose bytes mean the same on each host (`exact_name`): those, text and
 bytes of a fixed length ("<U8", "|S10"), plain void ("|V5"), records, and those of `ml_dtypes`. A record's name is JSON:
@@ -68,7 +68,7 @@ def storage(name: str) -> DType:
 
 
 def _narrow(wide: str, narrow: str) -> DType:
-    """The dtype `narrow` of integers that were given as `wide`. Raises ValueError where it is no narrower one."""
+    """The dtype `narrow` of integers that were given as `wide`. Raises ValueError if it is not narrower."""
     whole, part = wide.removeprefix(">"), np.dtype(narrow) if narrow in INTEGERS else None
     if whole not in INTEGERS or part is None or part.itemsize >= np.dtype(whole).itemsize:
         raise ValueError(f"unknown dtype '{wide}:{narrow}'")
@@ -76,7 +76,7 @@ def _narrow(wide: str, narrow: str) -> DType:
 
 
 def split(name: str) -> tuple[str, str]:
-    """The dtype that readers see, and the narrower one that is stored; "" where that is the same."""
+    """The dtype that readers see, and the narrower one that is stored; "" if they are the same."""
     wide, _, narrow = name.partition(":")
     return wide, narrow
 
@@ -140,7 +140,7 @@ _MAX_DEPTH = 16  # of records in records
 
 
 class _RecordField(msgspec.Struct, frozen=True, array_like=True):
-    """A field of a record: the name of its dtype, and the shape of the array of those that it is."""
+    """A field of a record: the name of its dtype, and its shape, () for a single value."""
 
     name: str
     dtype: str
@@ -160,7 +160,7 @@ _parse_record = msgspec.json.Decoder(_Record).decode
 
 
 def exact_name(dtype: DType) -> str | None:
-    """The name of a NumPy dtype; None where it has no exact form."""
+    """The name of a NumPy dtype; None if it cannot be stored exactly."""
     if dtype.names is not None:
         return _record_name(dtype)
     if dtype.kind in "SUV" and dtype.type in (np.bytes_, np.str_, np.void) and dtype.subdtype is None:
@@ -172,7 +172,7 @@ def exact_name(dtype: DType) -> str | None:
 
 
 def exact_dtype(name: str, depth: int = 0) -> DType:
-    """The dtype of that name. Raises ValueError for a name that there is not."""
+    """The dtype of that name. Raises ValueError for an unknown name."""
     if name.startswith("{"):
         return _record(name, depth)
     if _FIXED.fullmatch(name):
@@ -186,7 +186,7 @@ def exact_dtype(name: str, depth: int = 0) -> DType:
 
 
 def check_text(array: np.ndarray[Any, Any]) -> None:
-    """Raises ValueError where text of a fixed length has code points that there are not."""
+    """Raises ValueError if text of a fixed length has invalid code points."""
     for name in array.dtype.names or ():
         check_text(array[name])
     if array.dtype.kind == "U" and array.size and array.dtype.itemsize:

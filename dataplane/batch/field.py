@@ -1,4 +1,4 @@
-"""What a row of a column is: its kind, dtype and shape, as a value that crosses sockets.
+"""The type of a column's rows: kind, dtype and shape, as a value that crosses sockets.
 
 A `Field` depends on the types and shapes of the values alone, never on how many rows there are or on which of
 them happen to be equally long, except that a ragged field keeps the trailing dimensions that all its rows share.
@@ -27,11 +27,11 @@ MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero
 MAX_EMPTY = 1 << 24  # nor, of rows that take no bytes, the product of rows and shape: as a list each is an object
 
 
-_FEW = 8  # keys of a struct up to which it is remembered that there is nothing false in it
+_FEW = 8  # fields with up to so many keys are checked once, and cached as valid
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a row of a column is. `shape` is that of one row, None where rows differ.
+    """The type of a column's rows. `shape` is that of one row; a dimension in which rows differ is None.
 
     `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a
     shape of integers, () for a scalar. In a ragged one the first dimension is None, and all that are None come
@@ -61,14 +61,14 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def item_shape(self) -> tuple[int, ...]:
-        """The shape of what a row is counted in: a dense row, or an item of a ragged one."""
+        """The shape of the unit that lengths count: a dense row, or an item of a ragged one."""
         if self.varying > 1:
             return ()
         return cast("tuple[int, ...]", self.shape[self.varying :])
 
     @property
     def item_nbytes(self) -> int:
-        """The bytes of one of those; 1 for text, bytes and object."""
+        """The bytes of one such unit; 1 for text, bytes and object."""
         return storage(self.dtype).itemsize * math.prod(self.item_shape) if self.dtype else 1
 
 
@@ -94,7 +94,7 @@ def is_text(name: Any) -> bool:
 
 
 def refuse(name: str, reason: str) -> Corrupt:
-    """The error for a column that is not what it says. Names and reasons come from elsewhere, so they are cut."""
+    """The error for an invalid column. Names and reasons come from other processes, so they are truncated."""
     return Corrupt(f"column {name[:200]!r}: {reason[:600]}")
 
 
@@ -121,7 +121,7 @@ def check_field(name: str, field: Field) -> None:
 
 
 def _check(name: str, field: Field) -> None:
-    # With a list of what is left instead of recursion: the field comes from elsewhere, and may be deep.
+    # A stack instead of recursion: the field comes from another process, and may be deep.
     left, count = [(name, field, 0)], 0
     while left:
         path, part, depth = left.pop()

@@ -1,25 +1,24 @@
-"""Which stored rows the columns of a reference mean: the selection that columns made together share.
+"""The stored rows that columns of a reference mean: one selection, shared by columns that were stored together.
 
 A `Frame` is a few columns over `parts`. A part is a selection (`Rows`) of one stored block of rows, and has a
 cell for each column of the frame, which says where that column of those rows is. The rows of a frame are the
-rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them. Where there is a
-`cut`, of row i what that leaves of it (`batch.cuts`): its numbers are in the order of the frame's rows, whatever the
-parts are.
+rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them. With a `cut`, each row
+is the slice that the cut leaves (`batch.cuts`); its numbers are in the order of the frame's rows, not of the parts.
 
-What always holds of a frame: no part is empty, and where there is an order, each row that a part lists is in
-it. So a frame means exactly the rows that its parts list.
+Invariants: no part is empty, and an order contains each row that a part lists. So a frame means exactly the rows that
+its parts list.
 
-Rows picked from many parts in a mixed order (a shuffle of what many workers made) would be a part a row, and
-Python work for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes
-however long they are. `RUN` draws the line between the two.
+Rows picked from many parts in a mixed order (a shuffle of many workers' rows) would be a part a row, and Python work
+for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes however long they are.
+`RUN` draws the line between the two.
 
-A row may also be several stored rows joined end to end: what was made piece by piece (`concat.joined`). Then `bounds`
-says which of the rows that are listed each row is made of.
+A row may also be several stored rows joined end to end: those made piece by piece (`concat.joined`). Then `bounds`
+gives the range of listed rows that make up each row.
 
 The origin of a reference is a frame too, whose parts name streams instead of shards: the one cell of a part has the
 stream (8 bytes) where a shard has its node, and the number under which the stream delivered the rows where a shard has
-its number. So an origin is sliced, picked and repeated as the rows themselves are. It comes from anywhere with the
-reference, and no more is believed of it than that it is a frame.
+its number. So an origin is sliced, picked and repeated as the rows themselves are. It comes with the reference from any
+process, so nothing is trusted beyond its being a valid frame.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class BlockRows(NamedTuple):
 
 
 class ColumnPlace(NamedTuple):
-    """What a column of a reference is, and where its cells are: in which frame, in which slot of its parts."""
+    """A column of a reference: its field, and the place of its cells: the frame, and the slot in the frame's parts."""
 
     field: Field
     frame: int
@@ -77,8 +76,8 @@ class ColumnPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Rows over parts. `order`: None, or which row of the parts each row is. `bounds`: None, or from which to which of
-    those rows (`bounds[i]` up to `bounds[i + 1]`, at least one) row i is joined. `cut`: what of each row is meant, once
-    it is joined."""
+    those rows (`bounds[i]` up to `bounds[i + 1]`, at least one) row i is joined. `cut`: the slice of each row that is
+    meant, once the row is joined."""
 
     parts: tuple[BlockRows, ...]
     order: Rows | None = None
@@ -87,7 +86,7 @@ class Frame:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         if self.bounds is not None:
             return len(self.bounds) - 1
         return sum(len(part.rows) for part in self.parts) if self.order is None else len(self.order)
@@ -99,7 +98,7 @@ class Frame:
 
     @property
     def width(self) -> int:
-        """How many columns its parts have cells for; 0 where there are no parts."""
+        """The number of columns that its parts have cells for; 0 without parts."""
         return len(self.parts[0].cells) if self.parts else 0
 
     def slice(self, start: int, stop: int) -> Frame:
@@ -157,11 +156,11 @@ class Frame:
         return Frame(tuple(repeated))
 
     def whole(self) -> Frame:
-        """All of each row."""
+        """The frame with whole rows, without a cut."""
         return Frame(self.parts, self.order, self.bounds)
 
     def with_cut(self, cut: Cut) -> Frame:
-        """Of each row what this cut leaves."""
+        """The frame with this cut of each row."""
         return Frame(self.parts, self.order, self.bounds, cut)
 
     def numbered(self, number: Callable[[Shard], int]) -> Frame:
@@ -174,7 +173,8 @@ class Frame:
         return Frame(parts, self.order, self.bounds, self.cut)
 
     def joined(self, bounds: Index) -> Frame:
-        """Our rows `bounds[i]` up to `bounds[i + 1]` joined, for each i; ourselves where each is by itself."""
+        """A frame with rows `bounds[i]` up to `bounds[i + 1]` of this one joined, for each i; this one if each is by
+        itself."""
         return self if len(bounds) - 1 == self.rows else Frame(self.parts, self.order, Rows.index(bounds))
 
     def pick(self, slots: Sequence[int]) -> Frame:
@@ -183,7 +183,7 @@ class Frame:
         return Frame(tuple(picked), self.order, self.bounds, self.cut)
 
     def beside(self, other: Frame) -> Frame | None:
-        """One frame of the columns of both, or None where they do not select alike."""
+        """One frame of the columns of both, or None if their selections differ."""
         alike = len(self.parts) == len(other.parts) and (self.order, self.bounds) == (other.order, other.bounds)
         alike = alike and cuts.equal(self.cut, other.cut)
         if not (alike and all(a.rows == b.rows for a, b in zip(self.parts, other.parts, strict=True))):
@@ -192,7 +192,7 @@ class Frame:
         return Frame(tuple(both), self.order, self.bounds, self.cut)
 
     def counts(self) -> list[int]:
-        """How many rows of the frame each part gives."""
+        """The number of the frame's rows that each part gives."""
         lengths = [len(part.rows) for part in self.parts]
         if self.order is None:
             return lengths
@@ -201,14 +201,15 @@ class Frame:
         return counts
 
     def in_order(self) -> tuple[BlockRows, ...]:
-        """Parts whose rows one after another are the rows of the frame: where there is an order, a part a run."""
+        """Parts whose rows, one after another, are the frame's rows: with an order, one part for each run."""
         if self.order is None:
             return self.parts
         owner, numbers = _locate(self.parts, self.order.array())
         return _runs(self.parts, owner, numbers)
 
     def distinct(self) -> tuple[Frame, Index | None]:
-        """The rows of the frame, each once, and for each of ours which of them it is; itself where none comes twice."""
+        """The distinct rows of the frame, and for each row its place among them; the frame itself and None if no row
+        repeats."""
         if self.bounds is not None:
             return self, None
         if self.cut:
@@ -223,7 +224,7 @@ class Frame:
         return Frame(once.parts), once.order.array()
 
     def _distinct(self) -> tuple[Frame, Index | None]:
-        """As `distinct`; rows are the same where their cuts are, too."""
+        """As `distinct`, for frames with cuts: rows are equal if their cuts are equal, too."""
         if cuts.is_even(self.cut):
             once, index = self.whole().distinct()
             return once.with_cut(self.cut), index
@@ -236,9 +237,9 @@ class Frame:
         return self.take(first.astype(np.int64, copy=False)), index.reshape(-1).astype(np.int64, copy=False)
 
     def wanted(self) -> list[tuple[tuple[Cell, ...], Rows, Cut]]:
-        """What is to be read: by source, rows, ascending, and what of each. Rows come twice that are cut in two
-        ways."""
-        if self.bounds is not None or cuts.is_even(self.cut):  # of what is joined it is not known where a row begins
+        """The rows to read, by part: its cells, the rows, ascending, and the cut of each. A row that is cut in two ways
+        comes twice."""
+        if self.bounds is not None or cuts.is_even(self.cut):  # a joined row's start is not known here
             cut = self.cut if self.bounds is None else NOTHING
             return [(part.cells, part.rows.distinct()[0], cut) for part in self.parts]
         owner, numbers = self._located()

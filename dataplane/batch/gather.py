@@ -1,7 +1,7 @@
-"""The values of a reading, brought together: in place where they lie in one run, else gathered by NumPy.
+"""Gathers the values of a reading: in place if they lie in one run, else by a copy with NumPy.
 
-Each function gives the same form whatever the pieces are, so that views for NumPy, torch, Arrow and Python are
-made from one form a kind: an array for dense rows, items with offsets for ragged rows, text, bytes and objects.
+Each function gives the same form for any pieces, so that views for NumPy, torch, Arrow and Python are made from one
+form for each kind: an array for dense rows, items with offsets for ragged rows, text, bytes and objects.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MOST_IN_PLACE = 4096
 
 
 def reading_of(field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> Reading:
-    """The rows of a column of this field: those stored in another dtype as its own, unless a cut is to be made first,
-    which widens what it leaves."""
+    """The rows of a column of this field: rows stored in another dtype are widened to the field's, unless a cut comes
+    first, which widens its result."""
     if field.kind in ("dense", "ragged") and not cut:
         selections = tuple([_fitted(field, selection) for selection in selections])
     return Reading(selections, order, cut)
@@ -75,7 +75,7 @@ class _Widened(Copied):
 
 
 class Items(NamedTuple):
-    """Rows of any length: row i is values[offsets[i]:offsets[i + 1]], in the shape shapes[i] where there are shapes.
+    """Rows of any length: row i is values[offsets[i]:offsets[i + 1]], in the shape shapes[i] if shapes are given.
 
     `shared` says that the values are read in place.
     """
@@ -176,7 +176,7 @@ def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
 
 def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
     """Each row of a ragged column as a writable array that shares no memory with another: large rows in place, each
-    copied page by page as it is written to. None where they are not large, or lie in one run: `items` is for those."""
+    copied page by page as it is written to. None if they are small, or lie in one run: use `items` then."""
     if reading.run is not None or not 0 < reading.rows <= _MOST_IN_PLACE:
         return None
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
@@ -197,7 +197,7 @@ def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
 
 def _own_row(stored: Stored, start: int, stop: int) -> Bytes:
     if stop - start >= _LARGE_ROW:
-        with suppress(LimitExceeded):  # of addresses: there is memory
+        with suppress(LimitExceeded):  # only addresses ran out: memory is left for a copy
             return stored.own(start, stop)
     return stored.values[start:stop].copy()
 
@@ -210,7 +210,7 @@ class Lookup:
         self._copies: dict[int, bytes] = {}
 
     def __call__(self, number: int) -> bytes:
-        """The bytes of a row. Raises ValueError where there is none of that number."""
+        """The bytes of a row. Raises ValueError for an unknown number."""
         copy = self._copies.get(number)
         if copy is None:
             if not 0 <= number < self._stored.layout.stored:
@@ -231,12 +231,12 @@ def objects(reading: Reading) -> Iterator[tuple[Bytes, Lookup]]:
 
 
 def is_plain(reading: Reading) -> bool:
-    """Whether no row means parts that others have."""
+    """Whether no row refers to parts that other rows share."""
     return not any(stored.layout.indexed for stored, _ in reading.parts)
 
 
 def whole(name: str, reading: Reading) -> list[Any]:
-    """Each row of an object column as bytes that mean no others. Raises Corrupt."""
+    """Each row of an object column as bytes that refer to no other rows. Raises Corrupt."""
     try:
         return [object_rows.whole(row, lookup) for row, lookup in objects(reading)]
     except ValueError as error:
@@ -249,8 +249,8 @@ def spans(reading: Reading) -> list[Bytes]:
 
 
 def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
-    """Each row as a view of its bytes, with what stores it. Rows that come from several parts by turns are looked at
-    part by part, and then put in order: to begin with a part anew takes ten times as long as to look at a row."""
+    """Each row as a view of its bytes, with its stored column. Rows that come from several parts by turns are looked at
+    part by part, and then put in order: switching to a part takes ten times as long as reading a row."""
     order = reading.order
     if order is None or sum(len(rows) for _, rows in reading.parts) > 2 * len(order):
         for stored, rows in in_order(reading):
@@ -289,7 +289,7 @@ def presence(reading: Reading, key: str, field: Field) -> tuple[npt.NDArray[np.b
 
 
 def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
-    """Which rows of a struct column have a key; where that is stored, and in which order."""
+    """A key of a struct column: flags of the rows that have it, its stored rows, and their order."""
     flags, selections = [np.empty(0, np.bool_)], []
     for stored, rows in reading.parts:
         position = next((i for i, (name, _) in enumerate(stored.layout.field.children) if name == key), None)
@@ -297,7 +297,7 @@ def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Sele
             flags.append(np.zeros(len(rows), np.bool_))
             continue
         own = stored.tables.presence[position]
-        if own.all():  # then the key's rows are the column's, and stay in one run where those are
+        if own.all():  # every row has the key: the child's rows are the column's, and stay in one run
             flags.append(np.ones(len(rows), np.bool_))
             selections.append(Selection(stored.children[position], rows))
             continue
@@ -356,7 +356,7 @@ def _part_rows(stored: Stored, rows: Rows, dtype: np.dtype[Any]) -> list[npt.NDA
 
 
 def _lengths(reading: Reading, *, scaled: bool = False) -> Index:
-    """How many items each row has, or bytes where `scaled`."""
+    """The number of items of each row, or of bytes if `scaled`."""
     parts = [np.empty(0, np.int64)]
     for stored, rows in reading.parts:
         offsets, index = _offsets(stored), rows.array()
@@ -381,7 +381,7 @@ def _shapes(reading: Reading, field: Field) -> Index:
 
 
 def _runs(reading: Reading) -> tuple[Index, list[Bytes]]:
-    """The rows' lengths in bytes, and their bytes in as few runs as there are."""
+    """The rows' lengths in bytes, and their bytes in as few runs as possible."""
     part, rows = reading.places()
     starts, stops = np.empty_like(rows), np.empty_like(rows)
     for stored, inside in _by_part(reading, part):

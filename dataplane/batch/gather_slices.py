@@ -1,7 +1,7 @@
-"""Reading slices inside rows: what a `Cut` leaves of each row, in place where it is one run.
+"""Reads slices inside rows: the part that a `Cut` leaves of each row, in place if it is one run.
 
-Invariants: what is given is what cutting each row by itself would give, in the column's dtype; of a row no more
-is read than what the cut leaves of it.
+Invariants: the result is that of cutting each row by itself, in the column's dtype; only the part that the cut leaves
+of a row is read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Fetch = Callable[[Stored, int, int], Bytes]
 
 
 class _Group(NamedTuple):
-    """Rows of one stored column: where they are wanted, where each is among the column's items, how long they are in
-    each dimension [rows, dims], and the cut of each."""
+    """Rows of one stored column: their positions in the result, their starts among the column's items, their shapes
+    [rows, dims], and the cut of each."""
 
     stored: Stored
     positions: Index
@@ -37,7 +37,7 @@ class _Group(NamedTuple):
 
 
 def rows(reading: Reading, field: Field, fetch: Fetch | None = None) -> list[Array]:
-    """Each row as an array: read-only and in place, or what `fetch` gives of it."""
+    """Each row as an array: read-only and in place, or the result of `fetch`."""
     found: list[Any] = [None] * reading.rows
     for group in _groups(reading):
         for position, row in zip(group.positions.tolist(), _rows(group, fetch), strict=True):
@@ -82,7 +82,7 @@ def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
 
 
 def dense(reading: Reading, field: Field, *, private: bool) -> Array:
-    """The rows as an array [rows, *shape]: in place where they lie in one run and the cut leaves one of each, and then
+    """The rows as an array [rows, *shape]: in place if they lie in one run and the cut leaves one run of each row; then
     read-only unless private."""
     parts, shape, dtype = reading.parts, field.item_shape, storage(field.dtype)
     if not cuts.is_even(reading.cut):
@@ -111,7 +111,7 @@ def _block(stored: Stored, cut: Cut, *, private: bool) -> Array:
 
 
 def _joined(array: Array, axis: int, runs: list[tuple[int, int]]) -> Array:
-    """These runs of a dimension, one behind another; a view where there is one."""
+    """These runs of a dimension, one behind another; a view if it is one run."""
     found = _parts(array, axis, runs)
     return found[0] if len(found) == 1 else np.concatenate(found, axis=axis)
 
@@ -158,7 +158,7 @@ def _placed(stored: Stored, index: Index) -> tuple[Index, Index]:
 
 
 def _rows(group: _Group, fetch: Fetch | None, *, join: bool = True) -> Iterator[Any]:
-    """Of each row what is left of it: an array, or, where it need not be joined, a list of arrays along dimension 0."""
+    """The part left of each row: an array, or, if it need not be joined, a list of arrays along dimension 0."""
     stored, _, starts, shapes, cut = group
     field = stored.layout.field
     dtype, varies = storage(field.dtype), stored.tables.shapes is not None

@@ -1,24 +1,24 @@
-"""PIL's images: as the bytes of their file where they still have them, else as their pixels; equal either way.
+"""Encodes PIL images: as the bytes of their file if they still have it, else as their pixels; equal either way.
 
-An image that was opened and not loaded since is kept as its file's bytes, and is opened over those again at the reader:
-nothing is decoded on the way, and at the reader not before somebody looks at pixels. Any other image is kept as raw
-pixels, with palette, which PIL maps in place where it can, and else takes over late. Both keep class,
-mode, size, format and `info`; what belongs to an open file is gone (its name, its position), and so are attributes that
-PIL's own pickling loses too.
+An image that was opened and not loaded since is stored as its file's bytes, and the reader opens it again from those:
+nothing is decoded on the way, and at the reader only when pixels are accessed. Any other image is stored as raw pixels,
+with palette; PIL maps them in place where it can, and else copies them at the first access. Both keep class, mode,
+size, format and `info`; the name and position of an open file are lost, and so are attributes that PIL's own pickling
+loses too.
 
 An image of several frames is kept as its file's bytes and the number of the frame, also where it was loaded but not
 changed; else it is refused, since its pixels would be of one frame.
 
 The reader constructs classes of PIL alone, opens files of a few formats alone (PIL runs a program for some), checks the
-size of pixels before it uses them, and raises ValueError for what is not the image that it says. What PIL says of files
-that claim too many pixels, or end early, is the reader's to see: at once of the header, of pixels later. PIL is
-imported only where there is an image.
+size of pixels before it uses them, and raises ValueError if the bytes are not the image described. PIL's errors about
+files that claim too many pixels, or end early, reach the reader: at once for the header, later for pixels. PIL is
+imported only for a row with an image.
 
-PIL keeps modes that it can not map in a form of its own, RGB for one: an image is a conversion of all pixels, and
-memory for them. Rows that are read for other fields, as those of verl's ranks are, never need it. Until somebody looks,
-an image refers to the pixels where they lie. `isinstance` and `__class__` say the class that it has, and `type` does
-too once its pixels were looked at; it is pickled, copied, shown and written to as any other. Two threads that look
-first at once may each make pixels, as of a file of PIL's that is not loaded yet.
+PIL keeps some modes, such as RGB, in a form of its own that it cannot map: making an image converts all pixels and
+takes memory for them. Rows read for other fields, as by verl's ranks, never need it. Until its pixels are accessed, an
+image refers to them in place. `isinstance` and `__class__` say the class that it has, and `type` does too once its
+pixels were looked at; it is pickled, copied, shown and written to as any other. Two threads that access it first at
+once may each make pixels, as with a PIL file that is not loaded yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.object_rows import LARGE
 
-Image = Any  # PIL is an extra: what the package does must not depend on its annotations
+Image = Any  # PIL is an extra, so annotations must not need it
 
 _FORMATS = frozenset(("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "AVIF"))
 _BITS = {
@@ -46,7 +46,7 @@ _BITS = {
 _PALETTES = frozenset(("P", "PA"))
 _MOST_COLORS = 256
 _WAITING = "dataplane.waiting"
-"""The attribute that has the data of the pixels, and what makes an image of them."""
+"""The attribute with the data of the pixels, and the function that makes an image of them."""
 
 _PLAIN = ("PIL.Image", "Image")
 _FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
@@ -72,7 +72,7 @@ def is_image(value: object) -> bool:
 
 
 def taken(image: Image) -> Picture:
-    """What the image is. It is loaded if it has to be. Raises Unfit."""
+    """The stored form of the image, which is loaded if necessary. Raises Unfit."""
     kind, pixels = _deferred_from(image) or (type(image), None)
     module, name = kind.__module__, kind.__qualname__
     if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
@@ -89,13 +89,13 @@ def taken(image: Image) -> Picture:
             raise Unfit(f"an image of the mode {image.mode}", "put image.convert('RGB')")
     frame = -1 if data is None else int(image.tell())
     palette = _palette(image, lazy=data is not None) if image.mode in _PALETTES else None
-    own = vars(image).get("format")  # of the class, where nobody has set it
+    own = vars(image).get("format")  # the class's, unless it was set
     data = pixels if pixels is not None else image.tobytes() if data is None else data
     return Picture(module, name, image.mode, image.size, frame, own, palette, data)
 
 
 def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
-    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for what is none."""
+    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for invalid data."""
     from PIL import Image as pil
 
     if picture.frame < 0 and picture.mode not in _BITS:
@@ -120,7 +120,7 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Im
 
 
 def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
-    """Whether PIL takes such an image over as somebody looks at it, from wherever its pixels are."""
+    """Whether such an image is made only when its pixels are accessed, from where they lie."""
     from PIL import Image as pil
 
     mapped = getattr(pil, "_MAPMODES", ())
@@ -128,7 +128,7 @@ def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
 
 
 def as_file(image: Image) -> bytes:
-    """The bytes of a file of the image, lossless: PNG, or TIFF for what that does not hold. Raises ValueError."""
+    """The bytes of a file of the image, lossless: PNG, or TIFF for modes that PNG lacks. Raises ValueError."""
     file = io.BytesIO()
     try:
         image.save(file, "PNG" if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "TIFF")
@@ -164,12 +164,12 @@ def reopened(name: str, data: bytes) -> Image:
 
 
 def _header(image: Image) -> tuple[Any, ...]:
-    """What an image says of itself before it is loaded."""
+    """The properties that an image has before it is loaded."""
     return image.mode, image.size, image.info, _palette(image, lazy=True), image.tell()
 
 
 def _file(image: Image) -> Any:
-    """The bytes of the file that the image is as it lies there; None where it is not, or has none any more."""
+    """The bytes of the image's file, if the image equals it; None if it was changed, or has no file any more."""
     if image.format not in _FORMATS:
         return None
     if not _is_loaded(image):
@@ -177,7 +177,7 @@ def _file(image: Image) -> Any:
         return None if changed else _read(getattr(image, "fp", None))
     if vars(image).get("n_frames") == 1:
         return None
-    # Of several frames PIL keeps the file open. Of one nobody knows whether pixels were changed.
+    # Of several frames PIL keeps the file open. Of one frame it is unknown whether pixels were changed.
     data = _read(getattr(image, "_fp", None))
     if data is None or (found := _frame_of(data, image)) is None:
         return None
@@ -192,7 +192,8 @@ def _is_loaded(image: Image) -> bool:
 
 
 def _frame_of(data: Any, image: Image) -> Image | None:
-    """The frame of the file at which the image is; None where the file has one alone, or is another's."""
+    """The image's current frame, opened from the file again; None if the file has only one frame, or is of another
+    image."""
     try:
         found = _open(data, image.format)
         if type(found) is not type(image) or getattr(found, "n_frames", 1) == 1:
@@ -215,13 +216,13 @@ def _read(file: Any) -> Any:
             data = file.read()
         finally:
             file.seek(position)
-    except (OSError, ValueError, AttributeError):  # closed, no file that can be sought, or none
+    except (OSError, ValueError, AttributeError):  # closed, not seekable, or no file
         return None
     return data if type(data) is bytes and data else None
 
 
 def _frames(image: Image) -> int:
-    """How many frames it has, as far as that is known. To count them PIL may seek, and drop what was loaded."""
+    """How many frames it has, as far as that is known. To count them PIL may seek, and drop loaded pixels."""
     own = vars(image)
     known = own.get("n_frames", own.get("_n_frames"))
     if known is None and not _is_loaded(image):
@@ -233,7 +234,7 @@ def _frames(image: Image) -> int:
 
 
 def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
-    """The palette, of an image that must not be loaded as it was set."""
+    """The palette; with `lazy`, as it was set, since the image must not be loaded."""
     if lazy:
         own = image.palette
         return None if own is None else (own.rawmode or own.mode, bytes(own.palette))
@@ -246,7 +247,7 @@ def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
 
 @lru_cache(maxsize=256)
 def _class(module: str, name: str) -> Any:
-    """The class of that name, of those that PIL has for images."""
+    """PIL's image class of that name."""
     from PIL import Image as pil
     from PIL import _plugins
 
@@ -277,7 +278,7 @@ def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], rest: tuple[st
         image = _open(bytes(picture.data), format)
         if picture.frame:
             image.seek(picture.frame)
-    except Exception as error:  # whatever PIL's parsers raise of bytes that come from elsewhere
+    except Exception as error:  # PIL's parsers may raise any error for untrusted bytes
         raise ValueError(f"no {format} that PIL opens here: {error}") from error
     if type(image) is not kind or image.mode != picture.mode or image.size != picture.size:
         raise ValueError(f"a file of {image.mode} {image.size}, not of {picture.mode} {picture.size}")
@@ -349,14 +350,14 @@ def _deferred_image(kind: Any, like: Image, size: tuple[int, int], data: Any, ma
 
 
 def _deferred_from(image: Image) -> tuple[type[Any], Any] | None:
-    """The class and the data of an image that nobody has looked at; None for any other."""
+    """The class and the data of an image whose pixels were not accessed yet; None for any other."""
     kind = getattr(type(image), "_deferred_kind", None)
     waiting = vars(image).get(_WAITING)
     return None if kind is None or waiting is None else (kind, waiting[0])
 
 
 class _Deferred:
-    """Comes before a class of PIL's until there are pixels."""
+    """Mixin before a PIL class, until the image has pixels."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _load(self)
@@ -376,13 +377,13 @@ def _settle(image: Any, pixels: Any) -> None:
     kind = getattr(type(image), "_deferred_kind", None)
     vars(image)[_pixels_name()] = pixels
     if kind is not None:
-        object.__dict__["__class__"].__set__(image, kind)  # past the property of that name
+        object.__dict__["__class__"].__set__(image, kind)  # bypasses the property of that name
     vars(image).pop(_WAITING, None)
 
 
 @lru_cache(maxsize=1)
 def _pixels_name() -> str:
-    """The attribute of an image that PIL asks for its pixels."""
+    """The name of the attribute in which PIL looks for an image's pixels."""
     from PIL import Image as pil
 
     return "_im" if isinstance(vars(pil.Image).get("im"), property) else "im"  # since version 11, and before

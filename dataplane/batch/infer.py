@@ -1,12 +1,12 @@
-"""Which kind of column a list of Python values is.
+"""Infers the kind of column for a list of Python values.
 
 A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
-rows that happen to be equally long. Lists of numbers, text, bytes and dicts become the columns that their name
-says; what no column of one type can hold exactly becomes objects: arrays of text or records, arrays and tensors of
-several dtypes, and whatever else users have (`object_codec`). Rows of text and bytes are columns of those, of whatever
-type each is: `numpy.str_` comes back as str, bytearray as bytes. Numbers are converted only where nothing is
-lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists
-without any element are taken for token lists, int64, so that they go together with the rows of other batches.
+rows that happen to be equally long. Lists of numbers, text, bytes and dicts become dense, text, bytes and struct
+columns. Values that no column of one type holds exactly become objects (`object_codec`): arrays of text or records,
+arrays and tensors of several dtypes, and all other values. Rows of text and bytes are columns of those, of whatever
+type each is: `numpy.str_` comes back as str, bytearray as bytes. Numbers are converted only without loss: ints among
+floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists without any element are taken for
+token lists, int64, so that they go together with the rows of other batches.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _are_alike(rows: Sequence[Any]) -> bool:
 
 
 def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
-    """Arrays and tensors in one list, if that is all there is, and they are of one dtype."""
+    """A ragged or dense column, if all rows are arrays or tensors of one dtype; else objects."""
     if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
         return object_codec.values_of(column, rows)
     bits = [
@@ -155,8 +155,8 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
 
 
 def numbers_of(rows: Sequence[list[Any]]) -> tuple[bool, bytes, bytes] | None:
-    """Of lists, each a row, all of ints within 64 bits or all of floats: whether of floats, the numbers in 64 bits
-    each, and the rows' offsets. None for others, and where there is no extension that finds out fast."""
+    """For rows that are lists, all of 64-bit ints or all of floats: whether they are floats, the numbers in 64 bits
+    each, and the rows' offsets. None for others, and without the extension that checks this fast."""
     return None if _read is None else _read(rows if type(rows) is list else list(rows))
 
 
@@ -203,7 +203,7 @@ def _offsets(head: Values) -> Index:
 
 
 def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:
-    """The shape of lists in lists, or None where they are no rectangle."""
+    """The shape of nested lists, or None if they are not rectangular."""
     inner = [type(item) is list for item in value]
     if not any(inner):
         return (len(value),)

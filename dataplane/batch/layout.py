@@ -1,10 +1,10 @@
 """How columns lie in a shard's bytes: values that describe them, their encoding, and the tables among the bytes.
 
-A shard is one extent of bytes. `ShardLayout` says which columns it holds and, for each, where its buffers are: offsets
-and lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another
-process, so nothing in it is believed before `batch.layout_check` has passed it. Row offsets, indexes and presence flags
-lie in the bytes themselves, which may change after a check, where a hostile process still maps them; so a reader takes
-its own copy of them, checks that (`tables`) and uses nothing else. Both are vectorised; neither reads values.
+A shard is one extent of bytes. `ShardLayout` lists its columns and, for each, the places of its buffers: offsets and
+lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another process,
+so it is not trusted before `batch.layout_check` has passed it. Row offsets, indexes and presence flags lie in the bytes
+themselves, which a hostile process that still maps them may change after a check; so a reader takes its own copy of
+them, checks that (`tables`) and uses nothing else. Both are vectorised; neither reads values.
 
 The buffers of each kind, in order, for `stored` rows (which is `rows`, unless the column is indexed):
 
@@ -21,11 +21,11 @@ An indexed column stores each distinct row once: its last buffer is int64 [rows]
 object column may store rows that no index names: the parts that several of its rows have (`object_rows`). Of a struct's
 children only objects are indexed; else the struct is. Integers are little-endian.
 
-An encoded layout is an `Outline`, which is all but the numbers, and the numbers one after another: of each column its
-rows, those it stores, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time
-differ in their numbers alone, so an outline is decoded once, and the numbers of many layouts are read as one table.
+An encoded layout is an `Outline` (everything but the numbers) and then the numbers: of each column its rows, stored
+rows, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time differ in their
+numbers alone, so an outline is decoded once, and the numbers of many layouts are read as one table.
 
-This module is what a node needs to know of columns, so it imports neither pyarrow nor torch.
+A node needs only this module of columns, so it imports neither pyarrow nor torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Index = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
 Read = Callable[[int, int], Bytes]
 
-ALIGNMENT = 64  # a cache line, and what Arrow asks of its buffers
+ALIGNMENT = 64  # a cache line, and Arrow's alignment of buffers
 
 _CODES = {"H": 1 << 16, "I": 1 << 32, "q": 1 << 63}
 _HEAD = struct.Struct("<cI")
@@ -77,9 +77,9 @@ class ColumnHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outline:
-    """The columns of a shard without their numbers: where those of each begin, and how many they are. `kinds`: of each
-    column an object that is the same for one that lies alike in another outline, whatever is beside it. `rules`: what
-    the numbers have to keep to, once `layout_check` has made them."""
+    """The columns of a shard without their numbers: where those of each begin, and how many they are. `kinds`: an
+    object for each column, the same one for a column of another outline with the same layout. `rules`: the constraints
+    on the numbers, once `layout_check` has made them."""
 
     __slots__ = ("columns", "kinds", "rules", "starts", "width")
 
@@ -116,7 +116,7 @@ def encode(columns: Sequence[tuple[str, ColumnHeader]], numbers: Iterable[int]) 
 
 
 def decode(encoded: bytes | bytearray | memoryview) -> tuple[Outline, Numbers]:
-    """What `encode` was given. Raises ProtocolMismatch where it was given nothing of the kind."""
+    """The inverse of `encode`. Raises ProtocolMismatch for other bytes."""
     encoded = bytes(encoded)
     try:
         code, size = _HEAD.unpack_from(encoded)
@@ -164,7 +164,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def header_of(column: ColumnLayout, numbers: list[int]) -> ColumnHeader:
-    """The column without its numbers, which are put behind the others."""
+    """The column without its numbers, which are appended to `numbers`."""
     numbers += (column.rows, column.stored)
     for buffer in column.buffers:
         numbers += buffer
@@ -206,7 +206,8 @@ def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[in
 
 
 class Tables(NamedTuple):
-    """What a column's bytes say about its rows: copies, which nobody else can change once they are checked."""
+    """The tables of a column, copied out of its bytes, so that no other process can change them once they are
+    checked."""
 
     offsets: Index | None
     shapes: Index | None
@@ -217,8 +218,7 @@ class Tables(NamedTuple):
 def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
     """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` gives its bytes.
 
-    Raises Corrupt where they point anywhere but into the column's data. Children are not looked at, but for how
-    many rows each has.
+    Raises Corrupt if they point outside the column's data. Of children only the row counts are checked.
     """
 
     def table(i: int, dtype: Any = np.int64) -> npt.NDArray[Any]:
@@ -279,7 +279,7 @@ def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None
 
 
 def check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None:
-    """Raises Corrupt where these are no shapes of rows with these offsets."""
+    """Raises Corrupt if the shapes do not fit the offsets."""
     if not len(shapes):
         return
     fixed = field.shape[field.varying :]

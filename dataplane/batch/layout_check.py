@@ -1,7 +1,7 @@
-"""The rules that a layout keeps to before it is believed, and layouts that were checked against them.
+"""Checks layouts before they are trusted: the rules, and layouts that passed.
 
-The rules of an outline are made once (`_rules`), when all that does not depend on numbers is checked. Its numbers are
-then checked by themselves, or of many layouts at once: the same expressions take integers or arrays of one a layout.
+The rules of an outline are made once (`_rules`), and everything except the numbers is checked then. The numbers are
+checked for one layout, or for many at once: the same expressions take integers or arrays of one a layout.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dataplane.errors import Corrupt
 _MOST_ROWS = 1 << 48
 """Rows up to which no size that is computed here passes 63 bits."""
 
-_REMEMBERED = 1024  # bytes of a layout that is remembered with its size: what is put or read again and again
-_FEW = 16  # layouts up to which each is looked for among those
-_MANY = 8  # layouts of one outline from which on it is faster to check all at once
+_REMEMBERED = 1024  # the most bytes of a layout whose check is cached: such layouts recur
+_FEW = 16  # up to so many layouts, each is looked up in that cache
+_MANY = 8  # from so many layouts of one outline on, checking all at once is faster
 
 
 class _Buffer(NamedTuple):
@@ -74,7 +74,7 @@ class _Rule(NamedTuple):
 
 
 class _Rules:
-    """What the numbers of an outline have to keep to. Raises Corrupt where no numbers could."""
+    """The constraints on the numbers of an outline. Raises Corrupt if no numbers can satisfy them."""
 
     def __init__(self, outline: Outline) -> None:
         names = [name for name, _ in outline.columns]
@@ -92,7 +92,7 @@ class _Rules:
         self._plain = not any(rule.indexed or rule.field.varying > 1 for rule in self._columns)
 
     def _add(self, name: str, header: ColumnHeader, start: int, parent: int, depth: int) -> int:
-        """Take in the column whose numbers begin at `start`; where they end."""
+        """Add the column whose numbers begin at `start`. Returns where they end."""
         field = header.field
         if depth > MAX_DEPTH or len(self._columns) >= MAX_COLUMNS:
             raise refuse(name, f"more than {MAX_COLUMNS} columns or {MAX_DEPTH} structs in each other")
@@ -118,7 +118,7 @@ class _Rules:
         return end
 
     def check(self, numbers: Sequence[int], nbytes: int) -> None:
-        """Raises Corrupt where the numbers are not those of a shard in an extent of `nbytes`."""
+        """Raises Corrupt if the numbers are invalid for a shard in an extent of `nbytes`."""
         for rule in self._columns:
             if not rule.fits(numbers, nbytes, self._first):
                 rows, stored = numbers[rule.start : rule.start + 2]
@@ -127,7 +127,7 @@ class _Rules:
                 raise refuse(rule.name, f"{where} are not {rule.field!r} in an extent of {nbytes} bytes")
 
     def fit(self, table: Numbers, sizes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which rows of the table, the numbers of a layout each, `check` passes in extents of these sizes."""
+        """Whether `check` would pass each row of the table (the numbers of a layout), in extents of these sizes."""
         numbers = np.ascontiguousarray(table.T)
         fit: npt.NDArray[np.bool_] = np.ones(len(table), np.bool_)
         for rule in self._columns:
@@ -135,8 +135,8 @@ class _Rules:
         return fit
 
     def of_one_row(self, numbers: Sequence[int]) -> tuple[list[tuple[int, int, int, int]], list[int]] | None:
-        """Of each column that has offsets where they begin, in words, how many items it has at most, the bytes of each
-        and of all; and where the flags of structs are. None if a column has not one row, or has shapes or an index."""
+        """For each column with offsets: where they begin, in words, its most items, and the bytes of one item and of
+        all; and the places of the flags of structs. None if a column has not one row, or has shapes or an index."""
         if not self._plain or any(numbers[rule.start + 1] != 1 for rule in self._columns):
             return None
         offsets: list[tuple[int, int, int, int]] = []
@@ -163,7 +163,7 @@ class CheckedLayout:
 
     @cached_property
     def claimed(self) -> int:
-        """The bytes of all buffers, those twice that two columns have."""
+        """The bytes of all buffers; a buffer of two columns counts twice."""
         return int(self.numbers[_rules(self.outline).sizes].sum())
 
     @cached_property
@@ -177,7 +177,7 @@ class CheckedLayout:
             check_contents(self.layout, memory)
 
     def _holds_one_row(self, memory: Bytes) -> bool:
-        """Whether each column stores one row, and what the bytes say of it is true."""
+        """Whether each column stores one row, and its tables in the bytes are valid."""
         if self._one_row is None or len(memory) % 8:
             return False
         offsets, flags = self._one_row
@@ -223,7 +223,7 @@ _check_small = lru_cache(maxsize=1024)(_check)
 
 
 def _check_alike(outline: Outline, numbers: Sequence[Numbers], sizes: Sequence[int]) -> None:
-    """Raises Corrupt where one of these layouts of one outline is false."""
+    """Raises Corrupt if one of these layouts, of the same outline, is invalid."""
     rules = _rules(outline)
     suspects = list(range(len(numbers)))
     if len(numbers) >= _MANY:

@@ -1,11 +1,10 @@
-"""Any value that users put, one row at a time, exact in type: what comes back is what went in.
+"""Encodes the objects that users put, one row at a time, and decodes them exactly, types included.
 
 None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
 a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
 types (`builtin_codec`), classes of users (there too) and PIL's images (`images`). Bytes, arrays and images of
-some KiB lie beside the MessagePack (`object_rows`), where they are copied once on either side. Anything beyond is
-refused, since it would come back as something else or need pickle: functions, locks, generators, text with lone
-surrogates.
+some KiB lie beside the MessagePack (`object_rows`), where they are copied once on either side. All other values are
+refused, since they would come back changed or need pickle: functions, locks, generators, text with lone surrogates.
 
 Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
 class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
@@ -54,7 +53,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 Copies: TypeAlias = dict[tuple[int, int], bytes]
-"""What rows that are decoded one after another share: bytes that were made of parts, by their places in memory."""
+"""Bytes objects made of parts, by their place in memory; shared by rows that are decoded one after another."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -66,7 +65,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _PictureRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An image (`images.Picture`), with its info; `rest` are keys of that which are as in the image's file."""
+    """An image (`images.Picture`), with its info; `rest`: keys of the info whose values are those of the file."""
 
     module: str
     kind: str
@@ -128,15 +127,16 @@ def decode_row(
     copies: Copies | None = None,
 ) -> Any:
     """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
-    "bytes" of an image file, and "path" None. `copies` is for rows that lie in the same memory, and is added to.
+    "bytes" of an image file, and "path" None. `copies` caches parts of rows in the same memory; this call adds to it.
 
-    What comes back is its owner's alone, but for the bytes of files. Raises Corrupt for anything that is no row, and
-    SchemaMismatch for a class of users that this process does not have: with the column, the `number` of the row, the
-    class, and what to import.
+    The value shares no memory but the bytes of files. Raises Corrupt for bytes that are no row, and SchemaMismatch for
+    a class of users that this process does not have: with the column, the `number` of the row, the class, and the
+    module to import.
     """
     try:
         tree, found = object_rows.split(data, lookup)
-        # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
+        # A copy: the decoder may read a byte twice and must find the same, while a hostile process may still write to
+        # it.
         reader = _Reader(found, decode, Copies() if copies is None else copies)
         return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except builtin_codec.Absent as absent:
@@ -156,22 +156,22 @@ def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
         msgspec.MsgspecError,
         SchemaMismatch,
         builtin_codec.Absent,
-    ):  # of a row that has parts, or is none: it says so by itself
+    ):  # a row has parts, or is invalid: decode one by one, for its own error
         copies = Copies()
         rows = enumerate(pairwise(edges))
         return [decode_row(column, data[a:b], number=number, copies=copies) for number, (a, b) in rows]
 
 
 class _Writer:
-    """Encodes the rows of a column. What it has seen it keeps: the same array or image gives the same memory again."""
+    """Encodes the rows of a column. It caches values: the same array or image gives the same memory again."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity: the value, which thus stays, and what it gave
+        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity: the value, kept alive by this, and its encoding
         self._parts: list[Any] = []
         self._places: dict[int, int] = {}  # in the row, by identity of the part
 
     def row(self, value: Any) -> Row:
-        """One row. Raises Unfit, and whatever the encoder does of values that are too large."""
+        """One row. Raises Unfit, and the encoder's errors for values that are too large."""
         self._parts = []
         self._places.clear()
         plain = type(value) in _PLAIN and type(value) is not bytes
@@ -250,7 +250,7 @@ class _Writer:
         return known[1]
 
     def _placed(self, data: Any) -> int:
-        """Which part of the row these bytes are."""
+        """The number of these bytes among the row's parts."""
         place = self._places.setdefault(id(data), len(self._parts))
         if place == len(self._parts):
             self._parts.append(data)
@@ -293,7 +293,7 @@ def _name(kind: type) -> str:
 
 
 def _hint(kind: type) -> str:
-    """What to do about a value of a type that no row holds."""
+    """Advice for a value of a type that cannot be stored."""
     for each in kind.__mro__:
         name = _name(each)
         for start, hint in _HINTS.items():
@@ -311,7 +311,7 @@ class _Reader:
         self._copies = copies
 
     def value(self, data: Any) -> Any:
-        """What these bytes are. (A decoder of its own would refer to this, and this to it, so that parts stayed.)"""
+        """Decode these bytes. (No stored decoder: it and this would refer to each other, and keep the parts alive.)"""
         if not self._found and self._decode:
             return _decode_alone(data)
         return msgspec.msgpack.decode(data, ext_hook=self._extended)
@@ -356,7 +356,7 @@ class _Reader:
         return image if self._decode else {"bytes": images.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
-        """The bytes, or those of the part that is meant."""
+        """The bytes themselves, or those of the part with this number."""
         if type(data) is int:
             if not 0 <= data < len(self._found):
                 raise ValueError(f"part {data} of {len(self._found)}")

@@ -1,12 +1,12 @@
-"""A row of an object column in bytes: its MessagePack, and beside it the large parts that it has.
+"""The bytes of a row of an object column: its MessagePack, and its large parts beside that.
 
 A row without large parts is its MessagePack alone. Else it is a mark that no MessagePack begins with, how many parts
 there are, a number for each, the parts, and the MessagePack, which names a part by its place. A number that is not
-negative is the size of a part that lies here. A negative one, -1 - n, means the stored row n of the same column, which
-is that part: so parts that several rows have are stored once. Such a column is indexed (`layout`), and no row's index
-names a row that is a part.
+negative is the size of a part that lies here. A negative one, -1 - n, means that the stored row n of the same column is
+the part: so a part of several rows is stored once. Such a column is indexed (`layout`), and no row's index names a row
+that is a part.
 
-`split` believes nothing: it copies the numbers once, and bounds what they say. `whole` gives a row that means no
+`split` trusts nothing: it copies the numbers once, and checks their bounds. `whole` gives a row that refers to no
 others.
 """
 
@@ -27,7 +27,7 @@ LARGE = 4096  # bytes from which on something is a part
 _MARK = 0xC1  # "never used", says the specification of MessagePack
 _HEAD = struct.Struct("<BxxxI")
 
-#: Gives the bytes of a stored row of the same column. Raises ValueError where there is no such row.
+#: Gives the bytes of a stored row of the same column. Raises ValueError for an unknown row.
 Lookup = Callable[[int], bytes]
 
 
@@ -44,7 +44,7 @@ def nowhere(number: int) -> bytes:
 
 
 def joined(row: Row) -> bytes:
-    """A row that means no others, as one string of bytes."""
+    """A row that refers to no others, as one byte string."""
     return b"".join(_pieces(row, {})) if row.parts else row.tree
 
 
@@ -82,7 +82,7 @@ def means_others(data: Any) -> bool:
 
 
 def whole(data: Any, lookup: Lookup) -> Any:
-    """The same row, with all of its parts in it. Raises ValueError where it is no row."""
+    """The row with all of its parts in it. Raises ValueError for an invalid row."""
     if not means_others(data):
         return data
     tree, parts = split(data, lookup)
@@ -90,7 +90,7 @@ def whole(data: Any, lookup: Lookup) -> Any:
 
 
 def row_of(column: str, data: Any, lookup: Lookup) -> Row:
-    """A stored row as one before it is stored, over the same memory. Raises Corrupt where it is no row."""
+    """A stored row as a `Row`, over the same memory. Raises Corrupt for an invalid row."""
     try:
         tree, found = split(data, lookup)
     except ValueError as error:
@@ -129,8 +129,8 @@ def values_of(rows: Sequence[Row]) -> Values:
 
 
 def shared(column: str, values: Values) -> Values:
-    """Rows that mean no others, with the large parts that several have stored once; columns of other kinds as they are.
-    Raises Corrupt where a row is none."""
+    """The column with large parts of several rows stored once. Its rows refer to no others so far; columns of other
+    kinds are returned unchanged. Raises Corrupt for an invalid row."""
     if values.field.kind != "object" or values.index is not None or values.data is None:
         return values
     found = values_of([row_of(column, values.data.row(i), nowhere) for i in range(values.rows)])
@@ -138,7 +138,7 @@ def shared(column: str, values: Values) -> Values:
 
 
 def _alike(parts: Sequence[Any]) -> list[int] | None:
-    """For each part, the number of what it is, equal for equal parts; None where no two are equal."""
+    """A number for each part, equal for equal parts; None if all parts differ."""
     if len(parts) < 2:
         return None
     found, index = distinct(byte_rows("bytes", parts))

@@ -1,8 +1,8 @@
 """Columns of integers in the narrowest dtype that holds them, decided for each block that is stored.
 
-Routing indices of a mixture of experts are below 256, and come as int64: 8 bytes for one. What is planned here keeps
-the dtype that it was given in the name of its own ("int64:uint8": `batch.dtypes`), so blocks of other widths are the
-same column, and a reader gets int64 again, or by `Column.narrow` what is stored.
+Routing indices of a mixture of experts are below 256, and come as int64: 8 bytes for one. The stored dtype's name
+includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader gets
+int64 again, or the stored values by `Column.narrow`.
 
 Invariants: each value is stored exactly; a column of other things than integers is left as it is.
 """
@@ -28,8 +28,8 @@ from dataplane.errors import Misuse, SchemaMismatch
 Narrow = bool | str | Collection[str]
 """All columns of integers, or those of these names; of a struct those among its keys."""
 
-#: What values are stored in, the first that holds them. Of as many bytes the signed one, since torch computes little in
-#: uint16 and uint32; but of one byte the unsigned one.
+#: The dtypes to store values in; the first that holds them is used. Signed before unsigned of a size, since torch
+#: computes little in uint16 and uint32; but of one byte the unsigned one.
 _CHOICES = ("uint8", "int8", "int16", "uint16", "int32", "uint32")
 _PIECE = 4 << 20  # bytes looked at in one call
 
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Values]:
     """The columns, of which those that `narrow` names are narrowed; `each` as for `put_plan.plan`. Raises
-    SchemaMismatch as that, and for a name of no column or of one without integers; Misuse for what names none."""
+    SchemaMismatch as that, and for a name of no column or of one without integers; Misuse for an invalid `narrow`."""
     names = _names(narrow)
     found: dict[str, Values] = {}
     for name, values in columns_of(columns):
@@ -167,7 +167,7 @@ Objects = Literal["store", "refuse"]
 
 
 def refuses(objects: Any) -> bool:
-    """Whether object columns are refused. Raises Misuse for what says neither."""
+    """Whether object columns are refused. Raises Misuse for another value."""
     if objects not in ("store", "refuse"):
         raise Misuse(f'objects is "store" or "refuse", not {objects!r:.100}')
     return bool(objects == "refuse")
@@ -203,7 +203,7 @@ def _refuse_objects(name: str, field: Field, given: Any) -> None:
 
 
 def _check_key(name: str, key: str, field: Field, given: Any) -> None:
-    """The same of what is under a key of a struct, with the number of the row of the whole column."""
+    """The same check for a key of a struct; errors have the row number in the whole column."""
     if isinstance(given, Mapping):
         _refuse_objects(f"{name}.{key}", field, given.get(key))
         return
@@ -222,7 +222,7 @@ def _check_key(name: str, key: str, field: Field, given: Any) -> None:
 
 
 def _rows_of(given: Any) -> Sequence[Any] | None:
-    """The rows as Python values; None where they are not at hand."""
+    """The rows as Python values; None if `given` is no array or sequence."""
     if isinstance(given, np.ndarray):
         return list(given)
     if hasattr(given, "to_pylist"):  # of Arrow
@@ -232,8 +232,8 @@ def _rows_of(given: Any) -> Sequence[Any] | None:
 
 
 def _spoiler(name: str, rows: Sequence[Any]) -> int:
-    """The first row with which rows are objects."""
-    low, high = 0, len(rows)  # that many rows are none, so many are
+    """The first row that makes the column objects."""
+    low, high = 0, len(rows)  # the first `low` rows are no object column, the first `high` are
     while high - low > 1:
         middle = (low + high) // 2
         if values_of(name, list(rows[:middle])).field.kind == "object":
@@ -244,7 +244,7 @@ def _spoiler(name: str, rows: Sequence[Any]) -> int:
 
 
 def _type_name(row: Any) -> str:
-    """What a row is, in a few words."""
+    """The type of a row, in a few words."""
     if isinstance(row, list | tuple):
         inner = ", ".join(sorted({type(item).__name__ for item in row}))
         return f"{type(row).__name__} of {inner}" if inner else f"an empty {type(row).__name__}"

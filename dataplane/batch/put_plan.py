@@ -1,8 +1,8 @@
-"""From what a user puts to what is stored: columns inferred, sized and laid out before a byte is written.
+"""Plans a put: infers, sizes and lays out the columns before a byte is written.
 
-`plan` looks at types and shapes and makes what has to be made (offsets, encoded text). Then the size of each
-column is known, its layout at any place, and the copies that fill that place. The plan refers to the caller's
-memory, which must not change until the copies have run.
+`plan` reads types and shapes, and makes offsets and encoded text. Then the size of each column is known, its layout at
+any place, and the copies that fill that place. The plan refers to the caller's memory, which must not change until the
+copies have run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def device(self) -> Any:
-        """The device that values of it are on; None where they are on the host."""
+        """The device of its values; None if all are on the host."""
         found = (buffer.device for buffer in self.buffers if not isinstance(buffer, np.ndarray))
         return next((device for device in found if device is not None), None)
 
@@ -86,8 +86,8 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.
 
-        They are independent: run them in any order and in any threads. What is large is cut into pieces of about
-        `piece` bytes. Raises ValueError where the memory has another length.
+        They are independent: run them in any order and in any threads. Large copies are cut into pieces of about
+        `piece` bytes. Raises ValueError if the memory has another length.
         """
         if len(memory) != self.nbytes:
             raise ValueError(f"{len(memory)} bytes of memory for {self.nbytes}")
@@ -97,12 +97,12 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
             target = memory[offset : offset + nbytes]
             found = flat_jobs(buffer, target, piece) if isinstance(buffer, np.ndarray) else buffer.jobs(target, piece)
             (small if nbytes < _SMALL else jobs).extend(found)
-            if padding := aligned(nbytes) - nbytes:  # else a reader would see what another shard has left there
+            if padding := aligned(nbytes) - nbytes:  # else a reader would see bytes of an earlier shard
                 small.append(partial(memory[offset + nbytes : offset + nbytes + padding].fill, 0))
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
 
     def payload(self) -> Iterator[Bytes]:
-        """The same bytes in runs, one behind another: for what is small, and not worth jobs."""
+        """The same bytes in runs, one behind another: for small columns, not worth jobs."""
         for buffer in self.buffers:
             yield buffer if isinstance(buffer, np.ndarray) else buffer.run()
             if padding := aligned(buffer.nbytes) - buffer.nbytes:
@@ -126,7 +126,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         return any(column.device is not None for column in self.columns)
 
     def layout(self) -> ShardLayout:
-        """The shard's layout where the columns are written one behind another, from 0."""
+        """The layout of a shard with the columns one behind another, from 0."""
         return ShardLayout.of(*decode(layout_of(self.columns)))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
@@ -149,11 +149,11 @@ def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
 
 
 def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:
-    """What storing `columns` takes: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
+    """Plan the storage of `columns`: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
     Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, dicts of such by key (a struct),
-    or sequences of what the rows are (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the
-    columns named in `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several
+    or sequences of rows (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the columns
+    named in `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several
     threads.
 
     Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
@@ -180,7 +180,7 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Pla
 
 
 def values_of(column: str, values: Any) -> Values:
-    """What a user gives for one column, as `Values`. Raises SchemaMismatch."""
+    """A user's values for one column, as `Values`. Raises SchemaMismatch."""
     if isinstance(values, np.ndarray):
         return _from_array(column, values)
     if isinstance(values, list):
@@ -238,7 +238,7 @@ def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
 
 
 def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
-    """Names and values of whatever holds columns. Raises SchemaMismatch."""
+    """The names and values of the columns in a mapping, batch, TensorDict or Arrow table. Raises SchemaMismatch."""
     if type(columns) is dict or isinstance(columns, Batch):
         pairs: Any = columns.items()
     elif tensordicts.is_tensordict(columns):
@@ -329,7 +329,7 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
 
 
 def _check_amount(name: str, values: Values) -> None:
-    """Raises SchemaMismatch where rows that take no bytes are too many to be stored: see `field.MAX_EMPTY`."""
+    """Raises SchemaMismatch for too many rows or items that take no bytes: see `field.MAX_EMPTY`."""
     field, offsets = values.field, values.offsets
     if field.kind not in ("dense", "ragged"):
         return

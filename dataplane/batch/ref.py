@@ -1,7 +1,7 @@
 """`BatchRef`: a reference to a batch: a small immutable value that names rows and columns of shards.
 
 All reshaping of batches happens on references: each operation returns a new one, copies no values and sends no message.
-What a reference refers to never changes, since shards do not. A reference keeps nothing alive, so its rows may be freed
+The rows of a reference never change, since shards do not. A reference keeps nothing alive, so its rows may be freed
 (`Freed`) by the time they are read.
 
 Rows are counted as in a Python sequence. A position beyond the end raises IndexError, as sequences do and iteration
@@ -72,7 +72,7 @@ class Span(NamedTuple):
 
 
 class BatchRef:
-    """Rows and columns of shards. `len(ref)` rows; see the module for what is true of every reference."""
+    """Rows and columns of shards. `len(ref)` rows; the module's docstring says what holds for every reference."""
 
     __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
@@ -81,7 +81,7 @@ class BatchRef:
     _frames: tuple[Frame, ...]
     _origin: Frame | None
     traces: tuple[str, ...]
-    """The spans that made its rows, as W3C trace parents, where they were traced; see `client.traced`."""
+    """The spans that made its rows, as W3C trace parents, if they were traced; see `client.traced`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class BatchRef:
     def whole(
         cls, node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: Sequence[int], shard: int
     ) -> BatchRef:
-        """As `of`, of all columns of a shard in order, given by `named`, of one frame and not to be changed;
+        """As `of`, for all columns of a shard in order. `named` has them, in one frame, and must not be changed;
         `nbytes` are their logical bytes."""
         stored = Shard(node, shard, rows)
         cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
@@ -144,7 +144,7 @@ class BatchRef:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows, each counted as often as it is referred to, wherever and however often it is stored.
+        """The bytes of the rows, each counted as often as it is referred to, even if it is stored once.
 
         Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share; rows that
         were sliced by `start` and `stop` count as a whole. Narrow integers count as they are stored.
@@ -259,7 +259,7 @@ class BatchRef:
             self._require(name)
         if not names or len(set(names)) != len(names):
             raise SchemaMismatch("select names at least one column, and each once", found=", ".join(names))
-        kept: dict[int, list[int]] = {}  # of each frame that is still used: its slots that are
+        kept: dict[int, list[int]] = {}  # by frame in use: its slots in use
         columns = {}
         for name in names:
             field, frame, slot = self._columns[name]
@@ -355,8 +355,8 @@ class BatchRef:
     # where it is
 
     def sources(self, name: str) -> tuple[tuple[Piece, ...], Index | None]:
-        """The places of a column's rows, in as few pieces as possible, and their order. Of rows that are joined
-        (`batch.concat`), those before the join.
+        """The places of a column's rows, in as few pieces as possible, and their order. For joined rows
+        (`batch.concat`), the rows before the join.
 
         Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
         them. A reader fetches each piece once and then orders the rows.
@@ -378,18 +378,18 @@ class BatchRef:
         return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
 
     def numbered(self, number: Callable[[ShardKey], int]) -> BatchRef:
-        """The same rows and columns, of shards with these numbers: links to them, or what links refer to."""
+        """The same rows and columns, with these numbers of shards: links to the shards, or the shards of links."""
         frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in self._frames])
         return BatchRef(self._rows, self._columns, frames, self._origin, self.traces)
 
     def unlinked(self) -> BatchRef:
-        """The reference for reading: rows with several owners, by the shard where they are."""
+        """The reference for reading, with each link replaced by its shard."""
         if all(not link_of(number) for _, number in self.shards()):
             return self
         return self.numbered(lambda key: shard_of(key[1]))
 
     def footprint(self) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
-        """Exactly what is referred to, by shard: columns by ordinal, and their distinct rows, ascending.
+        """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
 
         A column is there once for each shard, unless the reference has it under two names with different rows.
         """
@@ -435,8 +435,8 @@ class BatchRef:
         return None if self._origin is None or not self._rows else origin_rows(self._origin)
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
-        """As `origin`, of several streams, or parts of one that is over several hosts: for each (8 bytes) which of
-        these rows (positions, ascending) are its, and their numbers in it."""
+        """As `origin`, for rows of several streams, or of parts of a stream on several hosts: for each (8 bytes) the
+        positions of its rows here, ascending, and their numbers in it."""
         return [] if self._origin is None or not self._rows else rows_by_stream(self._origin)
 
     def holds(self) -> Index:
@@ -497,7 +497,7 @@ class BatchRef:
     def _beside(self, other: BatchRef) -> BatchRef:
         """The columns of both, which share no name: frames that select alike become one."""
         frames = list(self._frames)
-        places: list[tuple[int, int]] = []  # of each frame of the other: its frame here, and its first slot there
+        places: list[tuple[int, int]] = []  # for each frame of `other`: its frame here, and its first slot in that
         for theirs in other._frames:
             for index, ours in enumerate(frames):
                 both = ours.beside(theirs)
@@ -517,7 +517,7 @@ class BatchRef:
 
 
 def span_of(ref: BatchRef) -> Span | None:
-    """What the reference refers to, if that is contiguous rows of one shard, and no link to one; else None."""
+    """The rows as a span, if they are contiguous rows of one shard and the reference has no link to it; else None."""
     if len(ref._frames) != 1:
         return None
     frame = ref._frames[0]

@@ -1,11 +1,11 @@
-"""A reference as bytes, and back without believing them.
+"""Encodes references as bytes, and decodes untrusted bytes.
 
-MessagePack of arrays. What references repeat is in tables and named by number: nodes, shards (with their
-rows), fields. Row numbers are ranges, or arrays of the smallest integers that hold them.
+MessagePack of arrays. Repeated items are in tables and named by number: nodes, shards (with their rows), fields. Row
+numbers are ranges, or arrays of the smallest integers that hold them.
 
-A reference comes from anywhere a pickle does, and a node reads those that clients send. So `unpack` checks all
-that the algebra relies on, and gives ProtocolMismatch for anything else. What it allocates is bounded by the
-length of the bytes, whatever numbers stand in them.
+A reference comes from anywhere a pickle does, and a node reads those that clients send. So `unpack` checks all that the
+operations rely on, and raises ProtocolMismatch for anything else. The memory it allocates is bounded by the length of
+the bytes, not by the numbers in them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, ProtocolMismatch
 
 VERSION, CUTS = 1, 2
-"""The version of a reference, and of one with slices inside rows: who does not know those is not to read whole rows."""
+"""The version of a reference, and of one with slices inside rows, so that an older reader refuses it and does not read
+whole rows."""
 
 NODE_BYTES = 8
 
@@ -32,7 +33,7 @@ _MOST_ROWS = 1 << 48  # of a reference or a shard: sums and products of such num
 _MOST_BYTES = 1 << 62
 
 _FEW = 64
-"""Columns up to which it is remembered that there is nothing false in them: batch after batch has the same."""
+"""Up to so many columns are checked once and cached as valid: batch after batch has the same."""
 
 _Named = tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
 
@@ -129,8 +130,7 @@ def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
 def unpack(
     encoded: bytes | bytearray | memoryview,
 ) -> tuple[int, dict[str, ColumnPlace], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
-    """What `pack` was given; the columns are nobody's to change. Raises ProtocolMismatch where it was given nothing of
-    the kind."""
+    """The inverse of `pack`; the columns must not be changed. Raises ProtocolMismatch for other bytes."""
     try:
         ref = _decoder.decode(encoded)
         if ref.version not in (VERSION, CUTS):
@@ -200,7 +200,7 @@ def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
         raise ValueError("parts of one frame with different columns")
     order = None if frame.order is None else Rows.decode(frame.order)
     if order is not None:
-        # As many listed as there are different ones in the order, which are below that: each is in it.
+        # The order's numbers are below the count of listed rows; as many distinct ones as that: each row is in it.
         if not listed or order.stop > listed or len(order.distinct()[0]) != listed:
             raise ValueError("an order that is not one of the rows listed")
         listed = len(order)
@@ -213,7 +213,7 @@ def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
 
 
 def _bounds(bounds: Rows, listed: int) -> Rows:
-    """Which of so many listed rows are joined. Each of them is, once, in order."""
+    """Check the bounds of joined rows: they cover each of the `listed` rows once, in order. Raises ValueError."""
     edges = bounds.array()
     if not listed or len(edges) < 2 or edges[0] or int(edges[-1]) != listed or not (edges[1:] > edges[:-1]).all():
         raise ValueError("bounds that do not join the rows listed")

@@ -1,12 +1,12 @@
 """Rows that came one by one, as the columns of one block.
 
 Rows of one schema are either written one behind another as they come, in memory that is used again (`RowMemory`), or
-kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers: to keep a
-copy of each and to join thousands of copies takes twice as long as to write each byte once, where it stays; and new
-memory for each block is a page fault for each row.
+kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers: copying
+each and joining thousands of copies takes twice as long as writing each byte once, at its place; and new memory for
+each block means a page fault for each row.
 
-Invariants: nothing is converted. Columns go together where their fields are equal, so that every row comes out as it
-would by itself; a row that is refused leaves nothing behind. What was taken may be changed by who gave it.
+Invariants: nothing is converted. Columns go together where their fields are equal, so that every row reads as it would
+by itself; a refused row leaves nothing behind. The caller may change its arrays once they were taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowSchema:
     def __init__(self, columns: Sequence[tuple[str, Values]]) -> None:
         self._fields = [(name, values.field) for name, values in columns]
         self.alone = any(_indexed(values) for _, values in columns)
-        """Whether its rows can not be joined with others."""
+        """Whether its rows cannot be joined with others."""
         self.simple = not self.alone and self.gathered() is not None
         """Whether rows can be `gathered` as they come."""
 
@@ -104,7 +104,7 @@ class RowMemory:
         self._names = tuple([name for name, _ in columns])
         self._columns = [column for _, column in columns]
         self.rows = 0
-        """How many were taken."""
+        """The number of rows taken."""
         self.nbytes = 0
         """The bytes of their values."""
 
@@ -140,7 +140,8 @@ class RowMemory:
         return {name: column.values(start, stop) for name, column in named}
 
     def cut(self, rows: int) -> None:
-        """Forget all but the first rows, and keep the memory. What `columns` gave of them must not be used any more."""
+        """Forget all but the first rows, and keep the memory. Results of `columns` for the others must not be used any
+        more."""
         for column in self._columns:
             column.cut(rows)
         self.rows, self.nbytes = rows, sum([column.nbytes for column in self._columns])
@@ -240,7 +241,8 @@ class _NumbersMemory:
 
 
 def _grown(memory: bytearray, needed: int) -> bytearray:
-    """New memory of twice the bytes or more, with what was in it: others may look at the old."""
+    """New memory of at least twice the bytes, with the old contents. The old memory is left as it is, since others may
+    read it."""
     larger = bytearray(max(needed, 2 * len(memory)))
     larger[: len(memory)] = memory
     return larger

@@ -1,13 +1,12 @@
-"""Where a column's bytes come from, and the copies that put them into their place.
+"""The sources of a column's bytes, and the copies that put them into place.
 
 A `RowSource` knows the rows of one column's values: how many bytes they are, how to copy them all, which bytes one row
 is, and how to keep a few of them. A copy is a `Job`: a call without arguments, independent of every other. NumPy copies
-release the GIL, so jobs may run in several threads at once, and what is large is cut into pieces. A job reads its
+release the GIL, so jobs may run in several threads at once, and large copies are cut into pieces. A job reads its
 source when it runs, so the source must not change before.
 
-Large copies go past the caches where the extension `_memory` was built (it says why), since other processes will read
-what is written; small ones stay in the caches, for whoever reads them next. Without the extension NumPy does both, with
-the same result.
+Large copies bypass the caches if the extension `_memory` was built (it says why), since other processes will read them;
+small ones stay in the caches for the next reader. Without the extension NumPy does both, with the same result.
 
 Rejected: a copy a row. A thousand rows of a few KiB then cost more in calls than in bytes; concatenation into the
 destination does the same work in one call.
@@ -30,7 +29,7 @@ from dataplane.batch.layout import Bytes, Index
 Job = Callable[[], Any]
 
 _SMALL_ROW = 1024  # below this many bytes a row, joining byte strings beats an array header for each
-_STREAMED = 4 << 20  # bytes from which on a copy goes past the caches: about what a core has of its own
+_STREAMED = 4 << 20  # copies of at least so many bytes bypass the caches: about a core's own cache
 
 _join: Callable[[Bytes, tuple[Any, ...]], None] | None
 try:
@@ -48,8 +47,8 @@ def copy(target: Bytes, source: Bytes) -> None:
 
 
 def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int, ...] | None = None) -> None:
-    """Write arrays of one dtype, one behind another, into `target`, as long as all of them. `item_shape` is what their
-    shapes share behind the first dimension; None: they do not."""
+    """Write arrays of one dtype, one behind another, into `target`, as long as all of them. `item_shape`: the shape
+    after the first dimension, if they share it, else None."""
     if _join is not None and len(target) >= _STREAMED:
         with suppress(BufferError, ValueError):  # a row with strides, or of a dtype without buffers, as datetime64
             _join(target, tuple(rows))
@@ -68,14 +67,14 @@ def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The bytes of an array, 1-D; without a copy where it is contiguous."""
+    """The bytes of an array, 1-D; without a copy if it is contiguous."""
     if not array.size:
         return np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Index:
-    """Row offsets, one more than there are lengths, from 0."""
+    """Row offsets from 0, one more than the lengths."""
     counts = np.asarray(lengths, np.int64)
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
@@ -112,7 +111,7 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def device(self) -> Any:
-        """The device that a row is on; None where all are in host memory."""
+        """The device of the rows; None if all are in host memory."""
         return None
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
@@ -124,7 +123,7 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
         raise NotImplementedError
 
     def identity(self, i: int) -> Hashable:
-        """Equal for two rows only where they are the same memory; None where that is not known."""
+        """Equal for two rows only if they are the same memory; None if unknown."""
         return None
 
     def take(self, index: Index) -> RowSource:
@@ -139,12 +138,12 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
         return memory
 
     def run(self) -> Bytes:
-        """The same, in place where they lie so."""
+        """The bytes of all rows as one run, in place if they are one."""
         return self.copied()
 
 
 class Rectangle(RowSource, frozen=True, eq=False):
-    """Rows of equal shape: `array` is [rows, *shape], any strides; or those of it at the positions `index`, which may
+    """Rows of equal shape: `array` is [rows, *shape], any strides; or its rows at the positions `index`, which may
     repeat."""
 
     array: npt.NDArray[Any]
@@ -254,8 +253,8 @@ class Joined(RowSource, frozen=True, eq=False):
 
 
 class ByteRows(RowSource, frozen=True, eq=False):
-    """Rows that are byte strings: piece k will have the bytes edges[k]:edges[k + 1]. Row i is piece i; or, where there
-    are `firsts`, the pieces firsts[i]:firsts[i + 1], one behind another."""
+    """Rows that are byte strings: piece k will have the bytes edges[k]:edges[k + 1]. Row i is piece i; or, with
+    `firsts`, the pieces firsts[i]:firsts[i + 1], one behind another."""
 
     pieces: Sequence[Any]
     edges: Index

@@ -1,11 +1,10 @@
-"""Which rows of a stored column a reference means: a range where it can be one, else an array of row numbers.
+"""The rows of a stored column that a reference means: a range if possible, else an array of row numbers.
 
 A `Rows` is a value. Its row numbers are never negative and may repeat and come in any order. A range costs a few bytes
 wherever it goes; an index costs its rows, in the smallest unsigned integers that hold them.
 
-What users write between the brackets of a reference picks `positions_of` it: rows are counted like a sequence's, and
-lists of positions mean what they mean to NumPy. A position beyond the end is an IndexError; what picks no rows at all
-is a Misuse.
+`positions_of` interprets the index between the brackets of a reference: rows are counted like a sequence's, and lists
+of positions mean what they mean to NumPy. A position beyond the end is an IndexError; an invalid index is a Misuse.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ class Rows:
 
     @classmethod
     def range(cls, start: int, stop: int) -> Rows:
-        """The rows from `start` up to, not including, `stop`. Raises ValueError where they are not a range."""
+        """The rows from `start` up to, not including, `stop`. Raises ValueError for an invalid range."""
         if not 0 <= start <= stop:
             raise ValueError(f"rows {start}:{stop} are not a range")
         return cls(start, stop)
 
     @classmethod
     def index(cls, index: npt.ArrayLike) -> Rows:
-        """The rows that `index` (1-D, integers, none negative) lists; a range where they happen to be one."""
+        """The rows that `index` (1-D, integers, none negative) lists; stored as a range if they are one."""
         array = np.array(index, dtype=np.int64, copy=True).reshape(-1)
         if not len(array):
             return cls(0, 0)
@@ -75,15 +74,15 @@ class Rows:
 
     @property
     def slice(self) -> slice | None:
-        """The rows as a slice, or None where they are an index."""
+        """The rows as a slice, or None if they are an index."""
         return slice(self.start, self.stop) if self._index is None else None
 
     def covers(self, count: int) -> bool:
-        """Whether they are all of so many rows, in order."""
+        """Whether these are all rows of a block of `count` rows, in order."""
         return self._index is None and self.start == 0 and self.stop == count
 
     def array(self) -> Index:
-        """The row numbers, int64. Read-only where it is an index."""
+        """The row numbers, int64. Read-only if they are an index."""
         return np.arange(self.start, self.stop, dtype=np.int64) if self._index is None else self._index
 
     def take(self, inner: Rows) -> Rows:
@@ -114,7 +113,7 @@ class Rows:
 
     @classmethod
     def decode(cls, encoded: Sequence[int | bytes]) -> Rows:
-        """What `encode` gave. Raises ValueError where it did not."""
+        """The inverse of `encode`. Raises ValueError for other input."""
         start, stop, packed = encoded
         if not (isinstance(start, int) and isinstance(stop, int) and isinstance(packed, bytes)):
             raise ValueError("rows are two integers and bytes")
@@ -134,7 +133,7 @@ Selector = SupportsIndex | slice | Sequence[int] | Sequence[bool] | npt.NDArray[
 
 
 def positions_of(selector: Selector, rows: int) -> range | Index:
-    """The positions, from 0 on, that the selector picks of `rows` rows: a range of step 1 where it can be one."""
+    """The positions, from 0 on, that the selector picks of `rows` rows: a range of step 1 if possible."""
     if isinstance(selector, slice):
         picked = positions_in(selector, rows)
         return picked if picked.step == 1 else np.arange(picked.start, picked.stop, picked.step, dtype=np.int64)

@@ -1,12 +1,12 @@
 """Numbers of shards that have several owners.
 
 A stored row may have more than one owner, as a file has several hard links. The first owner names it by the number of
-its shard. Each other has a link: the same number with a number of its own above it. So a link goes wherever a shard's
-number goes, in references, messages and cells that others keep, and whoever reads takes the shard's number out of it.
+its shard. Each other has a link: the same number with a number of its own above it. So a link stands wherever a shard's
+number may: in references, messages and cells that others keep. A reader extracts the shard's number from it.
 
-Rejected: a count of owners, which `free` takes one from. To free twice what is freed does no harm today, and what has
-to be told again relies on it: an answer that was lost, rows that a reference names twice, two writers that replaced one
-row. With a count each of them would free what another still owns.
+Rejected: a count of owners, which `free` decrements. Freeing twice does no harm today, and repeated messages rely on
+it: after a lost answer, for rows that a reference names twice, for two writers that replaced one row. With a count each
+of them would free what another still owns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shard_of(number: int) -> int:
 
 
 def link_of(number: int) -> int:
-    """Which of the shard's links this is; 0 for its first owner's."""
+    """The number of the link among the shard's; 0 for the first owner."""
     return number >> _SHARD_BITS
 
 

@@ -1,4 +1,4 @@
-"""References to parts of rows: the steps that a user names, and what a column is after its rows were sliced."""
+"""References to parts of rows: the steps that a user names, and the fields of sliced columns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def axis_of(name: str, field: Field, axis: Any) -> int:
 
 
 def size_of(field: Field, axis: int) -> int:
-    """How long all rows are in a dimension; 0 where they differ."""
+    """The length of all rows in a dimension; 0 if they differ."""
     if field.kind == "struct":
         sizes = {size_of(child, axis) for _, child in field.children}
         return sizes.pop() if len(sizes) == 1 else 0
@@ -107,8 +107,8 @@ def cut_field(name: str, field: Field, step: Step) -> Field:
 
 
 def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> BatchRef:
-    """The reference, of whose columns of these names one more step is made along the dimension `axis` of rows. Raises
-    SchemaMismatch, Misuse."""
+    """The reference with one more step for these columns, along the dimension `axis` of rows. Raises SchemaMismatch,
+    Misuse."""
     places, frames = dict(ref._columns), list(ref._frames)
     chosen: dict[tuple[int, int], dict[str, None]] = {}
     for name in [names] if isinstance(names, str) else names:
@@ -127,12 +127,11 @@ def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> 
         cut = cuts.added(whole.cut, own) if len(ref) else whole.cut
         frames.append(whole.pick([ref._columns[name].slot for name in together]).with_cut(cut))
     found = type(ref)(len(ref), places, tuple(frames), ref._origin, ref.traces)
-    return found.select(*places)  # without the frames and slots that nothing is in any more
+    return found.select(*places)  # drops unused frames and slots
 
 
 def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]]:
-    """As `BatchRef.footprint`, and what of each row is meant: rows, ascending, twice where they are meant in two
-    ways."""
+    """As `BatchRef.footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
     found: dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]] = {}
     for frame in ref._frames:
         for cells, rows, cut in frame.wanted():
@@ -150,12 +149,12 @@ def ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ..
 
 
 def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int = 1) -> tuple[Index, Index]:
-    """What of each row is in the run of packed tokens that one of `ranks` ranks has: a start and a stop a row, int64
-    [rows], for `BatchRef.slice_rows`.
+    """The part of each row in one rank's run of packed tokens: a start and a stop for each row, int64 [rows], for
+    `BatchRef.slice_rows`.
 
     Rows of these lengths, each padded to a `multiple`, are packed one behind another, and the pack is padded until each
-    rank has as many tokens: the cut of Megatron-LM's sequence parallelism and of Ulysses. What would be padding is left
-    out. `lengths` are of whole rows, or of what `share_rows` leaves of them. Raises Misuse.
+    rank has as many tokens: the cut of Megatron-LM's sequence parallelism and of Ulysses. Padding is left out.
+    `lengths` are of whole rows, or of the shares that `share_rows` leaves. Raises Misuse.
     """
     try:
         own, count, unit = operator.index(rank), operator.index(ranks), operator.index(multiple)

@@ -1,11 +1,11 @@
 """Small, simple columns laid out at once, byte by byte as `batch.put_plan` plans them, in a tenth of its time.
 
 A trajectory that is put by itself has some 25 columns of a few bytes to a few kilobytes each: token ids in a list,
-log-probabilities in an array, text, a reward. What a plan makes of each (values, buffers, a layout) takes several times
-as long as all of their bytes. Columns whose names, types and sizes came before have the layout that they had then.
+log-probabilities in an array, text, a reward. Planning each (values, buffers, a layout) takes several times as long as
+copying all of their bytes. Columns whose names, types and sizes came before have the layout that they had then.
 
-Invariants: what is laid out here is, byte by byte, what a plan of the same columns is; whatever is not seen to be
-simple is refused with None, and is the plan's.
+Invariants: the result equals, byte by byte, that of a plan of the same columns; columns that are not clearly simple are
+refused with None, and left to the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataplane.batch.infer import FLOATS, INTS, numbers_of
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnHeader, aligned, encode
 
 MOST = 64 << 10
-"""Bytes of a row that is small: what travels in a message to the node."""
+"""The most bytes of a small row, which travels in a message to the node."""
 
 LARGE = 16 << 10
 """Bytes from which on a value is not small: a few of those would take all of that."""
@@ -37,8 +37,8 @@ _OFFSETS = struct.Struct("<qq")
 
 class SmallColumns(NamedTuple):
     """Columns of `rows` rows each: the `nbytes` bytes of a shard in pieces, the caller's arrays where they can
-    be; its layout; of each column name, field and bytes of values; where a reference to all of them has each; and how
-    long the rows of those that have lengths are. `columns` and `named` are nobody's to change."""
+    be; its layout; of each column name, field and bytes of values; its place in a reference to all of them; and the
+    rows' lengths, for columns that have them. `columns` and `named` must not be changed."""
 
     rows: int
     nbytes: int
@@ -54,7 +54,7 @@ class SmallColumns(NamedTuple):
         return b"".join(self.pieces)
 
     def write(self, memory: Bytes) -> None:
-        """The same into memory of as many bytes."""
+        """Write the pieces into memory of as many bytes."""
         np.concatenate([np.frombuffer(piece, np.uint8) for piece in self.pieces if len(piece)], out=memory)
 
 
@@ -76,8 +76,8 @@ _INTS, _FLOATS = (_Kind(field, measured=True) for field in (INTS, FLOATS))
 
 
 class Single(NamedTuple):
-    """A column of one row: its kind, its items (negative: it has no offsets), and the bytes of its values. `key`: of a
-    struct that it is the value of; empty where it is a column by itself."""
+    """A column of one row: its kind, its items (negative: it has no offsets), and the bytes of its values. `key`: its
+    key in a struct; empty for a column by itself."""
 
     kind: _Kind
     items: int
@@ -86,7 +86,7 @@ class Single(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The encoded layout, the bytes of all, and as in `SmallColumns`. Remembered, and nobody's to change."""
+    """The encoded layout, the bytes of all columns, and fields as in `SmallColumns`. Cached: must not be changed."""
 
     encoded: bytes
     nbytes: int
@@ -95,8 +95,8 @@ class _Layout(NamedTuple):
 
 
 def laid_out(columns: Any, most: int) -> SmallColumns | None:
-    """Arrays and lists of numbers, whose shard has no more than `most` bytes; None where they are more, none, or not
-    simple."""
+    """Arrays and lists of numbers, whose shard has no more than `most` bytes; None if they have more bytes, if there
+    are none, or if they are not simple."""
     if type(columns) is not dict:
         return None
     pieces: list[Any] = []
@@ -134,7 +134,7 @@ def laid_out(columns: Any, most: int) -> SmallColumns | None:
 
 
 def laid_out_row(columns: Sequence[tuple[str, Single]]) -> SmallColumns | None:
-    """The columns of one row; None where they are none, take more than `MOST` bytes, or a name is none."""
+    """The columns of one row; None without columns, for more than `MOST` bytes, or for an invalid name."""
     pieces: list[Any] = []
     for _, (_, items, data, key) in columns:
         if key:
@@ -150,8 +150,8 @@ def laid_out_row(columns: Sequence[tuple[str, Single]]) -> SmallColumns | None:
 
 
 def single(name: str, values: Any, *, as_object: bool) -> Single | None:
-    """One column whose values are a list of one, or a tensor [1]; `as_object`: whatever the value looks like. None for
-    what is not small or not simple. Raises SchemaMismatch for an object that can not be held."""
+    """One column whose values are a list of one, or a tensor [1]; `as_object`: store any value as an object. None if it
+    is not small or not simple. Raises SchemaMismatch for an object that cannot be stored."""
     if as_object:
         (row,) = object_codec.encode(name, values)
         return None if row.parts or len(row.tree) > LARGE else Single(_OBJECT, len(row.tree), row.tree)
@@ -178,7 +178,7 @@ def _tensor(kind: Any, tensor: Any) -> Single | None:
 
 @lru_cache(maxsize=1 << 10)
 def _of_dtype(kind: Any, dtype: str, item: tuple[int, ...]) -> _Kind | None:
-    """The kind of a tensor's column; None for what NumPy has no numbers for."""
+    """The kind of a tensor's column; None for a dtype that NumPy lacks."""
     try:
         storage(dtype)
     except ValueError:
@@ -190,7 +190,7 @@ def _of_dtype(kind: Any, dtype: str, item: tuple[int, ...]) -> _Kind | None:
 
 @lru_cache(maxsize=1 << 10)
 def _dense(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Kind | None:
-    """The kind of an array's column; None for what NumPy has no numbers for."""
+    """The kind of an array's column; None for a dtype that is not numeric."""
     name = name_of(dtype)
     return None if name is None or len(shape) > MAX_NDIM else _of_dtype("dense", name, shape)
 
@@ -202,7 +202,7 @@ def _under(key: str, kind: _Kind) -> _Kind:
 
 @lru_cache(maxsize=1 << 10)
 def _layout(names: tuple[str, ...], kinds: tuple[_Kind, ...], rows: int, sizes: tuple[int, ...]) -> _Layout | None:
-    """How columns lie one behind another; None where there are none, or a name is none."""
+    """The layout of columns one behind another; None without columns, or with an invalid name."""
     if not 0 < len(names) <= MAX_COLUMNS or not all(is_text(name) and name for name in names):
         return None
     numbers: list[int] = []

@@ -1,12 +1,12 @@
-"""Stored columns as a reader holds them: pieces of shards, opened once, believed only after their tables are checked.
+"""Stored columns as a reader holds them: pieces of shards, opened once, trusted only after their tables are checked.
 
-A column that is read is the rows of a few pieces one after another, or those rows in an order. `Reading` brings
-both together: what lies in one run is found without copying, everything else as (piece, row) pairs.
+A column that is read is the rows of a few pieces one after another, or those rows in an order. `Reading` covers both:
+rows in one run are read without a copy, all others as (piece, row) pairs.
 
-Many small shards that lie alike are read as one (`Stack`): put row by row, a batch of a few hundred rows is as many
-shards, and to open each column of each by itself costs more than its bytes do. A stack copies whole pieces, at the
-first use. Its tables are checked on the copy; a copy is this process's alone, and what is written to a private one is
-not seen in the other.
+Many small shards with the same layout are read as one (`Stack`): a batch of a few hundred rows that were put one by one
+is as many shards, and opening each column of each shard costs more than copying its bytes. A stack copies whole pieces,
+at the first use. Its tables are checked on the copy; the copy is this process's own, and writes to a private copy do
+not show in it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _NUMBERS = ("dense", "ragged")
 
 
 class Memory(Protocol):
-    """The bytes of one extent. Any thread may call it. What it gives keeps the bytes in place while it lives."""
+    """The bytes of one extent. Any thread may call it. Its results keep the bytes in place while they live."""
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """A read-only view of these bytes, uint8."""
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """A writable view of these bytes, uint8; what is written stays with whoever holds it (copy on write)."""
+        """A writable view of these bytes, uint8; writes are private to its holder (copy on write)."""
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """As `private`, but what is written is seen in no other view. Raises LimitExceeded where the process can not
-        have another one."""
+        """As `private`, but no other view sees writes. Raises LimitExceeded if the process can have no further
+        mapping."""
 
 
 class Piece(NamedTuple):
@@ -73,7 +73,7 @@ class Stored:
 
     @cached_property
     def tables(self) -> Tables:
-        """Copies of what the bytes say about the rows. Raises Corrupt where it is false."""
+        """Checked copies of the tables of the rows. Raises Corrupt if they are invalid."""
         return tables(self.name, self.layout, self._memory.read)
 
     @cached_property
@@ -94,13 +94,13 @@ class Stored:
         return data
 
     def there(self, start: int, stop: int, device: Any) -> Any:
-        """These bytes of the values as a tensor in place, where they are on this device already; else None."""
+        """These bytes of the values as a tensor in place, if they are on this device already; else None."""
         there = getattr(self._memory, "there", None)
         offset, _ = self._place
         return None if there is None else there(offset + start, stop - start, device)
 
     def own(self, start: int, stop: int) -> Bytes:
-        """These bytes of the values, writable, and seen in no other view. Raises LimitExceeded."""
+        """A writable view of these bytes of the values, whose writes no other view sees. Raises LimitExceeded."""
         offset, _ = self._place
         return self._memory.own(offset + start, stop - start)
 
@@ -111,7 +111,7 @@ class Stored:
         return tuple(Stored(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
 
     def unindexed(self) -> Stored:
-        """The same stored rows as a column that has each of them once; not for objects, whose rows name others."""
+        """The stored rows as a column without an index; not for objects, whose rows refer to others."""
         layout = self.layout
         if not layout.indexed:
             return self
@@ -156,8 +156,8 @@ class Selection(NamedTuple):
 
 
 def opened(name: str, field: Field, pieces: Sequence[Piece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
-    """The pieces, whose layouts were checked, as selections for a column whose rows are of this field once they are
-    cut. Raises Corrupt where one is no part of such a column."""
+    """The pieces, whose layouts were checked, as selections for a column whose rows have this field after the cut.
+    Raises Corrupt if one does not fit."""
     selections = []
     for layout, memory, rows in pieces:
         check_fits(name, layout.field, field, cut)
@@ -168,7 +168,7 @@ def opened(name: str, field: Field, pieces: Sequence[Piece], cut: Cut = NOTHING)
 
 
 def check_fits(name: str, part: Field, whole: Field, cut: Cut = NOTHING) -> None:
-    """Raises Corrupt where rows of `part`, once they are cut, are no rows of `whole`."""
+    """Raises Corrupt if rows of `part` do not fit `whole` after the cut."""
     if (cut or part != whole) and not _fits(part, whole, cuts.axes(cut)):
         raise refuse(name, f"a shard holds {part!r} where {whole!r} was put")
 
@@ -186,7 +186,7 @@ def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
     for axis, (own, size) in enumerate(zip(part.shape, whole.shape, strict=True)):
         steps = by_axis.get(axis, NOTHING)
         if size is None or not cuts.is_even(steps):
-            continue  # of each row it is seen when that is read
+            continue  # checked for each row when it is read
         if own is None or (cuts.length(steps, own) if steps else own) != size:
             return False
     return True
@@ -195,7 +195,8 @@ def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
 class Reading:
     """The rows of several selections one after another, in `order` where there is one (positions among them).
 
-    `parts` are the selections with their index applied: rows as they are stored. `cut`: what of each row is meant.
+    `parts` are the selections with their index applied: rows as they are stored. `cut`: the slice of each row that is
+    meant.
     """
 
     def __init__(self, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> None:
@@ -207,7 +208,7 @@ class Reading:
 
     @cached_property
     def run(self) -> tuple[Stored, slice] | None:
-        """The one stored column and the run of its whole rows that this is; None where it is not so simple."""
+        """The stored column and the slice of its whole rows, if this is one; else None."""
         if len(self.parts) != 1 or self.order is not None or self.cut:
             return None
         stored, rows = self.parts[0]
@@ -215,18 +216,18 @@ class Reading:
 
     @cached_property
     def bounds(self) -> Index:
-        """Where each part begins among the rows before they are put in order, and where the last ends."""
+        """The start of each part among the rows before they are ordered, and the end of the last."""
         return np.cumsum([0, *(len(part.rows) for part in self.parts)], dtype=np.int64)
 
     def places(self) -> tuple[npt.NDArray[np.int64], Index]:
-        """For each row, in order: which part it is in, and which of its stored rows it is."""
+        """For each row, in order: the number of its part, and its row number there."""
         part = np.repeat(np.arange(len(self.parts)), np.diff(self.bounds))
         rows = np.concatenate([np.empty(0, np.int64), *(part.rows.array() for part in self.parts)])
         return (part, rows) if self.order is None else (part[self.order], rows[self.order])
 
 
 def resolved(stored: Stored, rows: Rows) -> Rows:
-    """The stored rows that these rows are."""
+    """The row numbers after the column's index is applied."""
     if not stored.layout.indexed:
         return rows
     index = stored.tables.stored_row
@@ -235,7 +236,7 @@ def resolved(stored: Stored, rows: Rows) -> Rows:
 
 
 class Scattered:
-    """The bytes of shards that lie in a few arrays: of each shard which array that is, and where it begins there."""
+    """The bytes of shards in a few arrays: for each shard, the number of its array and its start there."""
 
     def __init__(self, memories: Sequence[Bytes], which: Index, bases: Index) -> None:
         self._memories = memories
@@ -260,7 +261,7 @@ class Scattered:
 
 
 def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
-    """Parts of one size that lie at one distance from each other, copied in one go; None where these do not."""
+    """Parts of one size that lie at one distance from each other, copied in one go; None for others."""
     if len(begins) < 2 or not (sizes == sizes[0]).all():
         return None
     size, steps = int(sizes[0]), np.diff(begins)
@@ -345,11 +346,11 @@ class Stacked(Copied):
         return self._shards.gathered(self._table[:, at], self._table[:, at + 1])
 
     def _offsets(self) -> Index:
-        """The offsets of all rows, from those that each shard counts from its own beginning."""
+        """The offsets of all rows, from each shard's own, which begin at 0."""
         own, raw = self._form.field, self._gathered(0).view(np.int64)
         ends = np.cumsum(self._stored + 1)
         last, unit = raw[ends - 1], own.item_nbytes
-        inside = np.ones(len(raw) - 1, np.bool_)  # where one offset and the next are of the same shard
+        inside = np.ones(len(raw) - 1, np.bool_)  # whether an offset and the next are of the same shard
         inside[ends[:-1] - 1] = False
         first = raw[np.concatenate(([0], ends[:-1]))]
         if first.any() or bool(((raw[1:] < raw[:-1]) & inside).any()):
@@ -376,7 +377,7 @@ class Stacked(Copied):
 
 
 def _sizes(each: ColumnHeader, start: int) -> list[int]:
-    """Which numbers are the bytes of its buffers and its children's."""
+    """The positions of the numbers that are sizes of its buffers and of its children's."""
     found, end = [start + 3 + 2 * at for at in range(each.buffers)], start + 2 + 2 * each.buffers
     for child in each.children:
         found += _sizes(child, end)

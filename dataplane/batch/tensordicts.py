@@ -1,4 +1,4 @@
-"""TensorDicts in and out. Nothing here imports tensordict before somebody brings one or asks for one.
+"""TensorDicts in and out. tensordict is imported only when a TensorDict is put or asked for.
 
 In: every entry is a column; a nested TensorDict is a struct. The first batch dimension counts rows. A NonTensorStack
 has a value for each row. A NonTensorData has one value for all rows, except that a list, an array or a tensor has a
@@ -9,10 +9,10 @@ nested, it is a struct of all keys, and a whole batch of such rows is refused.
 Out: `stacked` makes one entry of a value for each row, as TransferQueue does. No value is converted: rows of several
 dtypes are a NonTensorStack.
 
-`NonTensorData(value)` takes 10 microseconds, and a get of verl's makes thousands. What it makes is a dict of
-attributes, the same for every value but the value itself, so one is made by tensordict and the others are copies of its
-attributes (`stack_of`): with the attributes of what tensordict makes of the same value, and nothing shared that can be
-written to. Where what tensordict makes is not seen to be so simple, its constructors are called for each row.
+`NonTensorData(value)` takes 10 microseconds, and a get of verl's makes thousands. Its result is a dict of attributes
+that differ in the value alone, so tensordict makes one and the others are copies of its attributes (`stack_of`): the
+same attributes as tensordict would give, and nothing mutable shared. If tensordict's result is not that simple, its
+constructors are called for each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STACK, _SINGLE = "NonTensorStack", ("NonTensorData", "MetaData")
 
 
 def is_tensordict(value: object) -> bool:
-    """Whether it is a TensorDict, a tensorclass or a stack of what is no tensor."""
+    """Whether it is a TensorDict, a tensorclass or a NonTensorStack."""
     test = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
     return test is not None and bool(test(value))
 
@@ -46,7 +46,7 @@ def is_non_tensor(value: object) -> bool:
 def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
     """The entries with their names. One that a lazy stack can not give whole, as its rows differ in shape, is a list.
 
-    Raises SchemaMismatch where there is no batch dimension, or rows of a lazy stack have other entries than others.
+    Raises SchemaMismatch without a batch dimension, or if rows of a lazy stack differ in their entries.
     """
     if not len(batch.batch_size):
         raise mismatch(
@@ -95,7 +95,7 @@ def values_of(column: str, entry: Any) -> Values:
 def rows_of(column: str, entry: Any) -> Any:
     """A value for each row of an entry: a list, an array or a tensor of them. Rows of a TensorDict are dicts.
 
-    Raises SchemaMismatch where there are more or fewer values than rows.
+    Raises SchemaMismatch if the counts of values and rows differ.
     """
     if isinstance(entry, list) or tensors.is_tensor(entry):
         return entry
@@ -114,7 +114,7 @@ def rows_of(column: str, entry: Any) -> Any:
 
 
 def _is_lazy(entry: Any) -> bool:
-    """Whether it is a stack of TensorDicts that are kept as they are."""
+    """Whether it is a lazy stack, which keeps its TensorDicts separate."""
     return type(entry).__name__ == "LazyStackedTensorDict"
 
 
@@ -232,7 +232,7 @@ def _copying(one: Any, several: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def _is_simple(one: Any, several: Any) -> bool:
-    """Whether all that these have is what a copy is given, or can not be written to."""
+    """Whether all attributes of these are ones that a copy gets anew, or immutable."""
     try:
         of_one, of_stack = vars(one), vars(several)
         inner, others, rows = of_one[_OWN], of_one[_OTHERS], of_stack[_ROWS]
@@ -249,7 +249,7 @@ def _is_simple(one: Any, several: Any) -> bool:
 
 
 def _has_slots(*values: Any) -> bool:
-    """Whether one of them has attributes that are not in its dict."""
+    """Whether one of these has attributes in slots."""
     kinds = [kind for value in values for kind in type(value).__mro__ if kind is not object]
     return any(name != "__dict__" and name != "__weakref__" for kind in kinds for name in _slots(kind))
 

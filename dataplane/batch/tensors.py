@@ -1,9 +1,9 @@
-"""torch values in and out, without importing torch before somebody brings a tensor or asks for one.
+"""torch values in and out; torch is imported only when a tensor is put or asked for.
 
-In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. What requires grad
-is detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
-copied by torch, which transposes five times as fast as NumPy, and what is on a device by `device.staging`, after all
-that the streams of the planning thread had to do when it was planned. Sparse, quantized, meta and distributed tensors
+In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. Tensors that require grad
+are detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
+copied by torch, which transposes five times as fast as NumPy, and device memory by `device.staging`, after the work
+queued on the planning thread's CUDA streams at the time of the plan. Sparse, quantized, meta and distributed tensors
 are refused.
 
 Out: tensors over memory given as bytes, which they keep alive.
@@ -81,7 +81,7 @@ def values_of(column: str, tensor: Tensor) -> Values:
 
 
 def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
-    """Tensors of one dtype and number of dimensions: dense where they are 0-d, else ragged. Raises SchemaMismatch."""
+    """Tensors of one dtype and number of dimensions: dense if they are 0-d, else ragged. Raises SchemaMismatch."""
     arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
     if arrays is None:
         rows = [plain(column, row, i)[0] for i, row in enumerate(rows)]
@@ -100,7 +100,7 @@ def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
 
 
 def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
-    """The tensors as arrays of their storage types; None where one is not plain memory of this host.
+    """The tensors as arrays of their storage types; None if one is not plain memory of this host.
 
     Arrays, since NumPy then joins them in one call: torch.cat of 4096 rows of 32 KiB took as long with one thread,
     half as long again with two, and every thread that calls it starts a team of its own.
@@ -293,7 +293,7 @@ class _Rectangle(RowSource, frozen=True, eq=False):
 
 class _Joined(RowSource, frozen=True, eq=False):
     """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `row_sources.Joined`; the
-    values are there `after` a mark."""
+    values are ready once `after` has passed."""
 
     rows: Sequence[Tensor]
     bounds: Index

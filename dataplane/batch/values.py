@@ -1,7 +1,7 @@
-"""A column's values before they are stored: one value for every kind, whatever they were given as.
+"""A column's values before they are stored: one type for every kind of input.
 
-`Values` is what all inputs become and all that the planner sees. It refers to the caller's memory and holds
-copies only of what had to be made: offsets, encoded text, MessagePack.
+All inputs become `Values`, and the planner sees nothing else. It refers to the caller's memory; only offsets, encoded
+text and MessagePack are new.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataplane.errors import SchemaMismatch
 
 class Values(msgspec.Struct, frozen=True, eq=False):
     """`rows` rows of a column. `data` holds the values of every kind but struct; `offsets` and `shapes` are those
-    of the layout; `presence` and `children` are a struct's, one flag a row and key. Where there is an `index`, data and
-    offsets are of stored rows, and it says which of them each row is: an object column's alone (`object_rows`)."""
+    of the layout; `presence` and `children` are a struct's, one flag a row and key. `index`, for object columns only
+    (`object_rows`): the stored row of each row; data and offsets are then those of stored rows."""
 
     field: Field
     rows: int
@@ -40,7 +40,7 @@ class Values(msgspec.Struct, frozen=True, eq=False):
         return (self.data.nbytes if self.data is not None else 0) + sum(child.nbytes for child in self.children)
 
     def take(self, index: Index) -> Values:
-        """The rows at these positions, in this order. Of an indexed column all stored rows stay."""
+        """The rows at these positions, in this order. An indexed column keeps all stored rows."""
         if self.index is not None:
             return msgspec.structs.replace(self, rows=len(index), index=self.index[index])
         return Values(
@@ -63,7 +63,7 @@ def mismatch(column: str, message: str, *, row: int = -1, expected: str = "", fo
 
 
 def mismatch_in(error: SchemaMismatch, column: str, rows: Sequence[int]) -> SchemaMismatch:
-    """The same error of the column that this one is a part of. `rows`: which rows of it the part has."""
+    """The error of a part of a column, as an error of the column. `rows`: the column's rows in the part."""
     message = str(error).removeprefix(_where(error.column, error.row))
     row = rows[error.row] if error.row >= 0 else -1
     return mismatch(column, message, row=row, expected=error.expected, found=error.found)
@@ -74,14 +74,14 @@ def _where(column: str, row: int) -> str:
 
 
 def typed_field(column: str, kind: Kind, dtype: str, shape: Sequence[int | None]) -> Field:
-    """A dense or ragged field. Raises SchemaMismatch where it has too many dimensions."""
+    """A dense or ragged field. Raises SchemaMismatch if it has too many dimensions."""
     if len(shape) > MAX_NDIM:
         raise mismatch(column, "too many dimensions", expected=f"at most {MAX_NDIM} a row", found=f"{len(shape)} a row")
     return Field(kind, dtype, tuple(shape))
 
 
 def dtype_name(column: str, dtype: np.dtype[Any], row: int = -1) -> str:
-    """The name of the dtype. Raises SchemaMismatch where a column cannot hold it."""
+    """The name of the dtype. Raises SchemaMismatch if a column cannot hold it."""
     name = name_of(dtype)
     if name is None:
         hint = "long double differs between hosts, use float64" if dtype.kind in "fc" else "use plain numbers"
@@ -112,7 +112,7 @@ def leading(shapes: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
 
 
 def ragged(column: str, dtype: str, shapes: Sequence[Sequence[int]], shape: tuple[int | None, ...]) -> Values:
-    """A ragged column without its data: field, offsets and, where they are needed, shapes."""
+    """A ragged column without its data: field, offsets and, if needed, shapes."""
     field = typed_field(column, "ragged", dtype, shape)
     if len(shape) == 1:
         return Values(field, len(shapes), None, offsets_of([length for (length,) in shapes]))
@@ -133,7 +133,7 @@ def ragged_rows(
 ) -> Values:
     """A ragged column of arrays of equal dtype and number of dimensions; `dtype` names their bits.
 
-    `shape` is that of the field, found out where it is not given.
+    `shape`: that of the field; computed if it is not given.
     """
     shapes = [row.shape for row in rows]
     head = ragged(column, dtype, shapes, shape or leading(shapes))

@@ -1,7 +1,7 @@
 """A column as plain Python values, NumPy arrays or torch tensors.
 
 NumPy and Python views of dtypes that NumPy lacks: `numpy` gives their bits, as unsigned integers; `python` the
-numbers they mean. What is a view and what a copy is said at `batch.Column`.
+numbers they mean. `batch.Column` says which results are views and which are copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SMALL_ROW = 4096
 """Bytes of an object up to which it is decoded out of a copy of all rows: one of large parts refers to them."""
 
-#: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children.
+#: Gives the rows of a column, one object for each; a struct's rows are made of its children's.
 RowView = Callable[[str, Field, Reading], list[Any]]
 
 
@@ -61,8 +61,8 @@ def python(
     name: str, field: Field, rows: Reading, *, decode: bool = True, copies: object_codec.Copies | None = None
 ) -> list[Any]:
     """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
-    dicts of bytes unless they are to be decoded. `copies`: what columns share that are read one after another, all of
-    which stay in memory meanwhile."""
+    dicts of bytes unless they are to be decoded. `copies`: a cache shared by columns that are read one after another
+    and stay in memory meanwhile."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, gather.dense(rows, field)).tolist()
         return values
@@ -101,7 +101,7 @@ def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
 
 
 def _there(name: str, field: Field, rows: Reading, device: Any) -> Any:
-    """The tensor in place, where the values lie on the device already and in one run; else None."""
+    """The tensor in place, if the values are on the device already, in one run; else None."""
     run = rows.run
     if run is None or field.kind not in ("dense", "ragged") or field.varying > 1:
         return None
@@ -248,7 +248,7 @@ def _filled(column: Column, shape: tuple[Any, ...], value: Any) -> Any:
     dtype = getattr(torch, column.dtype)
     try:
         one = torch.full((), value, dtype=dtype)
-        if not (dtype.is_floating_point or dtype.is_complex) and one.item() != value:  # which torch has cut off
+        if not (dtype.is_floating_point or dtype.is_complex) and one.item() != value:  # torch has truncated it
             raise ValueError(f"it would be {one.item()!r}")
     except (TypeError, ValueError, RuntimeError) as error:
         raise Misuse(f"column {column.name!r} of {column.dtype} can not be padded with {value!r}: {error}") from error
