@@ -1,8 +1,9 @@
 """The shared memory of a node: segments (`store.segment`), and the extents allocated in them.
 
-A segment belongs to one client, the only process besides the node that may write to it, which reuses there what it
-freed, warm in the file and in its page tables; or it belongs to the node. It is created when its owner needs addresses,
-as large as all that the owner has, so that there are few. It is sparse: fragmentation costs addresses and not memory.
+A segment belongs to one client, the only process besides the node that may write to it, which reuses its freed extents
+there, warm in the file and in its page tables; or it belongs to the node. It is created when its owner needs addresses,
+as large as all of the owner's segments together, so that there are few. It is sparse: fragmentation costs addresses and
+not memory.
 
 Invariants: `used` (bytes of extents) <= `resident` (bytes with pages) <= `capacity`. When the arena is full, an extent
 that needs fresh pages takes them from warm free pages, by punching holes. No segment has bytes of one client that
@@ -80,7 +81,7 @@ class Arena:
         self.resident = 0
         self.mapped = 0
         self.closed = 0
-        """How many segments were closed, so that who keeps something of theirs knows when to look."""
+        """The number of closed segments, by which holders of per-segment state know when to tidy up."""
         self._least = min(_LEAST, max(1 << 20, _power(2 * capacity)))
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
@@ -258,7 +259,7 @@ class Arena:
     def readmit(self, extent: Extent) -> None:
         """End a quarantine: no client can write there any more."""
         segment = self._segments[extent.segment]
-        segment.punch(extent.offset, extent.end)  # pages that were written meanwhile and count nowhere
+        segment.punch(extent.offset, extent.end)  # pages written meanwhile, which are not counted
         self._give(segment, extent)
 
     def prewarm(self, owner: Hashable, nbytes: int) -> tuple[Segment, int]:

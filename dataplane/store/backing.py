@@ -10,4 +10,4 @@ class Backing(Protocol):
 
     async def read(self, memory: memoryview) -> None:
         """Fill the memory, which is as long as the extent of the shard, with validated bytes. After a DataplaneError
-        the bytes are not used, and the shard is unavailable until somebody says otherwise."""
+        the bytes are not used, and the shard is unavailable until the store is told otherwise."""

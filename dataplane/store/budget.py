@@ -1,9 +1,9 @@
 """The one admission point for memory: bytes are reserved here first, in order.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
-arrival, in two queues: restores, without which nobody can read and free anything, go before new bytes. A request that
-fits may pass an older one that does not, until the older one has waited `passing_s`; from then on everything that is
-freed is kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
+arrival, in two queues: restores, without which no client can read and free anything, go before new bytes. A request
+that fits may pass an older one that does not, until the older one has waited `passing_s`; from then on all freed bytes
+are kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
 `explain` is asked who holds the bytes when a wait ends in vain. Used from one event loop.
@@ -27,7 +27,7 @@ from dataplane.errors import Backpressure, LimitExceeded
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds the bytes, and why more of them cannot go to disk."""
+    """The holders of the bytes, and the reason why more cannot go to disk."""
 
     holders: tuple[dict[str, Any], ...] = ()
     spill_error: str = ""

@@ -1,4 +1,4 @@
-"""What a node tells of its shards: sizes, layouts, and which of their rows are live."""
+"""Descriptions of a node's shards for clients and other nodes: sizes, layouts, and live rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.store.shard import Shard, check_cost
 
 _layout_of = attrgetter("layout")
-_PLACE = 64  # bytes, more than it takes to say where a shard is, but for its layout
+_PLACE = 64  # bytes: an upper bound for a shard's description without its layout
 
 
 class Descriptions:

@@ -3,10 +3,10 @@
 The claim is a lock on the directory itself (flock on its descriptor), which the kernel releases however the process
 ends. Invariants:
 
-- a directory whose lock is free belongs to nobody;
-- nothing blocks: the only lock taken is on a directory of mode 0700 that this user owns, and without waiting. The
-  parent may be open to everybody, as /var/tmp is, so it is neither locked nor trusted: its entries are opened relative
-  to a descriptor, without following links, and checked before they are touched;
+- a directory whose lock is free has no owner;
+- nothing blocks: the only lock taken is on a directory of mode 0700 that this user owns, and without waiting. Every
+  user may be able to write to the parent, as to /var/tmp, so it is neither locked nor trusted: its entries are opened
+  relative to a descriptor, without following links, and checked before they are touched;
 - a directory that was just created and is not locked yet may be removed as a dead one's; its creator finds it locked or
   gone, and creates another;
 - parent directories that had to be created are removed with it, if nothing else is in them.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 1000  # each other claim that is made meanwhile can spoil one
+_ATTEMPTS = 1000  # each concurrent claim can fail one attempt
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -46,7 +46,7 @@ class DirectoryClaim:
         """How many directories of dead processes were removed."""
         self._lock: int | None = None
         self._parent: int | None = None
-        self._above: list[Path] = []  # that were made for it, the innermost first
+        self._above: list[Path] = []  # parents created for it, the innermost first
         self._prefix = prefix
         self._names = re.compile(re.escape(prefix) + "-[0-9a-f]{8}")
         try:
@@ -110,7 +110,7 @@ class DirectoryClaim:
         """Remove the directories of dead processes. Failures are left to the next process."""
         try:
             listing = os.open(".", _OPEN, dir_fd=parent)
-        except OSError:  # it may be written and not be read
+        except OSError:  # writable but not readable
             return
         try:
             names = [name for name in os.listdir(listing) if self._names.fullmatch(name)]

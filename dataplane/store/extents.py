@@ -1,6 +1,6 @@
 """The free space and the warm pages of one segment, as ranges of addresses.
 
-`FreeList` hands out ranges last-in first-out, since what was freed last is likeliest to be in a cache and in the page
+`FreeList` hands out ranges last-in first-out, since the range freed last is likeliest to be in a cache and in the page
 tables of its last user. Neighbouring free ranges are always merged. Ranges are binned by the power of two below their
 size (as in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
 
@@ -100,7 +100,7 @@ class FreeList:
 
     @property
     def free(self) -> int:
-        """How many addresses are free."""
+        """The number of free addresses."""
         return sum(end - start for start, end in self)
 
 
@@ -136,7 +136,7 @@ class RangeSet:
         return removed
 
     def covered(self, start: int, end: int) -> int:
-        """How many of the addresses are in the set."""
+        """The number of addresses in the set."""
         return sum(b - a for a, b in self.within(start, end))
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -76,7 +76,7 @@ class Freeings:
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
 
     def _heard(self, saying: int) -> tuple[str, str, str]:
-        """How and by whom it was freed, and the scope, as far as is still known."""
+        """The operation and the client that freed it, and the scope; empty if no longer known."""
         if saying <= self._saying - _SAYINGS:
             return "", "", ""
         start = saying % _SAYINGS * _SAYING

@@ -1,4 +1,4 @@
-"""Who holds a store's memory, for statistics and the errors of those who get none."""
+"""The holders of a store's memory, for statistics and for the errors of requests that get none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataplane.store.reservations import Reservations
 from dataplane.store.shard import Shard
 
 _HOLDERS = 64  # that are named
-_HOLDERS_S = 1.0  # between looks for them, of many shards
+_HOLDERS_S = 1.0  # between two scans of many shards
 _MANY = 4096
 
 

@@ -26,14 +26,14 @@ class HolePunching:
         self._pinned: set[int] = set()  # and partly freed meanwhile
 
     def freed(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """These rows were freed: return their memory as soon as nobody pins the shard."""
+        """These rows were freed: return their memory as soon as the shard is unpinned."""
         if self._pins.holds(shard.number):
             self._pinned.add(shard.number)
         else:
             self._punch(shard, columns, rows)
 
     def unpinned(self, shard: Shard) -> None:
-        """Nobody pins the shard any more."""
+        """The last pin on the shard was dropped: return the memory of its freed rows."""
         if shard.number in self._pinned:
             self._pinned.discard(shard.number)
             self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))

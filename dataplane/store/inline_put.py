@@ -1,7 +1,7 @@
 """Shards whose bytes came in a message: validated, placed and written at once, by the node itself.
 
-Invariants: nothing is taken before the bytes are found to match their layout; the budget has granted what is taken;
-a shard is numbered when it is placed, so one that waited for room is younger than those that came meanwhile.
+Invariants: no memory is taken before the bytes match their layout; the budget grants all memory taken; a shard is
+numbered when it is placed, so one that waited for room is younger than those that came meanwhile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def laid_out(encoded: bytes, size: int) -> CheckedLayout:
 
 
 def rounded(nbytes: int) -> int:
-    """The size of a shard of so many bytes."""
+    """The size of the extent of a shard with this many bytes."""
     return max(aligned(nbytes), aligned(1))
 
 

@@ -1,9 +1,9 @@
-"""The owners of the cells of a shard that has several.
+"""The owners of the cells of a shard with several owners.
 
 Each owner has cells under a link of its own (`batch.shard_ids`): the first those of the whole shard, each other those
-that it retained. A cell is dead once nobody owns it any more.
+that it retained. A cell is dead once its last owner has freed it.
 
-Invariants: freeing what an owner does not have does nothing, so a repeated free does no harm; each dead cell is
+Invariants: freeing cells that an owner does not have does nothing, so a repeated free does no harm; each dead cell is
 reported once.
 
 A link costs a bit for each row in the blocks of `live_cells.BLOCK` rows that it has cells in; a cell with several
@@ -34,7 +34,7 @@ _Place = tuple[int, int]  # a column and a block of its rows
 
 @dataclass(slots=True)
 class _Link:
-    """One owner: its cells, as packed bits of the blocks where it has some."""
+    """One owner: its cells, as packed bits for each block in which it has cells."""
 
     holder: str
     bits: dict[_Place, npt.NDArray[np.uint8]] = field(default_factory=dict)
@@ -49,7 +49,8 @@ class Links:
         self._rows = rows
         self._next = 1
         self._owners: dict[_Place, npt.NDArray[np.int32]] = {}
-        """Of a block in which a link has or had cells, how many own each row; in any other, the first owner alone."""
+        """By block in which a link has or had cells: the number of owners of each row. A row of any other block has the
+        first owner alone."""
         first = _Link(holder)
         for column in range(columns):
             for block in range(-(-rows // BLOCK)):
@@ -65,7 +66,7 @@ class Links:
         return len(self._links)
 
     def holder(self, link: int) -> str | None:
-        """Who created the link; None if there is none."""
+        """The client that created the link; None for an unknown link."""
         found = self._links.get(link)
         return None if found is None else found.holder
 
@@ -78,8 +79,8 @@ class Links:
         return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
 
     def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
-        """A new link to these cells, which somebody owns. Returns its number. Raises LimitExceeded after the last
-        one. `link`: its number where the shard was first stored; nothing is done if it exists."""
+        """Add a link to these cells, each of which has an owner. Returns its number. Raises LimitExceeded after the
+        last one. `link`: its number where the shard was first stored; nothing is done if it exists."""
         link = self._next if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"
@@ -117,7 +118,7 @@ class Links:
         return owners
 
     def _flags(self, link: int, place: _Place) -> Flags:
-        """Which rows of a block a link has; a copy."""
+        """Flags of the rows of a block that a link has; a copy."""
         found = self._links.get(link)
         bits = None if found is None else found.bits.get(place)
         size = self._size(place[1])
@@ -153,7 +154,7 @@ class Links:
         return died
 
     def _dead(self, place: _Place, gone: Flags) -> Flags:
-        """Which of these rows, that one owner has given up, nobody owns any more."""
+        """Of these rows, which one owner has given up, those without another owner."""
         owners = self._owners.get(place)
         if owners is None:
             return gone

@@ -1,4 +1,4 @@
-"""Which rows of which columns of a shard exist after some were freed, and the pages that nobody can read any more.
+"""The cells of a shard that still exist after some were freed, and the pages that hold only freed ones.
 
 A column is cut into blocks of `BLOCK` rows. A block that was freed in part has a bit for each row; a whole or freed
 block costs nothing. So a shard costs at most a bit for each cell, and mostly far less.
@@ -41,11 +41,11 @@ class LiveCells:
         self.rows = rows
         self._left = columns * rows
         self._blocks: dict[tuple[int, int], npt.NDArray[np.uint8] | None] = {}
-        """By column and block: packed bits; None where no row of it counts, and no entry where all do."""
+        """By column and block: packed bits of live rows; None if no row is live, no entry if all are."""
 
     @classmethod
     def decode(cls, bits: bytes, columns: int, rows: int) -> LiveCells:
-        """What `encode` returned. Raises ValueError for another number of bits."""
+        """The inverse of `encode`. Raises ValueError for another number of bits."""
         if len(bits) != -(-rows * columns // 8):
             raise ValueError(f"{len(bits)} bytes for {columns} columns of {rows} rows")
         live = cls(columns, rows)
@@ -61,7 +61,7 @@ class LiveCells:
 
     @property
     def encoded(self) -> int:
-        """How many bytes `encode` returns."""
+        """The number of bytes that `encode` returns."""
         return -(-self.rows * self.columns // 8)
 
     @property
@@ -187,7 +187,7 @@ def dead_pages(
 
 
 def _dead_rows(dead: npt.NDArray[np.bool_], rows: Rows) -> Index:
-    """The freed rows of the runs of such that contain some of these rows."""
+    """The rows of all runs of freed rows that contain some of these rows."""
     edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
     within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)
     return np.concatenate([np.empty(0, np.int64), *(np.arange(*edges[run]) for run in within[within >= 0])])

@@ -68,7 +68,7 @@ class Persistence:
                     tasks[number].result()
                     del left[number]
                 except Backpressure:
-                    if number in fresh:  # else it was at another's deadline
+                    if number in fresh:  # else it was refused at another caller's deadline
                         raise
 
     def _is_durable(self, number: int) -> bool:

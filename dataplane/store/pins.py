@@ -36,7 +36,7 @@ class Pins:
             self._total[shard] += count
 
     def drop_all(self, client: Hashable, shards: Iterable[int]) -> list[int]:
-        """Release one pin on each of these. Returns those that nobody holds any more. A pin that does not exist is
+        """Release one pin on each of these. Returns the shards without a pin left. A pin that does not exist is
         ignored."""
         mine, total = self._of.get(client, {}), self._total
         unheld = []
@@ -57,7 +57,7 @@ class Pins:
         return unheld
 
     def drop_client(self, client: Hashable) -> list[int]:
-        """Release all pins of the client. Returns the shards that nobody holds any more."""
+        """Release all pins of the client. Returns the shards without a pin left."""
         mine = self._of.pop(client, {})
         unheld = []
         for shard, count in mine.items():
@@ -68,11 +68,11 @@ class Pins:
         return unheld
 
     def holds(self, shard: int) -> bool:
-        """Whether anybody holds the shard."""
+        """Whether the shard is pinned."""
         return shard in self._total
 
     def shards(self) -> Iterable[int]:
-        """The shards that somebody holds."""
+        """The pinned shards."""
         return self._total.keys()
 
     def by_client(self) -> dict[Hashable, list[int]]:

@@ -144,5 +144,5 @@ class Reservations:
         self._seen.pop(client, None)
 
     def __iter__(self) -> Iterator[tuple[Hashable, int]]:
-        """How many bytes each client has reserved."""
+        """The bytes that each client has reserved."""
         return ((client, sum(e.size for e in held.values())) for client, held in self._reserved.items())

@@ -42,7 +42,8 @@ from dataplane.store.spill_file import SpillFile, aligned
 log = logging.getLogger(__name__)
 
 OWN = "node"
-"""The owner in the arena of what the node itself writes: restored shards, and small ones that came in a message."""
+"""The owner in the arena of extents that the node itself writes: restored shards, and small ones that came in a
+message."""
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
@@ -72,7 +73,7 @@ class Residency:
         self._pins = pins
         self._shards = shards
         self._uses = itertools.count(1)
-        self._dirty_heap: list[tuple[int, int]] = []  # of (-next_use, number), stale entries among them
+        self._dirty_heap: list[tuple[int, int]] = []  # of (-next_use, number), stale entries included
         self._clean_heap: list[tuple[int, int]] = []
         self._clean_bytes = 0
         self._ahead = False  # passed the high watermark and not yet down to the low one
@@ -178,8 +179,8 @@ class Residency:
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
-        """Begin to read back the shards that are on disk, each as soon as there is room for it; `moving` tells when it
-        is done. Raises Backpressure at the deadline.
+        """Begin to read back the shards that are on disk, each as soon as there is room for it; `moving` ends with it.
+        Raises Backpressure at the deadline.
 
         One by one, because the next may need the disk space that the first gives up for a swap.
         """
@@ -225,7 +226,7 @@ class Residency:
         """A shard that can be read again arrives with its bytes, for which the budget has granted room."""
         try:
             extent = self._arena.allocate(OWN, shard.room)
-        except OSError:  # it is read when it is asked for
+        except OSError:  # it is read later, when it is pinned
             self._budget.release(shard.room)
             return
         with self._arena.view(extent) as view:
@@ -235,7 +236,7 @@ class Residency:
         self.used(shard)
 
     def _settle(self, shard: Shard) -> None:
-        """A move has ended: do what was waiting for it."""
+        """A move has ended: continue the work that waited for it."""
         shard.moving = None
         if shard.freed and not self._pins.holds(shard.number):
             self.discard(shard)
@@ -258,7 +259,7 @@ class Residency:
             heapq.heapify(heap)
 
     def _pop(self, *, clean: bool) -> Shard | None:
-        """Of the shards whose memory can be taken, the one that is read furthest in the future."""
+        """Take the shard that is read furthest in the future from those whose memory can be taken."""
         heap = self._clean_heap if clean else self._dirty_heap
         while heap:
             next_use, number = heapq.heappop(heap)
@@ -282,9 +283,9 @@ class Residency:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Take the memory of clean shards that somebody waits for, then begin to write a batch of dirty ones if
-        needed. What a batch has made clean is considered when all of it has ended, so that the coldest go first; but
-        others do not wait for writes that hang."""
+        """Take the memory of clean shards for waiting requests, then begin to write a batch of dirty ones if needed.
+        Shards that a batch makes clean count when all of it has ended, so that the coldest go first; a hanging write
+        does not hold up other requests."""
         if self._batch:
             return
         while self._budget.shortfall:
@@ -331,7 +332,7 @@ class Residency:
         self.wake_up()
 
     def _victims(self, need: int) -> list[Shard]:
-        """Dirty shards to write, the coldest first, of `need` bytes or what is worth writing at once."""
+        """Dirty shards to write, the coldest first, of `need` bytes, or of a worthwhile batch."""
         victims: list[Shard] = []
         sizes = [] if self._budget.restoring else self._kept()
         freed = 0
@@ -407,7 +408,7 @@ class Residency:
             self._settle(shard)
 
     async def aclose(self) -> None:
-        """Stop reading back and writing. What was being read is not in memory."""
+        """Stop restores and writes. A shard whose restore was in progress is not in memory."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Who owns the rows of the shards of a store: those that put them, and those that retained some of them.
+"""The owners of the rows of a store's shards: the clients that put them, and those that retained some.
 
 Most shards have one owner and no `links`; the first retain of a shard makes them (`store.links`).
 """

@@ -3,11 +3,11 @@
 A segment has one writer besides the node: the process it was created for, or none. The kernel keeps others from
 writing:
 
-- its size is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so nobody can remove pages that others map;
+- its size is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so no process can remove pages that others map;
 - readers receive a descriptor of another open file, which is read-only;
 - a read lease (fcntl(2), `F_SETLEASE`) is broken by a process that opens the file for writing, for example through
   /proc. That `open` waits until the node answers, up to /proc/sys/fs/lease-break-time. The answer is
-  `F_SEAL_FUTURE_WRITE`: from then on nobody can write the file or map it for writing; existing mappings stay.
+  `F_SEAL_FUTURE_WRITE`: from then on no process can write the file or map it for writing; existing mappings stay.
 
 `F_SEAL_FUTURE_WRITE` also prevents punching holes, by which the arena returns memory, so it is only set when needed.
 Not covered between processes of one user: ptrace(2) and /proc/PID/mem if the system allows them, a node that is
@@ -49,9 +49,9 @@ class Segment:
         self.free = FreeList(size)
         self.warm = RangeSet()
         self.extents = 0
-        """How many extents lie in it, those in quarantine too."""
+        """The number of its extents, those in quarantine included."""
         self.retired = False
-        """Whether nothing new goes there: its owner has gone, or it can not give memory back."""
+        """Whether it gets no new extents: its owner has gone, or it cannot give memory back."""
         self._lease: int | None = None
 
     def _reopened(self) -> int:
@@ -78,7 +78,7 @@ class Segment:
 
     def harden(self) -> None:
         """Prevent all writes except through existing mappings, and then end the lease."""
-        with suppress(OSError):  # its writer has sealed its seals
+        with suppress(OSError):  # its writer has set F_SEAL_SEAL
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._end_lease()
 

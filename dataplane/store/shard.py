@@ -64,11 +64,11 @@ class Shard:
     freed: bool = False
     damage: DataplaneError | None = None
     live: LiveCells | None = None
-    """Which [column, row] still counts; None while all do."""
+    """The live cells, by [column, row]; None while all are."""
     holes: RangeSet | None = field(default=None)
-    """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
+    """The bytes of its extent that went back to the host because their rows were freed; they read as zeros."""
     links: Links | None = None
-    """Its owners, where rows of it were retained; else it has one."""
+    """Its owners, if some of its rows were retained; None: it has one owner."""
     shared: bool = False
     """Whether its extent is a part of pages that it shares with others; else it has `room` bytes of its own."""
     owner: str = ""

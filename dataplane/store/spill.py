@@ -1,12 +1,12 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-What a file is, `spill_file` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
-a file cut short and a file replaced by another all read as `Corrupt`.
+`spill_file` defines the format of a file. The disk keeps the xxh3-128 of its record in memory, so that a byte changed
+anywhere, a file cut short and a file replaced by another all read as `Corrupt`.
 
 Invariants:
 
 - `used` is the sizes of the files that exist, never above `quota`; a file counts until the system has deleted it, which
-  is tried again and again, and nobody waits for that;
+  is retried without anything waiting for it;
 - a write that fails leaves no file and no bytes counted, or one that is deleted as soon as that is possible; a read
   that raises has served nothing;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
@@ -76,13 +76,13 @@ _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
 _TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it counts as lost
 _LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
 _WRITERS = 2  # of the workers, the first two, which write and read
-_AHEAD = 3  # chunks of a file that are under way: so many threads it can hold up
+_AHEAD = 3  # chunks of a file in progress: it can hold up so many threads
 _WATCH_S = 0.25  # between looks for work that hangs
-_RETRY_S = 0.5  # between attempts to delete what could not be deleted
-_CLOSE_S = 1.5  # that closing waits for what hangs
+_RETRY_S = 0.5  # between attempts to delete a file
+_CLOSE_S = 1.5  # that closing waits for hanging calls
 _REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
 _SAMPLE = 64 << 10
-_WORTH = 0.7  # compress only what shrinks below this part of itself
+_WORTH = 0.7  # compress only shards that shrink below this part of their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Disk:
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted, and there is room for others."""
-        self._errors: dict[str, str] = {}  # by what was being done
+        self._errors: dict[str, str] = {}  # by operation
         self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
         self._compression = compression
         self._workers: list[Workers] = []
@@ -211,7 +211,7 @@ class Disk:
                 # Compressed chunks lie where raw ones would, so that all can be written at once; the file is sparse.
                 pwrite(fd, memoryview(aligned(written)), len(memory))
             finally:
-                os.close(fd)  # a file system over a network says here what it could not write
+                os.close(fd)  # a network file system reports here the writes that failed
             size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
             return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
         except Exception as error:
@@ -463,7 +463,7 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
         try:
             os.unlink(file.path.name, dir_fd=directory)
         except (FileNotFoundError, IsADirectoryError):
-            pass  # somebody else has removed it, or put a directory in its place
+            pass  # another process has removed it, or put a directory in its place
         except OSError as error:
             return gone, error
         gone += 1

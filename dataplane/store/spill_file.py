@@ -133,7 +133,7 @@ def open_direct(directory: int, name: str, flags: int) -> int:
 
 
 def create(directory: int, path: Path) -> int:
-    """A new file with that name in the directory, open for writing. Raises OSError; then there is none."""
+    """Create a file with that name in the directory, open for writing. Raises OSError; then no file was created."""
     return open_direct(directory, path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
@@ -179,7 +179,7 @@ def pwrite(fd: int, data: memoryview, offset: int) -> None:
 
 
 def pread(fd: int, memory: memoryview, offset: int) -> bool:
-    """Fill the memory from the file. Returns whether that had so many bytes."""
+    """Fill the memory from the file. Returns whether the file had enough bytes."""
     done = 0
     while done < len(memory):
         count = os.preadv(fd, [memory[done:]], offset + done)

@@ -1,17 +1,17 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
-The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `inline_put` (what comes in a
-message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `client_shards` (what
+The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `inline_put` (shards that come
+in a message), `residency` (moves between memory and disk), `persistence` (durable shards), `client_shards` (shards that
 clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`, `scopes`.
 Invariants:
 
-- a reservation is one client's, invisible to everybody else, and goes back when it is aborted, when its client
-  goes, or when its client gives no sign of life for the lease;
-- a sealed shard's bytes stay where a pin found them until the last pin is dropped, also when it is freed meanwhile;
+- a reservation belongs to one client, is invisible to all others, and goes back when it is aborted, when its client
+  goes, or when its client sends no heartbeat for the lease;
+- a sealed shard's bytes stay where a pin found them until the last pin is dropped, even if it is freed meanwhile;
 - the budget counts every extent: reserved, sealed, pinned, being read or written;
-- a row that several own stays until the last has freed it (`store.links`); nobody but its owner frees an owner's share;
-- a read of several shards is admitted as one, and only the first of those that wait holds anything, so that two
-  readers can not each keep what the other needs.
+- a row with several owners stays until the last has freed it (`store.links`); only an owner frees its share;
+- a read of several shards is admitted as one, and only the first waiting read holds memory, so that two readers cannot
+  each hold the memory that the other needs.
 
 Used from one event loop alone.
 """
@@ -107,7 +107,7 @@ class Store:
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes = Scopes()
         self.freeings = Freeings(clock)
-        """Who freed shards lately, and who does now."""
+        """The clients that freed shards lately, and the one that does now."""
         self.first = 1 if directory is None else directory.first
         """The least number of a shard that is stored by this process."""
         self._numbers = itertools.count(self.first)
@@ -130,11 +130,11 @@ class Store:
         self.client_shards = ClientShards(self._shards, self.pins, self._find)
         """Shards whose bytes clients keep."""
         self.owners = RowOwners(self._shards, self._find, self.free, self.freeings)
-        """The owners of rows that several have."""
+        """The owners of rows with several."""
         self.descriptions = Descriptions(self._find_all)
         self._holes = HolePunching(self.arena, self._residency, self.pins)
         self.holders = MemoryHolders(self._shards, self._any, self.pins, made, self.client_shards, clock)
-        self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
+        self._prewarmed: Hashable | None = None  # the client that pages were made ready for
         self._admission = asyncio.Lock()
         self._put_bytes = 0
         self._freed_bytes = 0
@@ -368,7 +368,7 @@ class Store:
         await self._persisting.persist(numbers, deadline, with_next=with_next)
 
     async def recover(self) -> list[int]:
-        """Adopt the shards in the data directory that earlier nodes stored and nobody has freed. The caller frees
+        """Adopt the shards in the data directory that earlier nodes stored and that were not freed. The caller frees
         those that it does not need. To be called once, before the first put. Raises Corrupt."""
         return await self._persisting.recover()
 

@@ -3,8 +3,8 @@
 Invariants:
 
 - a commit returns once it is on disk (WAL, `synchronous=FULL`);
-- a transaction is there whole or not at all. Where a disk is full it is rolled back, and the next one may succeed;
-- after any other failure of the disk nothing more is written: what a failed sync has left on the disk is not known
+- a transaction is stored whole or not at all. If the disk is full it is rolled back, and the next one may succeed;
+- after any other failure of the disk nothing more is written: after a failed sync the contents of the disk are unknown
   until the file is opened again.
 
 The directory's lock keeps other processes away, so SQLite needs none of its own and no memory shared with them.
@@ -85,7 +85,7 @@ class Database:
                 f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {APPLICATION}; "
                 f"PRAGMA user_version = {FORMAT}; COMMIT"
             )
-            sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its header says from now on whose it is
+            sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # from now on its header names its owner
 
     def commit(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a transaction. Returns its result once the transaction is on disk. Raises Backpressure if there

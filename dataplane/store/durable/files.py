@@ -53,8 +53,8 @@ def number(name: str) -> int | None:
 
 
 def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRange]:
-    """The locations of shards with these bytes in a file, from a page of it on, with their checksums. Those of more
-    than `MOST` bytes have whole pages."""
+    """The locations in a file, from `begin` (a page) on, and the checksums of shards with these bytes. A shard of more
+    than `MOST` bytes gets whole pages."""
     places, at = [], begin
     for content in contents:
         size = len(content)

@@ -1,4 +1,4 @@
-"""The durable shards of a data directory: written in batches, found again by the index, freed when nobody needs them.
+"""The durable shards of a data directory: written in batches, found again by the index, freed when no longer needed.
 
 A durable shard is one that has a `DurableShard` behind it, as a copy of another host's has its `Backing`: its memory
 can be taken at once, and its bytes come back when it is pinned.
@@ -7,12 +7,12 @@ Invariants:
 
 - `write` returns once the bytes are on disk, and their rows of the index too, or will be before anything that is
   committed later; shards that were given while a batch was being written go into the next, so that a sync serves all;
-- a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless somebody
-  changed it; a file without a row was not finished, or is not needed, and the next process removes it;
-- a shard whose row is there and that nobody frees is found again by the next process, under the same number.
+- a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless another
+  program changed it; a file without a row is unfinished or not needed, and the next process removes it;
+- the next process finds each shard with a row that was not freed, under the same number.
 
-Rejected: an index in the files' own headers, which costs a rename and a second sync of the folder, can not say which
-shards a file had that is gone, and takes a read of each file to recover (docs/decisions/0053).
+Rejected: an index in the files' own headers, which costs a rename and a second sync of the folder, cannot list the
+shards of a lost file, and takes a read of each file to recover (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 CLOSE_S = 1.5
 _THREADS = 4
-_AT_ONCE = 1 << 20  # bytes that are hashed sooner than a thread has begun
+_AT_ONCE = 1 << 20  # bytes up to which hashing is faster than starting a thread's job
 _FILE_BYTES = 64 << 20  # of a file, but for its last batch: small files are soon freed as a whole
 
 
@@ -58,7 +58,7 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurableShard(Backing):
-    """The location of a durable shard. `free` it when nobody needs the shard."""
+    """The location of a durable shard. `free` it when the shard is no longer needed."""
 
     __slots__ = ("_shards", "number", "place")
 
@@ -265,7 +265,7 @@ class DurableShards:
         return DurableStatistics(shards, nbytes, len(pages), self.journal.commits)
 
     async def aclose(self) -> None:
-        """Finish what was begun, as far as the disk answers, and stop."""
+        """Finish the writes and reads in progress, as far as the disk answers, and stop."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         self.close()
