@@ -1,8 +1,8 @@
 """The key that the nodes of a cluster share, in a file.
 
 It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to the nodes to which it
-connects, and is served only by those with the same. Whoever has the file is a member, so only its owner may read it,
-as with an SSH key. Nodes without a configured key listen on loopback only, and use one of their user (`own`).
+connects, and only nodes with the same key serve it. A process with the file is a member, so only the file's owner may
+read it, as with an SSH key. Nodes without a configured key listen on loopback only, and use one of their user (`own`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load(path: Path) -> Key:
 
 
 def parse(content: bytes) -> Key:
-    """The key in the content of a key file. Raises ValueError if there is none."""
+    """The key in the content of a key file. Raises ValueError if it has none."""
     import zmq  # as above
 
     head, public, secret, *more = [*content.split(b"\n"), b"", b""]

@@ -1,12 +1,11 @@
-"""The boundary where messages of others are processed: every request with a number is answered.
+"""The boundary where messages of other processes are handled: every request with a number is answered.
 
-Decoding, handling and encoding may each raise, and what they raise depends on what was sent: a channel that catches an
-error asks this module for the answer. Both channels do, the local one (`wire.local`) and the one between nodes
-(`wire.peer`).
+Decoding, handling and encoding may each raise, depending on the message: a channel that catches an error asks this
+module for the answer. Both channels do, the local one (`wire.local`) and the one between nodes (`wire.peer`).
 
-Invariants: `failure` returns a message that can be encoded, whatever was raised and whatever its fields are.
-`answered` returns bytes for any reply. A number is found in each body that begins as a request does, however it
-continues. An unexpected error makes one log line, which names the sender and is bounded in length.
+Invariants: `failure` returns an encodable message for any error with any fields. `answered` returns bytes for any
+reply. A number is found in every body that begins like a request, even if the rest is invalid. An unexpected error
+makes one log line, which names the sender and is bounded in length.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class Heads:
         self._without = {str(kind.__struct_config__.tag).encode() for kind in kinds}
 
     def number(self, body: bytes) -> int | None:
-        """The number of the request that this body begins as; None if there is none, and for messages without
-        numbers."""
+        """The number of the request in this body; None if the body does not begin like a request with a number."""
         try:
             tag, at = _text(body, _array(body))
             return None if tag in self._without else _integer(body, at)
@@ -69,7 +67,7 @@ def _array(body: bytes) -> int:
 
 
 def _text(body: bytes, at: int) -> tuple[bytes, int]:
-    """The text there, and where it ends."""
+    """The text at this offset, and the offset of its end."""
     code = body[at]
     if 0xA0 <= code <= 0xBF:
         start, size = at + 1, code & 0x1F
@@ -92,7 +90,7 @@ def _integer(body: bytes, at: int) -> int:
     return int(struct.unpack_from(_INTEGERS[code], body, at + 1)[0])
 
 
-# What is answered
+# Answers
 
 
 def refusal(error: Exception) -> DataplaneError:
@@ -106,7 +104,7 @@ def refusal(error: Exception) -> DataplaneError:
 def failure(number: int, error: Exception, sender: object) -> Failure:
     """The answer to a request that failed with this error. An unexpected error is logged: one line, which names the
     sender."""
-    if isinstance(error, OverflowError):  # a number that was sent is larger than what it was to be put into
+    if isinstance(error, OverflowError):  # a number in the message is too large for its destination
         error = Misuse(f"a number of the request, or what it adds up to, is out of range: {error}")
     if isinstance(error, RecursionError):
         error = Misuse("values of the request, or of what it asks for, are nested too deep")
@@ -119,7 +117,7 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line: what was raised, and where."""
+    """An error in one line: the exception, and the frames that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     where = ", ".join(
         f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in reversed(frames)
@@ -128,7 +126,7 @@ def told(error: BaseException) -> str:
 
 
 def line(text: object) -> str:
-    """The text as one log line, whoever wrote it: printable, and bounded in length."""
+    """Untrusted text as one log line: printable, and bounded in length."""
     return "".join(each if each.isprintable() else "?" for each in clipped(str(text), _LINE))
 
 
@@ -155,12 +153,12 @@ def _plain(value: Any, depth: int = _DEPTH) -> Any:
     return clipped(str(value), _FIELD)
 
 
-# What is sent
+# Encoding
 
 
 def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray:
     """The bytes of the message, after `room` bytes for a head. Raises LimitExceeded if it is larger than a reader
-    accepts, Misuse if it contains what no message can, such as a number beyond 64 bits, and RecursionError."""
+    accepts, Misuse if it contains a value that no message can, such as a number beyond 64 bits, and RecursionError."""
     buffer = bytearray(room)
     try:
         _encoder.encode_into(message, buffer, room)

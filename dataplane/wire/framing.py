@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 def frame(message: Message) -> bytes:
     """The encoded message with its length. Raises LimitExceeded if it is larger than a reader accepts, Misuse if it
-    contains what no message can."""
+    contains a value that no message can."""
     buffer = encoded(message, room=_LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
     return bytes(buffer)

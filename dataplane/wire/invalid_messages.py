@@ -1,8 +1,8 @@
 """Log lines about invalid messages: the first ones about each sender, then how many more there were.
 
 Invariants: a sender has at most `MOST` lines in `EACH_S` seconds, and then one with the number of those left out;
-senders beyond the first `SENDERS` of those seconds are counted as one. So nobody can fill a disk with log lines,
-under whatever number of names, and all the same they are seen.
+senders beyond the first `SENDERS` of those seconds are counted as one. So no sender can fill a disk with log lines,
+even under many names, and yet all are reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InvalidMessageLog:
         found = self._senders.get(sender)
         if found is None:
             found = self._senders[sender] = _Sender(self._clock())
-            with suppress(RuntimeError):  # without a loop the next line tells
+            with suppress(RuntimeError):  # without a loop, the next log line does it
                 asyncio.get_running_loop().call_later(EACH_S, self._tell)
         if found.lines < MOST:
             found.lines += 1
@@ -53,7 +53,7 @@ class InvalidMessageLog:
             found.left_out += 1
 
     def _tell(self) -> None:
-        """Log what was left out of those whose time is over, and forget them."""
+        """For senders whose `EACH_S` seconds are over, log the count of omitted lines, and forget them."""
         now = self._clock()
         for sender, each in [(s, e) for s, e in self._senders.items() if now - e.began_s >= EACH_S]:
             del self._senders[sender]

@@ -6,13 +6,12 @@ says it is ready; that also saves a copy and a step. uvloop was measured and gai
 
 Replies are paced by the end that makes them: while more than `_PAUSE_AT` bytes wait to be sent nothing more is read,
 and a reply that is not made at once first waits for `room`, in order. So a slow receiver is slowed down, however many
-of its requests are answered at the same moment; only what was sent without waiting for room can reach the hard bound.
+of its requests are answered at the same moment; only messages sent without waiting for room can reach the hard bound.
 The other end always reads: if both waited for each other, neither would continue.
 
-Invariants: `closed` is called once, with the reason, and nothing is delivered after it. What waits to be sent is
-bounded, and a peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver
-raises, delays no other message. Descriptors that nobody took are closed. Nothing of a partial message is kept after
-the end.
+Invariants: `closed` is called once, with the reason, and nothing is delivered after it. Unsent bytes are bounded, and a
+peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver raises, delays no
+other message. Descriptors that were not taken are closed. Nothing of a partial message is kept after the end.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # bytes
 _MAX_UNSENT = 16 << 20  # bytes
-_TOGETHER = 128 << 10  # bytes of messages that go in one send: what a socket takes at once
-_PAUSE_AT = 1 << 20  # bytes of answers that wait to be sent; until they are, nothing more is read, and no more made
+_TOGETHER = 128 << 10  # bytes of messages in one send: as many as a socket takes at once
+_PAUSE_AT = 1 << 20  # unsent bytes of answers above which nothing is read and no answer made
 _SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # there may be more in a moment
 _AGAIN_S = 0.01
 _CONNECT_S = 5.0  # for a node that is too busy to accept
@@ -159,7 +158,7 @@ class Channel:
         paced: bool = True,
     ) -> None:
         """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
-        decoded; it sends what is to be said, and returns whether the channel continues. `partial_frames`: the partial
+        decoded; it sends the answer, if any, and returns whether the channel continues. `partial_frames`: the partial
         messages of all connections. `paced`: whether to stop reading while much waits to be sent; for one end only,
         else each could wait for the other."""
         self._socket = connected
@@ -174,7 +173,7 @@ class Channel:
         self._paced = paced
         self.size = 0
         """Bytes of the message that was received last."""
-        self._noted = 0  # bytes of half a message that `partial_frames` knows of
+        self._noted = 0  # bytes of a partial message that `partial_frames` counts
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -187,7 +186,7 @@ class Channel:
         self._held_on = False
         self._rooms: deque[asyncio.Future[None]] = deque()
         self.broken = False
-        """Whether the other side takes nothing any more: what was sent last has not reached it."""
+        """Whether the other side has stopped receiving: the last messages have not reached it."""
         self._open = True
         self._loop.add_reader(connected.fileno(), self._readable)
 
@@ -198,16 +197,16 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that no more should be made."""
+        """Whether so many bytes are unsent that no further answers should be made."""
         return self._unsent_bytes > _PAUSE_AT
 
     @property
     def quiet(self) -> bool:
-        """Whether what is sent now goes out at once, and what comes is read at once."""
+        """Whether messages are sent and received at once, without waiting for others."""
         return self._open and not (self._gathering or self._unsent or self._paused or self._held_on)
 
     def read(self) -> None:
-        """Deliver what has come, without the event loop, which nobody runs meanwhile."""
+        """Deliver the messages that have come, while the event loop does not run."""
         if self._open:
             self._readable()
 
@@ -222,7 +221,7 @@ class Channel:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # it was let in, and does not come
+            if not future.cancelled():  # its turn had come: pass it on
                 self._let_in()
             raise
         return True
@@ -235,7 +234,7 @@ class Channel:
             await asyncio.shield(self._all_sent)
 
     def _let_in(self) -> None:
-        """Wake the first that waits for room, if there is some; what it sends wakes the next."""
+        """If there is room, wake the first task that waits for it; its send wakes the next."""
         if self._all_sent is not None and not (self._unsent and self._open):
             self._all_sent.set_result(None)
             self._all_sent = None
@@ -280,13 +279,13 @@ class Channel:
             self.close(ProtocolMismatch("the other side does not read what it is sent"))
 
     def gather(self) -> None:
-        """Send what is sent until the next step of the event loop together."""
+        """Collect the messages sent until the next step of the event loop, and send them together."""
         if not self._gathering:
             self._gathering = True
             self._loop.call_soon(self._gathered)
 
     def _gathered(self) -> None:
-        """Send what was gathered."""
+        """Send the collected messages."""
         self._gathering = False
         if self._unsent and self._open and not self._writing:
             self._flush()
@@ -336,7 +335,7 @@ class Channel:
                     self._watch(self._loop.add_writer, self._flush)
                 self._let_in()
                 return
-            except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
+            except (BrokenPipeError, ConnectionResetError):  # the peer has gone; its last messages are still to be read
                 self._drop_unsent()
                 self._unsent_bytes, self._half_sent, self.broken = 0, False, True
                 break
@@ -373,7 +372,7 @@ class Channel:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self._descriptors.extend(array("i", passed[: len(passed) // 4 * 4]))
             else:
-                data = self._socket.recv(_READ)  # the kernel closes descriptors that nobody asked for
+                data = self._socket.recv(_READ)  # the kernel closes descriptors that were not asked for
         except BlockingIOError:
             return
         except OSError as error:
@@ -394,7 +393,7 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
-        """Deliver what has come, but stop while the other side does not receive the replies. Those are sent
+        """Deliver the received messages, but stop while the other side does not receive the replies. Those are sent
         together."""
         if self._paused:
             return
@@ -408,7 +407,7 @@ class Channel:
                     self._paused = True
                     self._loop.remove_reader(self._socket.fileno())
                     return
-        except ProtocolMismatch as error:  # a length that nobody may send
+        except ProtocolMismatch as error:  # an invalid length
             self._refuse(b"", error)
         finally:
             if gathers:
@@ -423,13 +422,13 @@ class Channel:
         self.size = len(body)
         try:
             message = self._decoder.decode(body)
-        except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
+        except Exception as error:  # the boundary: the sender's values may fail any check
             return self._refuse(body, refusal(error))
         try:
             self._received(message)
         except DataplaneError as error:
             self.close(error)
-        except Exception as error:  # the boundary: else what follows would lie here until more comes
+        except Exception as error:  # the boundary: else the following messages would lie here until more come
             log.error("what %s received failed: %s", self._received, told(error))
             self.close(ProtocolMismatch("a message can not be dealt with; the log says why"))
         return self._open
@@ -440,7 +439,7 @@ class Channel:
         self.close(error if isinstance(error, ProtocolMismatch) else ProtocolMismatch(f"not a message: {error}"))
         return False
 
-    # What all connections keep of half messages
+    # Bytes of partial messages of all connections
 
     def hold_on(self) -> None:
         """See `partial_frames.FrameSource`."""
@@ -478,7 +477,7 @@ class Channel:
         return self._socket, rest
 
     def close(self, error: DataplaneError | None = None) -> None:
-        """Close the socket, and call `closed` with the reason. What was not sent yet is dropped. Idempotent."""
+        """Close the socket, and call `closed` with the reason. Unsent messages are dropped. Idempotent."""
         if self._gathering:
             self._gathered()
         if self._open:

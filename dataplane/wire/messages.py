@@ -49,7 +49,7 @@ MAX_ROWS = 1 << 16
 """Rows of one append or one delivery."""
 
 STAGED = "\0"
-"""Prefix of the scopes in which clients stage columns. What is left in such a scope is freed when its client goes."""
+"""Prefix of the scopes in which clients stage columns. Rows left in such a scope are freed when its client goes."""
 
 MAX_SHARDS = 1 << 16
 """Shards of one request."""
@@ -71,7 +71,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base class of all messages."""
 
 
-# What a client says
+# Messages of a client
 
 
 class FromClient(Message, frozen=True):
@@ -79,13 +79,13 @@ class FromClient(Message, frozen=True):
 
 
 class Request(FromClient, frozen=True):
-    """Base class of those that are answered, by a message with the same `id`."""
+    """Base class of messages that are answered, by one with the same `id`."""
 
     id: int
 
 
 class SharedRequest(Request, frozen=True):
-    """Base class of those that other nodes of a cluster may have to answer."""
+    """Base class of requests that other nodes of a cluster may have to answer."""
 
 
 class Hello(Request, frozen=True, tag="hello"):
@@ -316,14 +316,15 @@ class Report(FromClient, frozen=True, tag="report"):
 
 
 class Graphs(Request, frozen=True, tag="graphs"):
-    """Ask for the performance graphs of the clients of all nodes, and what those waited for. Answered by `Figures`."""
+    """Ask for the performance graphs of the clients of all nodes, with the causes of their waits. Answered by
+    `Figures`."""
 
 
-# What a client says of streams. `stream` is what `Opened` gave; rows are numbers, int64, little-endian.
+# A client's messages about streams. `stream`: the token from `Opened`; rows are numbers, int64, little-endian.
 
 
 class Open(SharedRequest, frozen=True, tag="open"):
-    """Open a stream by name. If there is none and `settings` are given, it is created. Answered by `Opened`."""
+    """Open a stream by name. If it does not exist and `settings` are given, it is created. Answered by `Opened`."""
 
     name: str
     settings: Settings | None
@@ -362,7 +363,7 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Append(SharedRequest, frozen=True, tag="append"):
-    """Append rows. Their `columns` are in the message, which does what `Admit` and `Put` do too; or the rows were
+    """Append rows. Their `columns` are in the message, which does the work of `Admit` and `Put` too; or the rows were
     admitted (`ticket`), and `ref` names their columns. `staged`: the scope in which those were staged, if any. `groups`
     and `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
     columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to wait, or
@@ -466,7 +467,7 @@ class Restored(SharedRequest, frozen=True, tag="restored"):
     stream: bytes
 
 
-# What a client says of tables
+# A client's messages about tables
 
 
 class AskTable(SharedRequest, frozen=True, tag="ask-table"):
@@ -491,7 +492,7 @@ class Tables(SharedRequest, frozen=True, tag="tables"):
     after: str | None
 
 
-# What a node says
+# Messages of a node
 
 
 class Reply(Message, frozen=True):
@@ -509,12 +510,12 @@ class Grant(Message, frozen=True):
 
 
 class Welcome(Reply, frozen=True, tag="welcome"):
-    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready.
+    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are for the client to populate.
     `token` names this client to a process that inherits its pins. `shared_s`: for which, beyond its own timeout, the
     answer may take to a request about streams or tables (`SharedRequest`): in a cluster, a failover. `ring`: bytes of
     the ring that the client records its events in, whose descriptor comes after those of the segments; 0 for none.
-    `reports_s`: how often the client is to send a `Report`; 0 for never. `holds`: bytes that rows have room for, in
-    memory and on disk; 0 where other nodes have room for them too."""
+    `reports_s`: how often the client is to send a `Report`; 0 for never. `holds`: the bytes of rows that fit, in memory
+    and on disk; 0 if other nodes have room for them too."""
 
     major: int
     minor: int

@@ -7,7 +7,7 @@ once each has a part for a moment; to count the announced length, since most of 
 
 Invariants: the parts take at most the bound, one message, and for each connection its free share and one read. The
 connection with the oldest part continues. While others wait, one whose part is older than `PATIENCE_S` is
-disconnected, so nobody waits longer for it.
+disconnected, so no other waits longer for it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PartialFrames:
         self._waiting: dict[FrameSource, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.nbytes = 0
-        """Of all of them."""
+        """The bytes of all partial messages."""
 
     def note(self, reading: FrameSource, nbytes: int, *, anew: bool) -> None:
         """A connection now has so many bytes of a message, which has begun since the last call if `anew`."""
@@ -110,7 +110,7 @@ class PartialFrames:
         return min(counted, key=lambda one: one[0])[1] if counted else None
 
     def _go_on(self) -> None:
-        """Let the first continue and, if there is room, the others; each stops again if there is none."""
+        """Let the first continue and, if there is room, the others; each stops again when room runs out."""
         waiting, first = list(self._waiting), self._first()
         for reading in waiting if self.nbytes <= self._bound else [each for each in waiting if each is first]:
             del self._waiting[reading]
@@ -122,7 +122,7 @@ class PartialFrames:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Disconnect those that take too long, while others wait."""
+        """Disconnect connections that take too long while others wait."""
         self._timer = None
         late = asyncio.get_running_loop().time() - self._patience_s
         for reading in [each for each, half in self._held.items() if half.nbytes > SHARE and half.since <= late]:

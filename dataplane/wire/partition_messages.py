@@ -29,8 +29,8 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A request to the leader of a partition. With `wait_s`, a request without a result waits in a queue with this
-    name, for so long, until there is one. Answered by `Answered` or `Refused`. `gives`: what the answer grants is
-    given back unless it arrives; see `Given`."""
+    name, for so long, until there is one. Answered by `Answered` or `Refused`. `gives`: the answer's grant is given
+    back unless the answer arrives; see `Given`."""
 
     number: int
     partition: str
@@ -63,7 +63,7 @@ class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Host a replica of a partition, empty if there is none yet. Answered by `Hosted` or `Refused`."""
+    """Host a replica of a partition; an empty one is created if needed. Answered by `Hosted` or `Refused`."""
 
     number: int
     partition: str
@@ -78,7 +78,7 @@ class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """From the leader of a partition, for the node that keeps its shards: outbox entries of the partition's state
-    machine, which say what became of rows. They are numbered, for each partition and node, from 1 on; `last` is the
+    machine, which report the outcome of rows. They are numbered, for each partition and node, from 1 on; `last` is the
     number of the last of these. Answered by `Answered`."""
 
     number: int
@@ -88,7 +88,7 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
 
 
 class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
-    """How many rows with columns on this node its producers have appended to a partition of which every replica has
+    """Count the rows with columns on this node that its producers have appended to a partition whose replicas have all
     died. Answered by `Answered`: a number in ASCII."""
 
     number: int
@@ -96,7 +96,7 @@ class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
 
 
 class FindReplica(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """Which replica of a partition the node has. Answered by `Hosted`, with 0 if it has none."""
+    """Ask for the node's replica of a partition. Answered by `Hosted`, with 0 if it has none."""
 
     number: int
     partition: str
@@ -109,7 +109,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
-    """Which of these answers have arrived, and which have not and are not waited for any more."""
+    """The answers that have arrived, and those that have not and are no longer waited for."""
 
     numbers: tuple[int, ...]
     missing: tuple[int, ...]

@@ -2,12 +2,12 @@
 
 A node answers on one ROUTER socket, and asks each other node over its own DEALER. Bulk data does not cross here.
 
-Invariants: nothing is decoded from peers without the cluster's key. Every request has a deadline, after which it
-raises PeerUnavailable, whatever ZeroMQ still tries. Queues are bounded: a peer that asks for more at a time than is
-answered, or keeps more bytes waiting here than permitted, gets Backpressure, to ask again; what does not fit into
-ZeroMQ's queues is dropped. A request whose number can be read gets one answer, whatever its decoding, execution or
-encoding raises (`wire.boundary`); a message without one is dropped and counted, with a log line that names its
-sender. Connections are made only to tcp://HOST:PORT.
+Invariants: nothing is decoded from peers without the cluster's key. Every request has a deadline, after which it raises
+PeerUnavailable, even if ZeroMQ still tries. Queues are bounded: a peer with too many requests pending, or too many
+bytes of them, gets Backpressure, to ask again; messages that do not fit into ZeroMQ's queues are dropped. A request
+whose number can be read gets one answer, even if its decoding, execution or encoding raises (`wire.boundary`); a
+message without one is dropped and counted, with a log line that names its sender. Connections are made only to
+tcp://HOST:PORT.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
 
 MAX_SOCKETS = 8192
-"""Of a node: one for each other node, and one to answer on. ZeroMQ's own limit would be 1,023."""
+"""The most sockets of a node: one for each other node, and one to answer on. ZeroMQ's own limit would be 1,023."""
 
 _QUEUE = 1000  # messages that wait on one socket
-_AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
-_AT_ONCE_BYTES = 256 << 20  # of those, as they came
-_SMALL = 4096  # bytes of a request that is let in however many others keep
-_IN_A_TURN = 256  # messages that one socket gives before others are looked at
+_AT_ONCE, _AT_ONCE_EACH = 4096, 256  # pending requests: in all, and of one node
+_AT_ONCE_BYTES = 256 << 20  # of pending requests, encoded
+_SMALL = 4096  # bytes of a request that is admitted despite the bound on bytes
+_IN_A_TURN = 256  # messages taken from one socket before the others get a turn
 _ADDRESS = 300  # characters
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
@@ -97,7 +97,7 @@ class Peers:
         self._asked_here = 0
         self._posted = 0
         self.address = ""
-        """Where it listens, once it has started."""
+        """The address on which it listens, once it has started."""
         self.closed: Callable[[str], None] = lambda address: None
         """Called whenever a connection to the node at that address was open, and is not any more."""
 
@@ -127,7 +127,7 @@ class Peers:
         return next(self._ids)
 
     async def request(self, address: str, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Ask the node at that address. Raises PeerUnavailable at the deadline, and what the node answers."""
+        """Ask the node at that address. Raises PeerUnavailable at the deadline, and the node's error."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         link = self._link(address)
@@ -181,7 +181,7 @@ class Peers:
         self._keep(asyncio.get_running_loop().create_task(ask()))
 
     def forget(self, address: str) -> None:
-        """Nobody is there any more: requests that wait for an answer fail."""
+        """The node at this address has gone: its pending requests fail."""
         link = self._links.pop(address, None)
         if link is not None:
             link.close()
@@ -202,7 +202,7 @@ class Peers:
             self._freed(len(payload))  # soon, or when its answer is there
         try:
             request = _requests.decode(payload)
-        except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
+        except Exception as error:  # the boundary: the sender's values may fail any check
             self._refuse(who, _heads.number(payload), error)
             return
         if isinstance(request, Frame):
@@ -238,7 +238,7 @@ class Peers:
             self._say(who, failure(number, said, self._sender(who)))
 
     def _may_wait(self, who: bytes, nbytes: int) -> bool:
-        """Whether one more request of this node may wait, with so many bytes."""
+        """Whether one more request of this peer, with so many bytes, may be pending."""
         room = nbytes <= _SMALL or self._answering_bytes + nbytes <= _AT_ONCE_BYTES
         return room and self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE
 
@@ -278,14 +278,14 @@ class Peers:
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
-            await asyncio.sleep(0)  # its task ends, and lets go of a descriptor whose number others may get
+            await asyncio.sleep(0)  # its task ends, and releases a descriptor whose number may be reused
         if router is not None:
             router.close()
         self._context.term()
 
 
 def _close(answer: Awaitable[Message]) -> None:
-    """Nobody awaits it any more."""
+    """Close an answer that will not be awaited."""
     close = getattr(answer, "close", None)
     if close is not None:
         close()
@@ -329,7 +329,7 @@ class _Socket:
                 return
             try:
                 self._heard(parts)
-            except Exception as error:  # the boundary: what lies behind it is others'
+            except Exception as error:  # the boundary: handlers of other modules run behind it
                 _complaints.log(
                     logging.ERROR, "a peer", "a message between nodes could not be dealt with: %s", told(error)
                 )
@@ -358,8 +358,8 @@ def _on_loopback(address: str) -> bool:
 
 
 class _Link:
-    """The connection to one other node. Raises PeerUnavailable for an invalid address, and if there are no more
-    sockets."""
+    """The connection to one other node. Raises PeerUnavailable for an invalid address, and if no more sockets can be
+    made."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key, closed: Callable[[str], None]
@@ -378,8 +378,8 @@ class _Link:
             with ExitStack() as undo:
                 undo.callback(dealer.close, linger=0)
                 _limit(dealer, address)
-                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor); on this machine
-                # also when none could be had, since who refuses there has ended.
+                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor); on this host also
+                # when a connection was refused, since the peer has then ended.
                 events = zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if _on_loopback(address) else 0)
                 monitor = dealer.get_monitor_socket(events)
                 undo.callback(monitor.close, linger=0)

@@ -39,8 +39,8 @@ MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
 connection less."""
 
 Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
-"""Of a node, or of its part of a stream or table: random bytes. The length is bounded because nodes remember a
-bounded number of them."""
+"""The identity of a node, or of its part of a stream or table: random bytes. The length is bounded because nodes store
+a bounded number of them."""
 
 
 class Numbered(Message, frozen=True):
@@ -69,8 +69,8 @@ class LiveRows(Numbered, frozen=True, tag="live-rows"):
 
 class Offer(Numbered, frozen=True, tag="offer"):
     """Ask to read a shard once, by the transport with this name. `node` asks; the shard is `owner`'s, or that of the
-    node asked. With `whole` the entire shard will be at `node`, which may be sent elsewhere for it, but not to the
-    nodes in `avoid`. With `checks` it reads into memory that nobody uses yet, and so may get bytes that it must
+    node asked. With `whole` the entire shard will be at `node`, which may be referred to another node for it, but not
+    to those in `avoid`. With `checks` it reads into memory that is not in use yet, and so may get bytes that it must
     check itself. Answered by `Offered`."""
 
     node: Identity
@@ -107,8 +107,8 @@ class FreeParts(Numbered, frozen=True, tag="free-parts"):
 
 
 class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
-    """Keep what you store of these references, or have copies of, for the partition with the key `holder`. More may
-    come with `node`'s number. Answered by `Done`."""
+    """Keep the shards of these references that you store or have copies of, for the partition with the key `holder`.
+    More may come with `node`'s number. Answered by `Done`."""
 
     node: Identity
     number: int
@@ -117,8 +117,8 @@ class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
 
 
 class ReleaseColumns(Numbered, frozen=True, tag="release-columns"):
-    """What was retained with this number is not needed or, if `taken`, stays until the holder says otherwise.
-    Answered by `Done`."""
+    """Release the shards retained with this number; or, if `taken`, keep them until the holder says otherwise. Answered
+    by `Done`."""
 
     node: Identity
     number: int
@@ -208,7 +208,7 @@ class Linked(Numbered, frozen=True, tag="linked"):
 
 
 class PartsFreed(Numbered, frozen=True, tag="parts-freed"):
-    """The parts are freed; of these shards other owners still need a part."""
+    """The parts are freed. `owned`: the shards of which other owners still need a part."""
 
     owned: list[int]
 
@@ -220,9 +220,9 @@ class LiveBits(Numbered, frozen=True, tag="live-bits"):
 
 
 class Offered(Numbered, frozen=True, tag="offered"):
-    """What the transport takes to read the bytes, once. With `holder` the bytes must be asked for at that node, and
-    the ticket is for `Withdraw` only. With `chunk` they come from a disk: entire chunks of so many bytes must be
-    read, and compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
+    """The transport's ticket to read the bytes, once. With `holder` the bytes must be asked for at that node, and the
+    ticket is for `Withdraw` only. With `chunk` they come from a disk: entire chunks of so many bytes must be read, and
+    compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
 
     ticket: bytes
     holder: Identity = b""
@@ -231,7 +231,7 @@ class Offered(Numbered, frozen=True, tag="offered"):
 
 
 class FoundReplicas(Numbered, frozen=True, tag="found-replicas"):
-    """Their local numbers, 0 for those that are not here."""
+    """The local numbers of the requested shards; 0 for one that is not here."""
 
     numbers: list[int]
 

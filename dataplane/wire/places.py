@@ -1,8 +1,8 @@
-"""Where pinned shards lie, as one block of numbers: six of each shard, 64 bits, little-endian.
+"""The places of pinned shards, as one block of numbers: six for each shard, 64 bits, little-endian.
 
-A reference over thousands of shards is answered in one message; a list of values a shard is what that message would
-cost most for, on both sides. So what shards have in common, their layouts, is sent once, and what they differ in is
-numbers, which are read as a table.
+A reference over thousands of shards is answered in one message; a list of values for each shard would cost most of that
+message's time, on both sides. So the layouts, which shards share, are sent once, and the numbers in which they differ
+are read as a table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Table = npt.NDArray[np.int64]
 
 
 class ShardPlace(NamedTuple):
-    """A shard, and where it lies. `segment` -1: at `offset` of the bytes that the answer carries. `layout`: which of
-    the answer's layouts it has; `live`: which of its live bits, from 1 on; 0 where all of its rows count."""
+    """A shard and its place. `segment` -1: at `offset` of the bytes that the answer carries. `layout`: which of the
+    answer's layouts it has; `live`: which of its live bits, from 1 on; 0 if all of its rows are live."""
 
     shard: int
     segment: int

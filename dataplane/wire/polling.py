@@ -6,9 +6,8 @@ as that has recently succeeded. The time grows and shrinks as in KVM's halt poll
 `grow_halt_poll_ns`): an event soon after blocking makes the next poll longer, one after a long time makes it shorter.
 An idle loop blocks at once, and costs nothing.
 
-If more processes are runnable than there are processors, polling keeps those from running whose answer is waited
-for. That shows in a poll that takes long: the processor was given to another process meanwhile. Then the loop does
-not poll for a while.
+If more processes are runnable than there are processors, polling keeps the process that is to answer from running. That
+shows in a poll that takes long: another process had the processor meanwhile. Then the loop does not poll for a while.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any
 _MOST_S = 400e-6  # the longest computation between two messages of a small put or get, on a slow processor too
 _FIRST_S = 20e-6
 _FRESH_S = 50e-6
-_LOST_S = 50e-6  # between two looks, which take a microsecond or two, from which on the processor was another's
-_CROWDED_S = 20e-3  # for which nobody looks then
+_LOST_S = 50e-6  # a longer time between two polls, which take 1 to 2 us, means that another process had the processor
+_CROWDED_S = 20e-3  # for which the loop then does not poll
 
 
 class PollingSelector(selectors.EpollSelector):
@@ -41,8 +40,8 @@ class PollingSelector(selectors.EpollSelector):
         """As `EpollSelector.select`."""
         began = now = time.perf_counter()
         if timeout is not None and timeout <= 0:
-            # The loop has something to do and only wants to know what else there is. It asks before every step of a
-            # task, so a system call each time is a good part of what a short call costs.
+            # The loop has work, and only looks for further events. It does so before every step of a task, so a system
+            # call each time would be a good part of a short call's time.
             if now < self._fresh_until:
                 return []
             self._fresh_until = now + _FRESH_S
