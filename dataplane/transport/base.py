@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 
 class TransportError(Exception):
-    """The bytes were not read. Which of them were is not known; the contents of the target are invalid."""
+    """The read failed, perhaps after a part of the bytes; the contents of the target are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class SendsFiles(Protocol):
 class Transport(ABC):
     """One way to move bytes. Created and used in one event loop; blocking work runs in its own threads."""
 
-    #: What it is called in settings and messages.
+    #: Its name in settings and messages.
     name: str
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Its address, in its own form, which the control channel tells others."""
+        """Its address, in its own form; the control channel passes it to other nodes."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def withdraw(self, ticket: bytes) -> None:
-        """End the offer. When this returns nobody reads the memory any more. An unknown ticket is ignored."""
+        """End the offer. When this returns, no reader reads the memory any more. An unknown ticket is ignored."""
 
     @abstractmethod
     async def read(
@@ -66,9 +66,9 @@ class Transport(ABC):
         timeout_s: float,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Fill `into`, which is as long as what was offered at that address, or these ranges of it, (start, stop),
-        ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes
-        there any more."""
+        """Fill `into`, which is as long as the memory offered at that address, or these ranges of it, (start, stop),
+        ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes there
+        any more."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -3,22 +3,22 @@ library beside the socket, or the socket itself (`tcp`).
 
     reader -> server: ticket (16 bytes) | ranges (4) | of each: start (8) | stop (8), little-endian
     server -> reader: one byte: granted
-    both, where the connection is new: what the two ends of a channel have to tell each other
+    both, on a new connection: the parameters of the two ends of the channel
     by the channel: the bytes of all ranges
-    reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
+    reader -> server: one byte: it has them all; server -> reader: one byte: the offer was still valid
 
-and again, for what is read next. So the library sees no peer that has not named a ticket, and where both ends are there
-each learns at once, by the socket, that the other has stopped. The last two bytes make reads safe that their owner can
-not stop (of RDMA, or of another process's memory): an offer that has ended leaves the reader without the second, and
-then what it has is worthless. An offer ends when its readers have gone, or were asked to and cut off.
+and again for the next read. So the library sees no peer that has not named a ticket, and each end learns at once, by
+the socket, that the other has stopped. The last two bytes make reads safe that the owner cannot stop (RDMA, or another
+process's memory): if the offer has ended, the reader does not get the second byte, and discards its bytes. An offer
+ends when its readers have gone, or were asked to and cut off.
 
-A channel is one thread's at a time, and has a worker of the library of its own: what stands still on one holds up no
-other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read from
-the same address, for `_KEPT_S` seconds, `kept` of them at most.
+A channel is one thread's at a time, and has a worker of the library of its own: a stalled one holds up no other, and
+closing it stops its transfers. Making one takes 10 to 25 ms, so they are kept for the next read from the same address,
+for `_KEPT_S` seconds, `kept` of them at most.
 
-Invariants: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from one
-that has named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no channel
-writes into memory that its reader has given up.
+Invariants: a connection that sends no valid ticket is closed after a few seconds, and takes no place from one that has
+named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no channel writes into
+memory that its reader has given up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DataChannel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop what it has begun. Idempotent."""
+        """Stop its transfers and close it. Idempotent."""
 
 
 @dataclass(eq=False)
@@ -152,11 +152,11 @@ class ChannelTransport(Transport):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """In a thread: check that channels can be made here. Raises OSError that says what is missing."""
+        """In a thread: check that channels can be made here. Raises OSError that names the missing part."""
 
     @abstractmethod
     def _channel(self, stream: socket.socket) -> DataChannel:
-        """In a thread: make this end of a channel, while the other end is made: `tell` it what it must know."""
+        """In a thread: make this end of a channel, while the other end is made: `tell` it this end's parameters."""
 
     @property
     def address(self) -> str:
@@ -326,7 +326,7 @@ class ChannelTransport(Transport):
         connection.close()
 
     def _swept(self) -> list[_Connection]:
-        """Those kept that cannot be used any more, which are removed."""
+        """Remove the kept connections that cannot be used any more, and return them."""
         with self._keeping:
             fresh = [(kept, kept.fresh()) for kept in self._kept]
             self._kept = [kept for kept, good in fresh if good]
@@ -368,7 +368,7 @@ def tell(stream: socket.socket, what: bytes) -> None:
 
 
 def told(stream: socket.socket) -> bytes:
-    """What the other end sends with `tell`."""
+    """Receive the bytes that the other end sends with `tell`."""
     (length,) = _LENGTH.unpack(exactly(stream, _LENGTH.size))
     if length > _TOLD:
         raise ValueError(f"{length} bytes to tell")
@@ -394,7 +394,7 @@ def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
 
 
 def _asks(stream: socket.socket, within_s: float) -> bool:
-    """Whether the other end asks for something in time, and has not gone."""
+    """Whether the other end sends another request in time, and has not gone."""
     return _ready(stream, within_s) and bool(stream.recv(1, socket.MSG_PEEK))
 
 
@@ -407,7 +407,7 @@ def _ready(stream: socket.socket, within_s: float) -> bool:
 
 @contextmanager
 def mapped(memory: Memory) -> Iterator[Bytes]:
-    """The memory, for reading. Views of it that are left delay its end."""
+    """A context with the memory mapped for reading. Views that remain keep it mapped."""
     file = mapping(memory)
     try:
         yield np.frombuffer(file, np.uint8)[memory.offset % mmap.ALLOCATIONGRANULARITY :]

@@ -1,4 +1,4 @@
-"""Which transports a node has, and which of them is used to read from a peer.
+"""Chooses the transports of a node, and the one to read from a peer.
 
 By default a node has tcp, and before it those that would use RDMA here: nixl, whose wheel contains it, if there is a
 device; ucx if there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is faster than plain
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _DEVICES = Path("/sys/class/infiniband")
 _FAILURES = 3  # in a row, after which a transport is put aside for a node
 _ASIDE_S = 60.0
-_REMEMBERED = 4096  # nodes and transports of which something is known
+_REMEMBERED = 4096  # the most pairs of node and transport with a record
 
 
 def _tcp(host: str, told: str) -> Transport:
@@ -72,7 +72,7 @@ def automatic() -> list[str]:
 
 async def started(names: Sequence[str], host: str, told: str = "") -> list[Transport]:
     """The transports with these names, or those that suit this host, the best first, listening there, and reached by
-    others at `told` if it is given. One that was named and does not start raises OSError; another is left out."""
+    others at `told` if it is given. A named one that does not start raises OSError; without names it is left out."""
     ready: list[Transport] = []
     try:
         for name in names or automatic():
@@ -103,7 +103,7 @@ class _Record:
 
 
 class Choice:
-    """Which transport reads from which peer, by what has worked. Used from one event loop."""
+    """Chooses the transport to read from each peer, by earlier success. Used from one event loop."""
 
     def __init__(self, transports: Sequence[Transport], clock: Clock = monotonic) -> None:
         """`transports`: those of this node, the best first."""
@@ -119,7 +119,7 @@ class Choice:
         return sorted(known, key=lambda each: self._record(node, each).aside_until > now)
 
     def worked(self, node: bytes, transport: Transport, nbytes: int) -> None:
-        """It has read so many bytes."""
+        """Note that this transport has read so many bytes from the node."""
         self._read_bytes[transport.name] += nbytes
         self._records.pop((node, transport.name), None)
 

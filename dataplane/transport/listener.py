@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataplane.threads import Pool
 from dataplane.transport.unauthenticated import UnauthenticatedConnections
 
-_AGAIN_S = 0.1  # after which what the system refused is tried again
+_AGAIN_S = 0.1  # after which a refused system call is tried again
 
 
 class Listener:

@@ -1,21 +1,21 @@
 """Bytes by NIXL: the reader reads the owner's registered memory itself, by RDMA where both hosts have it.
 
-Each end of a channel is an agent of its own, without NIXL's progress thread, which never rests: an agent works when it
-is asked how things are. For each read the owner maps and registers the memory that is asked for, and tells the reader
-over the channel's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the remote
-keys); the reader forgets them afterwards.
+Each end of a channel is an agent of its own, without NIXL's progress thread, which never sleeps: an agent makes
+progress when it is polled. For each read the owner maps and registers the memory that is asked for, and tells the
+reader over the channel's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the
+remote keys); the reader forgets them afterwards.
 
-NIXL says neither when a transfer is done nor when a peer wants something: both are looked for, some thousand times a
-second, while a read is under way and never between reads. The owner looks less often at first: nine channels that look
-all the time take a processor from those that copy, and with RDMA, or on one host, it has no part in the transfer.
+NIXL signals neither the end of a transfer nor a peer's request: both are polled for, some thousand times a second,
+during a read and never between reads. The owner polls less often at first: nine channels that poll all the time take a
+processor from the copying threads, and with RDMA, or on one host, it has no part in the transfer.
 
 A one-sided read can not be stopped by the owner of the memory. So when an offer ends, its readers are asked to stop,
-over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses what is
-still asked, and what a reader on the same host (cma) may still find is never confirmed, and so worthless. Registering
+over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses further
+reads, and bytes that a reader on the same host (cma) may still get are never confirmed, and so discarded. Registering
 whole segments once would be faster, and wrong: the arena punches holes into free extents, and a card that has pinned
 pages would go on reading those that are no longer in the file.
 
-What carries the bytes is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES.
+UCX chooses the network, as set in the environment: UCX_TLS, UCX_NET_DEVICES.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ import numpy as np
 from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
 from dataplane.transport.offers import Offered
 
-_PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
+_PIECE = 32 << 20  # bytes of a transfer, between checks that the offer has not ended
 _MOST = 4096  # ranges of a transfer
 _PAUSE_S = 50e-6  # between looks
-_REST_S, _SOON_S = 1e-3, 0.05  # between the owner's looks, for as long
-_STOP_S = 2.0  # for a transfer that was given up; then its agent goes, and it with that
+_REST_S, _SOON_S = 1e-3, 0.05  # between the owner's polls, for the first `_SOON_S`
+_STOP_S = 2.0  # for a transfer that was given up; then its agent is closed, which ends it
 _WHERE = struct.Struct("<Q")
 
 
@@ -166,7 +166,7 @@ class _NixlChannel(DataChannel):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What NIXL raises, as what a channel may raise."""
+    """Convert NIXL's errors to those that a channel may raise."""
     try:
         yield
     except (OSError, EOFError, ValueError):

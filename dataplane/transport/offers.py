@@ -1,7 +1,7 @@
-"""One offer: which of its bytes were requested, by whom they are read, and its end.
+"""One offer: its requested bytes, its readers, and its end.
 
-Invariants: no byte is granted twice, and none outside the offer. Once `end` has returned nobody reads; a reader that
-was not confirmed before that its bytes were those offered is never confirmed.
+Invariants: no byte is granted twice, and none outside the offer. Once `end` has returned, no reader reads; a reader
+that was not confirmed before is never confirmed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Asked: TypeAlias = npt.NDArray[np.int64]
 """[n, 2]: the start and the stop of each range."""
 
 DONE = b"\x01"
-"""What a reader sends when it has everything, and receives if that was as it was offered."""
+"""The byte that a reader sends when it has all bytes, and receives back if the offer was still valid."""
 
 
 class Offered:
@@ -65,8 +65,8 @@ class Offered:
             return True
 
     def confirm(self, stream: socket.socket) -> None:
-        """Confirm to the reader that it has what was offered, and leave, at once: the offer may end before this
-        returns, and the connection then serves another. Raises EOFError if the offer has ended."""
+        """Confirm to the reader that its bytes are the offered ones, and leave the offer, atomically: the offer may end
+        before this returns, and the connection then serves another. Raises EOFError if the offer has ended."""
         with self._left:
             if self._over:
                 raise EOFError("the offer has ended")
@@ -81,8 +81,8 @@ class Offered:
             self._left.notify_all()
 
     def end(self, patience_s: float) -> None:
-        """Nobody reads the memory any more when this returns. Readers are asked to stop, and disconnected if they
-        have not after so many seconds."""
+        """End the offer: when this returns, no reader reads the memory. Readers are asked to stop, and disconnected if
+        they have not after `patience_s`."""
         with self._left:
             self._over = True
             for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
@@ -96,6 +96,6 @@ class Offered:
 
 
 def _joined(taken: Asked) -> Asked:
-    """The same, with adjacent ranges merged: a reader that asks for much in order costs little to remember."""
+    """The ranges, with adjacent ones merged: a reader that asks for much in order costs little to remember."""
     starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
     return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)

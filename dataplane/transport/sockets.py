@@ -31,11 +31,11 @@ SMALL = 128 << 10
 """Bytes of a range below which it is gathered."""
 
 _BATCH = 1 << 20  # bytes that are gathered at a time
-_CHUNK = 8 << 20  # bytes sent or received by one call, between which it is looked whether to go on
-_WAKE = 1 << 20  # bytes that have to have come before a thread that waits for more than twice as many is woken
+_CHUNK = 8 << 20  # bytes sent or received by one call, between checks whether to continue
+_WAKE = 1 << 20  # received bytes that wake a thread which waits for more than twice as many
 _TIMEVAL = struct.Struct("ll")
-_STEP_S = 20.0  # for each step between ends that know each other
-_LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
+_STEP_S = 20.0  # for each step between authenticated ends
+_LOOK_S = 0.1  # seconds between checks whether a connection is still wanted
 
 ByteRange = tuple[int, int]
 """The start and the stop of a range."""
@@ -48,7 +48,7 @@ def connect(host: str, port: int, timeout_s: float, over: Callable[[], bool]) ->
     for family, _, _, _, address in found[:-1]:
         try:
             return _connect(family, address, timeout_s, over)
-        except ConnectionError:  # another of its addresses may be the one
+        except ConnectionError:  # try its next address
             continue
     return _connect(found[-1][0], found[-1][4], timeout_s, over)
 
@@ -180,7 +180,7 @@ def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
 
 
 def exactly(stream: socket.socket, count: int, timeout_s: float = _STEP_S) -> bytes:
-    """So many bytes, within so much time for all of them. Raises OSError, EOFError."""
+    """Receive exactly `count` bytes within `timeout_s` in all. Raises OSError, EOFError."""
     data = bytearray(count)
     ends, done = time.monotonic() + timeout_s, 0
     with memoryview(data) as view:

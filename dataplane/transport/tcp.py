@@ -3,8 +3,8 @@
 A channel is the socket itself. The bytes travel in the clear; where the network is not trusted, put them into one that
 is (WireGuard, for one).
 
-The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
-That is what the confirmation is for: an offer that ends before it leaves the reader without.
+The kernel sends pages, not copies, so it may send bytes written after the call. Hence the confirmation: a reader whose
+offer has ended does not get it.
 
 A connection is for one read: kept ones would take places of `channels`' connections, four for each reader.
 """

@@ -1,15 +1,15 @@
 """Bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them where they belong.
 
-Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are told over the channel's
-socket, and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
-ranges travel as they lie, short ones are packed. A few messages are under way at a time. The
-owner announces each on the socket, and the reader asks for no other: so what has begun ends, even where a read ends
-early, as long as both ends live; both see to that before they close. (ucxx cancels what has not ended, but leaks the
-worker of a message that had begun. That is left for peers that vanish; and no more than `_MOST_LOST` are lost.)
+Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are exchanged over the
+channel's socket, and so is a random secret tag: a message is received if it bears the next tag. Long ranges are sent
+from their place, short ones are packed. A few messages are in progress at a time. The owner announces each on the
+socket, and the reader posts no other: so each begun message completes, even if a read ends early, as long as both ends
+live; both drain before they close. (ucxx cancels incomplete messages, but leaks the worker of one that had begun. That
+happens only for peers that vanish, and at most `_MOST_LOST` times.)
 
-What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp
-and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
-that has died), which costs one thing: reading from another process's memory (cma), that UCX has only without.
+UCX chooses the network, as set in the environment: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp and shared
+memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer that has
+died), which excludes reads of another process's memory (cma).
 
 Invariants: a channel that was closed has no request that could write: each is complete, or was cancelled with its
 endpoint.
@@ -37,7 +37,7 @@ from dataplane.transport.offers import Offered
 _UNDER_WAY = 4  # messages
 _PIECE = 8 << 20  # bytes of a message
 _SMALL, _PACK = 64 << 10, 1 << 20  # ranges of fewer bytes are packed, into so many
-_COMES = b"\x03"  # said by the owner on the socket before each message
+_COMES = b"\x03"  # the owner sends it on the socket before each message
 _LOOK_MS = 1000  # between reads, if no notification comes
 _STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
 _LAST_WORDS = 64
@@ -80,7 +80,7 @@ def carries_rdma() -> bool:
     """Whether the installed UCX was built with verbs, and finds a device."""
     try:
         about = _library().UCXContext().info
-    except Exception:  # whatever keeps it from starting: it carries nothing then
+    except Exception:  # any failure to start: UCX is then not available
         return False
     return bool(re.search(r"component +\d+ *: *(ib|mlx)", about))
 
@@ -114,8 +114,8 @@ class _UcxChannel(DataChannel):
             self._connect(self._ucx.UCXAddress.create_from_buffer(theirs[8:]), mine > theirs[:8])
 
     def _connect(self, address: Any, first: bool) -> None:
-        """The ends send each other a byte, one after the other, so that later messages find both connected. Each end
-        is here only if the other is, and neither leaves half-way."""
+        """The ends send each other a byte, one after the other, so that later messages find both connected. Both ends
+        make this call, and neither returns half-way."""
         self._endpoint = self._worker.create_endpoint_from_worker_address(address, True)
         tag, byte = self._next(), np.zeros(1, np.uint8)
         arrives = _Message(self._endpoint.tag_recv(self._array(byte), tag), byte)
@@ -174,7 +174,7 @@ class _UcxChannel(DataChannel):
                 at += stop - start
 
     def _drain(self, under_way: deque[_Message], within_s: float = _STOP_S) -> None:
-        """Wait a bounded time for what has begun, and let UCX send what it still has for the other end."""
+        """Wait a bounded time for begun messages, and let UCX send its queued data to the other end."""
         until = time.monotonic() + within_s
         while under_way and time.monotonic() < until:
             if under_way[0].request.completed:
@@ -192,12 +192,12 @@ class _UcxChannel(DataChannel):
         return self._ucx.UCXXTag(self._tag)
 
     def _first(self, under_way: deque[_Message]) -> None:
-        """Wait for the first of them, which is then removed."""
+        """Wait for the first message, and remove it."""
         self._wait(lambda: bool(under_way[0].request.completed))
         under_way.popleft().request.check_error()
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Let UCX progress until it is done. Raises EOFError if the other end goes meanwhile."""
+        """Let UCX progress until `done()`. Raises EOFError if the other end goes meanwhile."""
         poller = select.poll()
         poller.register(self._stream, select.POLLIN)
         poller.register(self._worker.epoll_file_descriptor, select.POLLIN)

@@ -1,9 +1,9 @@
 """Connections that have not named a ticket yet: few, and for a short time.
 
-A connection to a transport's port first sends what it asks for (16 bytes of a ticket that the control channel carried,
-and a count). Until then it may be hostile. Such connections wait here, where each costs a descriptor and no thread,
-apart from those with a ticket. So however many there are, they take nothing from readers: beyond the bounds the oldest
-is closed, of the address with the most, since a reader names its ticket at once.
+A connection to a transport's port first sends its request (16 bytes of a ticket that the control channel carried, and a
+count). Until then it may be hostile. Such connections wait here, where each costs a descriptor and no thread, apart
+from those with a ticket. So however many there are, they take nothing from readers: beyond the bounds the oldest is
+closed, of the address with the most, since a reader names its ticket at once.
 
 Invariants: at most `MOST` wait, `EACH` from one address, each for `PATIENCE_S`; nothing that they send is read from
 the socket; one whose ticket is not `known` is closed.
