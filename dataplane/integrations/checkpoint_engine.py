@@ -7,7 +7,7 @@ For NeMo-RL, which loads it by its name, and for verl (`verl.checkpointing`), wh
 Invariants: one rank of the trainer publishes and the others only iterate over their weights, which gathers sharded
 ones; the version of an update is one above the newest that any rank has found, the same for all participants; a
 reader has one whole version, in place, which does not change when newer ones are published; nothing is sent to
-readers, so a slow or dead one delays nobody.
+readers, so a slow or dead one delays no other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DataplaneCheckpointEngine:
     """The engine of one rank of the trainer or of a rollout. Used by one thread or task at a time."""
 
     shard_expert_weights = False
-    """Whether ranks are sent their own experts alone (NeMo-RL): each reads what it looks at anyway."""
+    """Whether ranks are sent their own experts alone (NeMo-RL). False: each rank reads only the tensors it accesses."""
 
     def __init__(
         self,

@@ -29,7 +29,8 @@ _KINDS = {
 
 
 def install_for_verl() -> None:
-    """Install this in this process if verl and PIL are there and nobody else has replaced the pickling. Idempotent."""
+    """Install this in this process if verl and PIL are imported and no other code has replaced the pickling.
+    Idempotent."""
     if "verl" not in sys.modules:
         return
     with suppress(ImportError):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between looks at which Ray nodes there are
+_LOOK_S = 1.0  # between two looks at the list of Ray nodes
 _AGAIN_S = 1.0  # before another try
 _START_S = 60.0
 _KNOWN_S = 0.02  # between reads of the members
@@ -173,7 +173,7 @@ def _ray() -> Any:
 
 def _manager() -> ActorHandle | None:
     """The manager of this job, if there is one. Raises as `_ray`."""
-    with suppress(ValueError):  # there is none
+    with suppress(ValueError):  # no manager exists
         found: ActorHandle = _ray().get_actor(_name())
         return found
     return None

@@ -17,7 +17,7 @@ have their values at the time of the return; later writes to them are not seen b
 writes are private. The rows are freed with Ray's last reference, and with the process that returned them, as by Ray's
 other transports. Nothing is sent, so a failed transfer ends no actor.
 
-Rejected: a scope for each object, which nobody would free after the death of its actor. The node frees the staged
+Rejected: a scope for each object, which would never be freed after the death of its actor. The node frees the staged
 columns of a client that is gone, so all tensors of a process are staged under one scope.
 """
 

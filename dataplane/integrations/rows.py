@@ -30,9 +30,9 @@ from dataplane.client.sync import Plane
 from dataplane.errors import Backpressure, Lost, Misuse
 from dataplane.integrations.process import plane as plane_of_process
 
-#: Under this key of a stored row is what no tensor column holds: (values by key, None for what has a column; keys of
-#: NumPy arrays), None for a row that was None. Inputs are passed to models as keyword arguments, which can not be
-#: called so.
+#: The key of a stored row for values without a tensor column: (values by key, None for those with a column; keys of
+#: NumPy arrays), or None for a row that was None. Inputs are passed to models as keyword arguments, which cannot have
+#: this name.
 REST = "/"
 
 _COLUMN = "inputs"

@@ -61,9 +61,9 @@ class LocationCache(Generic[T]):
 
     @contextmanager
     def claim(self, keys: Iterable[bytes], wait_s: float) -> Iterator[dict[bytes, T]]:
-        """The locations of those of these values that are known. The caller stores the others, and calls `learn`,
-        within this context. Another thread that claims one of them waits until the context ends, at most this long,
-        and then stores the value too."""
+        """A context with the locations of the known ones among these values. Within it, the caller stores the others
+        and calls `learn`. Another thread that claims one of them waits until the context ends, at most this long, and
+        then stores the value too."""
         self._forked()
         wanted, until = dict.fromkeys(keys), Deadline.after(wait_s)
         mine: Future[None] = Future()
@@ -81,7 +81,7 @@ class LocationCache(Generic[T]):
             mine.set_result(None)
 
     def _begin(self, wanted: Iterable[bytes], mine: Future[None], *, anyhow: bool) -> Future[None] | None:
-        """Claim the unknown values; or, if another thread has claimed some of them, claim none and return what to
+        """Claim the unknown values; or, if another thread has claimed some of them, claim none and return the future to
         wait for."""
         with self._lock:
             unknown = [key for key in wanted if key not in self._places]
@@ -118,8 +118,8 @@ class LocationCache(Generic[T]):
 
 def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) -> list[bytes | None] | None:
     """The key of each row that is looked up; None for other rows, and None if no row is. `tensors`: each row is a
-    tensor; `how`: what else distinguishes equal rows; `few`: the largest number of rows of tensors that are looked
-    up."""
+    tensor; `how`: further bytes that distinguish equal rows; `few`: the largest number of rows of tensors that are
+    looked up."""
     least = TENSOR if tensors else LEAST
     if values.nbytes < least or (tensors and values.rows > few) or _indexed(values):
         return None
@@ -136,7 +136,7 @@ def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) 
 def keys_of_columns(
     columns: Mapping[str, Values], look: Callable[[str, Values], list[bytes | None] | None]
 ) -> dict[str, list[bytes | None]]:
-    """For each field of which a row is looked up, what `look` gives of it; once for fields that are one object."""
+    """The result of `look` for each field with a row to look up; computed once for fields that are one object."""
     seen: dict[int, list[bytes | None] | None] = {}
     found: dict[str, list[bytes | None]] = {}
     for name, values in columns.items():

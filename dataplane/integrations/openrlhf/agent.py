@@ -36,7 +36,7 @@ from dataplane.batch.tensors import host_bits, is_tensor
 from dataplane.integrations import freeing
 from dataplane.integrations.rows import LazyRow, put_rows
 
-#: What is imported wherever samples are drawn from rollout workers, and nowhere else.
+#: The module that is imported in processes that draw samples from rollout workers, and in no others.
 _DRAWS = "openrlhf.trainer.ppo_utils.samples_generator"
 
 
@@ -106,7 +106,7 @@ class _PromptState:
         self._putting = asyncio.Lock()
 
     async def handle(self, inputs: Mapping[str, Any]) -> OwnedRow:
-        """The handle of inputs equal to these, which are put if there is none. Raises as `Plane.put`."""
+        """The handle of inputs equal to these, which are put if they are new. Raises as `Plane.put`."""
         async with self._putting:
             same = tuple([(key, id(value)) for key, value in inputs.items()])
             if same not in self._digests:

@@ -29,7 +29,7 @@ from dataplane.integrations import process
 from dataplane.integrations.openrlhf.remote import RemoteList, SentRows
 
 _lock = threading.RLock()
-_originals: dict[str, Any] = {}  # of RayActorGroup: what each replaced name was, None where it was inherited
+_originals: dict[str, Any] = {}  # of RayActorGroup: the original of each replaced name, None if it was inherited
 _sent_rows: SentRows | None = None
 _config: NodeConfig | None = None
 

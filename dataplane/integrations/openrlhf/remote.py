@@ -12,10 +12,10 @@ placeholder: they stay in the plane, and their handles (`integrations.rows`) rea
 OpenRLHF passes the same tensors to one phase after the other. `SentRows` knows the tensors and inputs that were put, so
 that each is put once: as the same objects with the same contents, since torch counts the writes to a tensor.
 
-Invariants: an item has its original types, shapes and dtypes, and its tensors are private to who reads them; a slice is
-a list of the same rows and copies no bytes; a reference has the contents of its tensors at the call of `of`; an item
-without tensors, or of a value that no column represents exactly (a tensor on a device, or with requires_grad), stays
-in the list. A write that bypasses torch, as through the NumPy array of a tensor, is not noticed.
+Invariants: an item has its original types, shapes and dtypes, and its tensors are private to the reader; a slice is a
+list of the same rows and copies no bytes; a reference has the contents of its tensors at the call of `of`; an item
+without tensors, or of a value that no column represents exactly (a tensor on a device, or with requires_grad), stays in
+the list. A write that bypasses torch, as through the NumPy array of a tensor, is not noticed.
 
 An `Experience`, or several, is put by hand too: `put`, `get` and `free`. Equal inputs are stored once, as those of the
 responses of one prompt. The stored rows stay until they, or their scope, are freed.
@@ -121,7 +121,7 @@ class RemoteList(Sequence[Any]):
 
     @classmethod
     def of(cls, name: str, items: Sequence[Any], sent: SentRows, *, strict: bool = False) -> RemoteList:
-        """A list of these items, called `name`; what was not sent before is put.
+        """A list of these items, called `name`; items that were not sent before are put.
 
         Raises as `Plane.put`; with `strict`, SchemaMismatch for a value that no column represents, which otherwise
         stays in the list.
@@ -232,9 +232,9 @@ class _SentTensors:
 
 
 class SentRows:
-    """What this process has put. Used by one thread at a time.
+    """The tensors and inputs that this process has put. Used by one thread at a time.
 
-    remembers: whether tensors are recognised, and what was put is freed with them. Otherwise each call puts all of it,
+    remembers: whether tensors are recognised, and their rows are freed with them. Otherwise each call puts everything,
         and the caller frees it.
     """
 
@@ -247,7 +247,8 @@ class SentRows:
         self._known: dict[tuple[int, ...], _SentTensors] = {}
 
     def put(self, stored: Sequence[_Parts], every: Sequence[_Parts]) -> BatchRef:
-        """Put the rows of `every` item, those that have any `stored`. Raises as `Plane.put`."""
+        """Put a row for `every` item; `stored`: the items that have rows, which give the columns. Raises as
+        `Plane.put`."""
         names = list(stored[0].rows)
         columns = {name: object_rows.values_of([each.rows.get(name, _EMPTY) for each in every]) for name in names}
         ref = self.plane.put(columns, **self._options)
@@ -289,7 +290,7 @@ class SentRows:
         return known.ref if known.state == list(map(_state, tensors)) else None
 
     def learn(self, items: Sequence[Any], ref: BatchRef) -> None:
-        """Each of these items that is a tensor is that row of the reference."""
+        """Remember each of these items that is a tensor as a row of the reference."""
         alive = [
             (key, known) for key, known in self._known.items() if all(each() is not None for each in known.tensors)
         ]

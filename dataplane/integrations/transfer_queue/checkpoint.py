@@ -88,7 +88,7 @@ class _Saved(msgspec.Struct, frozen=True):
 
 
 def _save(own: Session, partition: Partition, file: CheckpointWriter) -> None:
-    """Write a partition; once more where rows were cleared meanwhile, and a load takes what was written last."""
+    """Write a partition; again if rows were cleared meanwhile: a load takes the last one written."""
     names = list(partition.table.schema())
     for _ in range(_TRIES):
         rows = partition.all(names)

@@ -316,7 +316,7 @@ def _consumed(partition: Partition, task: str) -> tuple[Rows | None, Flags]:
 
 
 def _tensors(partition: Partition, rows: Rows, status: Any) -> tuple[Any, Any]:
-    """As tensors; rows that do not exist yet follow those that do."""
+    """The rows and their status as tensors; rows that do not exist yet come last."""
     import torch
 
     expected = int(os.environ.get("TQ_PRE_ALLOC_SAMPLE_NUM", 0))

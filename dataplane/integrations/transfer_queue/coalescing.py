@@ -72,7 +72,7 @@ class Contents:
     keys: dict[str, list[bytes | None]]
 
     def repeated(self, rows: int) -> tuple[dict[str, Values], dict[str, list[bytes | None]]]:
-        """The same for this many rows with these values. Fields that share one object still do."""
+        """The contents of this many equal rows with these values. Fields that share one object still do."""
         seen: dict[int, Values] = {}
         for values_ in self.columns.values():
             if id(values_) not in seen:
@@ -176,7 +176,7 @@ class Coalescing:
 
     async def put(self, one: Asked) -> KVBatchMeta:
         """Make the put, possibly merged with others. Raises as the put alone would. A cancelled put is made anyway."""
-        if self._pid != os.getpid():  # a forked child has neither the thread nor what waited for it
+        if self._pid != os.getpid():  # a forked child has neither the thread nor the waiting puts
             self._pid, self._lock, self._running = os.getpid(), threading.Lock(), False
             self._waiting.clear()
         with self._lock:
@@ -231,7 +231,7 @@ def _by_content(several: list[Asked]) -> list[list[Asked]]:
         except Exception:  # made alone, it raises its own
             content = object()
         if each.contents is None or len(each.contents.keys) < len(each.large):
-            content = object()  # a value that is not looked up after all may be another's
+            content = object()  # a value without a key is taken as unique
         found.setdefault(content, []).append(each)
     return list(found.values())
 
@@ -243,7 +243,7 @@ def _answer(several: list[Asked], together: Together, singly: Singly) -> None:
             tags = None if several[0].tags is None else [tag for each in several for tag in each.tags or ()]
             columns, known = _all_columns(several)
             answers = iter(together(several[0].partition, keys, columns, tags, known))
-        except Exception:  # whatever it is, one of them can not be made, or none: made alone, each raises its own
+        except Exception:  # at least one put is invalid: made alone, each raises its own error
             pass
         else:
             for each in several:
@@ -323,7 +323,7 @@ def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
     small: list[tuple[str, Single]] = []
     large = list(one.large)
     kinds = dict(one.kinds)
-    for name, (value,) in one.rows.items():  # in the order of others, so that their shards lie alike
+    for name, (value,) in one.rows.items():  # in the order of the others, so that their shards have the same layout
         if name in one.large:
             continue
         found = _single(name, kinds[name], value)

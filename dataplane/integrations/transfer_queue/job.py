@@ -46,7 +46,7 @@ def named(name: object) -> Job:
 def known() -> Job | None:
     """The job of this process, as far as the environment and Ray say."""
     said, by_ray = os.environ.get(VARIABLE, ""), of_ray()
-    if said and not (by_ray is not None and said.startswith(_RAY)):  # which may be of a Ray job that has ended
+    if said and not (by_ray is not None and said.startswith(_RAY)):  # its Ray job may have ended
         name, _, token = said.partition(":")
         return Job(named(name).name, token)
     return by_ray

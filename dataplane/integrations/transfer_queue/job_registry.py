@@ -43,7 +43,7 @@ _THEIRS = (
 _WAIT_S = 60.0
 
 _posted: Any = None  # the actor's handle: it would end with its last
-_said: Posted | None = None  # in the actor's process, what it says: it can not ask itself while it answers
+_said: Posted | None = None  # in the actor's process, its content: an actor cannot call itself while it answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ def _arrived(config: Any) -> Any:
 
 
 def _theirs() -> bool:
-    """Whether TransferQueue itself asks in this process: it keeps the actor, and then asks it."""
+    """Whether TransferQueue itself uses the actor in this process: it keeps the handle, and then calls it."""
     interface = sys.modules.get("transfer_queue.interface")
     return not module_patch.is_in() and getattr(interface, "_TQ_CONTROLLER", None) is not None
 
 
 def read() -> Posted | None:
-    """The registry of this Ray job; None without Ray, and if nobody has called `init()`."""
+    """The registry of this Ray job; None without Ray, and before the first `init()`."""
     if _said is not None:
         return _said
     actor = _actor()
@@ -137,7 +137,7 @@ def read() -> Posted | None:
 
     try:
         posted: Posted = ray.get(actor.posted.remote(), timeout=_WAIT_S)
-    except RayError:  # it has ended with who put it there
+    except RayError:  # it has ended with the process that created it
         return None
     return posted
 

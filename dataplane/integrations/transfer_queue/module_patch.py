@@ -102,8 +102,7 @@ def _ours() -> dict[str, Any]:
 
 
 def _exchange(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """In all modules but those of this package, replace the objects of `have` by those of `wanted` with the same
-    names."""
+    """In all modules except this package's, replace each object of `have` by that of `wanted` with the same name."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if isinstance(names, dict) and not str(names.get("__name__")).startswith(_HERE):  # some are no modules

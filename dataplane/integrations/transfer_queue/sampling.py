@@ -109,14 +109,14 @@ class _Choosing:
                 return None
             sampled, consumed = self._sample(ready, wanted)
             if not len(sampled):
-                least = len(ready) + 1  # these were not what it wants
+                least = len(ready) + 1  # the sampler refused these
                 continue
             if not len(consumed) and self._claim is None:
                 return sampled
             given = table.claim(self._task, consumed, give=sampled, claim_id=self._claim)
             if given is not None:
                 return self._part(given)
-            self._sampler.clear_cache(self._partition.name)  # or it may choose what another took
+            self._sampler.clear_cache(self._partition.name)  # or it may choose rows that another call took
 
     def _sample(self, ready: Index, wanted: int) -> tuple[Index, Index]:
         """Of the ready rows, the sampled ones, and those that are consumed with them."""

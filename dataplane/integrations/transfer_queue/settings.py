@@ -116,7 +116,7 @@ def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
 
 
 def find(plane: Plane, job: Job) -> Settings | None:
-    """The job's settings; None if nobody has called `init()`. Raises as `agree`."""
+    """The job's settings; None before the first `init()`. Raises as `agree`."""
     rows = plane.table(_table(job)).look(columns=["there"])
     return _of(rows, job, plane) if len(rows) and rows.have.all() else None
 

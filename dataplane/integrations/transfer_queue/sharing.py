@@ -25,7 +25,7 @@ Keys = Mapping[str, Sequence[bytes | None]]
 """For each field the key of each row's value, None for values that are not looked up; only for fields with a key."""
 
 _known: LocationCache[BatchRef] = LocationCache()
-_LONGEST_S = 60.0  # that a value is waited for which another thread writes
+_LONGEST_S = 60.0  # the longest wait for another thread's put of a value
 
 
 def keys(columns: Mapping[str, Values]) -> dict[str, list[bytes | None]]:

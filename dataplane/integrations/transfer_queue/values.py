@@ -45,7 +45,7 @@ class _Variant(NamedTuple):
 
 
 def variants_of(parts: Sequence[Part], rows: int) -> Values:
-    """The column of these kinds: the name of each, which rows are of it (None: all), and those rows."""
+    """The column with rows of these kinds; of each: its name, the numbers of its rows (None: all), and the rows."""
     flags = [np.ones(rows, np.bool_) if present is None else present for _, present, _ in parts]
     return struct([name for name, _, _ in parts], flags, [values for _, _, values in parts], rows)
 
@@ -194,7 +194,7 @@ def _rows(column: Column, found: Sequence[_Variant], copies: object_codec.Copies
     return values
 
 
-# What a BatchMeta says of fields
+# The fields of a BatchMeta
 
 
 def stored_schema(fields: Mapping[str, Field]) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,7 @@ tuple of one."""
 
 _WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
-_ROW = struct.Struct("<Q")  # which row; first, so that what follows is the same for all rows of a put
+_ROW = struct.Struct("<Q")  # the row; first, so that the rest is the same for all rows of a put
 _COLUMN = struct.Struct("<c8sQQIQ")  # how, node, shard, its rows, ordinal, logical bytes
 _FIXED = np.dtype(  # of a cell, its field left out
     {
@@ -132,7 +132,7 @@ def free(fields: Mapping[str, Sequence[bytes | None]]) -> None:
 
 
 def drop(made: Mapping[str, Sequence[bytes | None]]) -> None:
-    """As `free`, of what a failed call has made: fields of any numbers of rows, as far as that can be done."""
+    """As `free`, for the cells of a failed call: fields may differ in their numbers of rows; errors are ignored."""
     for name, own in made.items():
         if any(own):
             with suppress(DataplaneError):
@@ -231,7 +231,7 @@ class _Singles(NamedTuple):
 
 
 def _singles(listed: Sequence[bytes | None]) -> _Singles | None:
-    """The cells in that form, decoded together; None if they are not of it."""
+    """The cells as `_Singles`, decoded together; None if one does not have that form."""
     first, end = listed[0], _FIXED.itemsize
     if first is None or None in listed or len(set(listed)) < len(listed):
         return None

@@ -111,7 +111,7 @@ class Replica:
                 self._hand(version, steps)
             except Exception as error:  # Ray may raise anything; the next update tries again
                 with self._changed:
-                    if not (isinstance(error, Freed) and self._offered is not None):  # too slow, and there is a newer
+                    if not (isinstance(error, Freed) and self._offered is not None):  # too slow, and a newer one exists
                         self._failed = error
                     self._changed.notify_all()
                 continue

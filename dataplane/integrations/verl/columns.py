@@ -36,8 +36,9 @@ from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations.rows import LazyRow, encoded, lazy_rows, read_rows
 
-#: What a column was: of the tensors; a NumPy array of numbers; one of text; an object array of dicts of tensors, or
-#: None, a row; one of anything else; one of several dimensions; an array of records, or of text in several dimensions.
+#: The original form of a column: a tensor; a NumPy array of numbers; one of text; an object array with a dict of
+#: tensors, or None, a row; one of anything else; one of several dimensions; an array of records, or of text in several
+#: dimensions.
 Kind = Literal["tensor", "array", "text", "rows", "objects", "table", "stack"]
 
 
@@ -89,7 +90,7 @@ class Columns:
         return self.select([name for name in self.kinds if name not in names])
 
     def rename(self, names: Mapping[str, str]) -> Columns:
-        """The same columns, renamed by this mapping of old to new names."""
+        """The columns, renamed by this mapping of old to new names."""
         if self.ref is None:
             return self.select(list(names))
         kinds = {names.get(name, name): kind for name, kind in self.kinds.items()}
@@ -152,7 +153,7 @@ def _plain(rows: Any) -> Any:
     return rows if plain is None else plain()
 
 
-#: What the responses of a prompt share, and is large.
+#: The large columns that the responses of a prompt share.
 SHARED = ("multi_modal_inputs",)
 
 
@@ -239,7 +240,7 @@ def _stored(array: npt.NDArray[Any], kind: Kind) -> Any:
     if kind == "rows":
         return encoded(array.tolist())
     if kind == "objects":
-        return [(value,) for value in array.tolist()]  # a tuple a row makes objects of all, whatever they look like
+        return [(value,) for value in array.tolist()]  # one tuple for each row forces objects
     if kind == "table":
         return [(row.ravel().tolist(), row.shape) for row in array]
     if kind == "stack":

@@ -1,14 +1,14 @@
-"""Puts on their way: what the rows of a put need to be stored and known, and who does it.
+"""Puts in progress: stores their rows, and tells TransferQueue's controller of them.
 
-Rows that come one by one cost what one costs: a write to the store, and a message to TransferQueue's controller, whose
-one thread everybody shares. verl's agent loops put each trajectory by itself, and many at once. So small puts that
-wait while another is on its way go together, as one shard and one message; nobody waits for company.
+A row put by itself costs a write to the store, and a message to TransferQueue's controller, whose one thread all
+processes share. verl's agent loops put each trajectory by itself, and many at once. So small puts that wait while
+another is in progress go together, as one shard and one message; no put waits for others to come.
 
-Invariants: of puts of one row, each begins once those that were submitted before it are done; each put is known to
-the controller, or has left nothing and says why; cells that the controller may have recorded are not freed: it is
-told of the same ones again, `_TELLS` times in all, and if it never answers they are left to the clear of their key;
-what fails together is tried again one by one, so that no put fails for another's fault; a put that waits for room
-keeps none of other rows waiting; one that is given up before the controller was told of it leaves nothing.
+Invariants: a put begins once all earlier puts of its rows are done; the controller knows each put, or the put has left
+nothing and raises why; cells that the controller may have recorded are not freed: it is told of them up to `_TELLS`
+times, and if it never answers they are left until their key is cleared; puts that fail together are tried again one by
+one, so that none fails for another's fault; a put that waits for room delays no puts of other rows; one that is given
+up before the controller was told of it leaves nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataplane.integrations.verl.entries import Objects
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
 _LARGE = 64 << 20  # bytes, up to which a put of a row goes with others that are not small
-_ROWS = 16  # such puts: what a prompt's responses share is seen once, and others wait for no more
+_ROWS = 16  # such puts: shared columns of a prompt's responses are stored once, and others wait for no more
 _TELLS = 3  # of the same cells, each of which waits for an answer for `controller._ANSWER_S`
 # For larger puts and those that wait for room; small ones have a thread of their own, and so have other rows.
 _THREADS = 3
@@ -50,7 +50,7 @@ class Put:
         schema: Mapping[str, Mapping[str, Any]],
         tags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """tags: of the rows, for the controller; None where it is told of them by others."""
+        """tags: of the rows, for the controller; None if others tell it of them."""
         self.tags = tags
         self.partition = partition
         self.rows = list(rows)
@@ -71,7 +71,7 @@ class Put:
             return self._given_up
 
     def begin_to_tell(self) -> bool:
-        """Whether the controller is to be told of it: nobody has given it up."""
+        """Mark it as told to the controller; False if it was given up before."""
         with self._lock:
             self._told = not self._given_up
             return self._told
@@ -82,7 +82,7 @@ class Put:
         return None if None in alike else (self.partition, tuple(zip(self.columns, alike, strict=True)))
 
     def row_likeness(self) -> object:
-        """The same of puts of one row each, which stay rows of their own."""
+        """As `likeness`, for puts of one row each whose rows are stored separately."""
         said = self.schema.items()
         fields = [
             (name, self.how[name], each["dtype"], each["is_nested"], each["is_non_tensor"]) for name, each in said
@@ -117,7 +117,7 @@ class _Lane:
                     each.done.set_exception(Closed(_CLOSED))
 
     def _run(self) -> None:
-        """Take what waits, until nothing does."""
+        """Commit waiting puts, until none is left."""
         while True:
             with self._lock:
                 taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
@@ -137,7 +137,7 @@ class _Lane:
 
 
 class Committer:
-    """Any thread may submit. Its own thread takes what is small, others take what is not."""
+    """Commits puts. Any thread may submit. Small ones are committed by a thread of its own, large ones by others."""
 
     def __init__(self, controller: Controller, timeout: float) -> None:
         """timeout: seconds that a put waits for room."""
@@ -150,7 +150,7 @@ class Committer:
         self._lock = threading.Lock()
 
     def submit(self, put: Put) -> None:
-        """Store it and tell the controller, after what was submitted of the same rows; `put.done` ends then."""
+        """Store it and tell the controller, after earlier puts of the same rows; then completes `put.done`."""
         with self._lock:
             before = {self._last[place] for place in put.places if place in self._last}
             self._last.update(dict.fromkeys(put.places, put))
@@ -212,14 +212,14 @@ class Committer:
             self._commit(puts)
 
     def _commit(self, puts: list[Put]) -> None:
-        """At once where there is room, and together; else each by itself."""
+        """Commit puts together if there is room now; else each by itself."""
         try:
             self._store(puts, timeout=0.0)
-        except OutcomeUnknown as error:  # stored again, the controller would know of other cells
+        except OutcomeUnknown as error:  # not stored again: the controller might have recorded other cells
             for put in puts:
                 put.done.set_exception(OutcomeUnknown(str(error), **error.fields))
             return
-        except Exception:  # each says why of its own
+        except Exception:  # made alone, each raises its own error
             for put in puts:
                 self._begin_alone(put)
             return
@@ -235,7 +235,8 @@ class Committer:
             put.done.set_result(None)
 
     def _store(self, puts: Sequence[Put], timeout: float) -> None:
-        """Raises what the store or the controller does, and has stored nothing then, but for OutcomeUnknown."""
+        """Store puts, and tell the controller. Raises the errors of both; then nothing is stored, except after
+        OutcomeUnknown."""
         made = _made(puts, timeout)
         try:
             self._tell(puts, made)
@@ -265,8 +266,7 @@ class Committer:
             self._settled(partial(self._controller.tell, told[0].partition, rows, _by_row(schema, rows), index, tags))
 
     def _settled(self, tell: Callable[[], None]) -> None:
-        """Tell the controller, again where it is not known whether it took the rows. Raises OutcomeUnknown if it never
-        says."""
+        """Tell the controller, and again while its outcome is unknown. Raises OutcomeUnknown if it never answers."""
         unknown: OutcomeUnknown | None = None
         for _ in range(_TELLS):
             try:
@@ -308,7 +308,7 @@ def _together(puts: Sequence[Put], likeness_of: Callable[[Put], object]) -> list
 
 
 def merged_schema(several: Sequence[tuple[Mapping[str, Mapping[str, Any]], int]]) -> dict[str, dict[str, Any]]:
-    """What TransferQueue knows of fields of several puts, and how many rows each has, as if they were one."""
+    """TransferQueue's schema of the fields of several puts, each with its row count, merged as if of one put."""
     first, _ = several[0]
     if len(several) == 1:
         return {name: dict(known) for name, known in first.items()}
@@ -326,7 +326,7 @@ def merged_schema(several: Sequence[tuple[Mapping[str, Mapping[str, Any]], int]]
 
 
 def _by_row(schema: Mapping[str, Mapping[str, Any]], rows: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """The same, with the shapes of rows by their numbers, as the controller wants them."""
+    """The schema with the shapes of rows by row number, as the controller takes it."""
     found = {}
     for name, known in schema.items():
         found[name] = dict(known)
@@ -364,8 +364,8 @@ def _joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _nbytes(columns: Mapping[str, Any]) -> int:
-    """About how many bytes, as far as they are seen at a glance; no more than are needed to be too large for company.
-    What a model's processor made of images verl puts last."""
+    """An estimate of the bytes, from a quick look; counting stops once the put is too large to go with others. verl
+    puts the outputs of a model's image processor last."""
     total = 0
     for values in reversed(list(columns.values())):
         total += _size(values)

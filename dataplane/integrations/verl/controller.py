@@ -29,9 +29,9 @@ from dataplane.errors import Closed, DataplaneError, OutcomeUnknown, PeerUnavail
 from dataplane.threads import Pool
 
 _ANSWER_S = 30.0  # that the controller may take, as TransferQueue itself waits
-_METADATA_S = 300.0  # for what TransferQueue waits for without end: the controller may be writing a checkpoint
+_METADATA_S = 300.0  # for requests on which TransferQueue waits without end: the controller may be writing a checkpoint
 _LOOK_S = 0.5  # between looks at whether it was closed
-_THREADS = 4  # for what event loops ask
+_THREADS = 4  # for requests of event loops
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _CLOSED = "TransferQueue's client was closed: call transfer_queue.init()"
 
@@ -141,7 +141,7 @@ class Controller:
                 return
         line.close()
 
-    # What is asked
+    # Requests
 
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> Any:
         """The metadata of the rows with these keys, as TransferQueue's client gets it. Raises as `ask`."""

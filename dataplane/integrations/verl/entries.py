@@ -1,4 +1,4 @@
-"""The entries of a TensorDict as columns, and back to what TransferQueue's own storage returns.
+"""Converts the entries of a TensorDict to columns, and back to the form that TransferQueue's own storage returns.
 
 A tensor of one dimension is a dense column. A tensor of more dimensions is a dense column too, marked ragged:
 TransferQueue returns rows jagged, verl calls `offsets()` on them, and rows of several puts differ in length. No byte is
@@ -30,7 +30,7 @@ from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
 
 class Objects(list[Any]):
-    """Rows that are stored as objects, whatever their types."""
+    """Rows to be stored as objects, of any type."""
 
 
 _OBJECTS = frozenset((int, float, bool, list, tuple, type(None)))  # types that are never a column of another kind

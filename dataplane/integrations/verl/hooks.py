@@ -1,4 +1,4 @@
-"""Changes to TransferQueue's client where it calls its storage manager too rarely or takes a slower path.
+"""Patches TransferQueue's client in places where it does not call its storage manager, or takes a slower path.
 
 Invariants: a client with another storage manager is unchanged; a hook that this TransferQueue does not need, or
 whose place in it has changed, is not installed.
@@ -140,7 +140,7 @@ def attach_checks() -> None:
 
 
 def _init(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    of: list[Any] = [None]  # the Ray job of the client that there is
+    of: list[Any] = [None]  # the Ray job of the current client
 
     @wraps(theirs)
     def init(conf: Any = None) -> Any:
@@ -273,7 +273,7 @@ def _wrap_function(package: Any, interface: Any, name: str, around: Callable[[An
         setattr(package, name, call)
 
 
-#: By module, names of what it has.
+#: By module, the names that the backend uses.
 _NAMES: dict[str, tuple[str, ...]] = {
     "metadata": (
         "extract_field_schema",
@@ -304,7 +304,7 @@ _OF_CHECKPOINTS: dict[str, tuple[str, ...]] = {
 
 
 def differences() -> list[str]:
-    """What this TransferQueue lacks, as text; empty if the backend works with it.
+    """The parts that this TransferQueue lacks, as text; empty if the backend works with it.
 
     Raises ImportError without TransferQueue.
     """

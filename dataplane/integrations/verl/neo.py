@@ -6,13 +6,13 @@ A value is the rows of one column. Rows are selected before they are read, so a 
 tokens and verl's own operations (`Ref.apply_funcs`) are applied to the rows after the read. Values with the same number
 of rows that are put together are one put.
 
-Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, change it
-for nobody else. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field. A process
+Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, change it for
+no other reader. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field. A process
 has one `Handle` of a value, the `dataptr` of verl's `Ref`, and a borrowed one frees nothing.
 
-The trainer's process owns each value that it has a handle of. Another process owns what it put until it passes the
-handle on, by which the value reaches the trainer; a handle that it got is borrowed. An owner frees the value when its
-last handle of it is gone. So values that the trainer has dropped are freed, wherever they were put, and no process
+The trainer's process owns each value that it has a handle of. Another process owns the values it put until it passes
+the handle on, by which the value reaches the trainer; a handle that it got is borrowed. An owner frees the value when
+its last handle of it is gone. So values that the trainer has dropped are freed, wherever they were put, and no process
 counts the handles of others.
 
 Rejected: Ray's references as the owners of handles, because Ray does not tell a process outside its own object store
@@ -54,8 +54,8 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     backend = BACKEND
 
     def __init__(self, *, home: bool = True) -> None:
-        """home: whether this process is the trainer's, which owns the values that it gets; other processes own what
-        they put until they pass it on."""
+        """home: whether this process is the trainer's, which owns the values that it gets; other processes own the
+        values they put until they pass them on."""
         if home:
             make_home()
         self._local = defaults.InMemoryStorageEngine()
@@ -158,7 +158,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
         plans = [_Plan(ref, rows, ops=ops) for ref in refs]
         return [plan.finish(value) for plan, value in zip(plans, _read(plans), strict=True)]
 
-    # What is stored, and for how long
+    # Stored values, and their lifetimes
 
     def consolidate(self, old_engine: Any, refs: list[Ref]) -> Ref:
         """One value with the rows of several, in this engine. Raises as `get` and `put`."""

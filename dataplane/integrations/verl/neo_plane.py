@@ -2,8 +2,8 @@
 
 verl imports this module in the trainer and in the workers of agent loops of a job with this setting. Other workers
 use the plane from the first batch that they get. The trainer's process owns the values. The nodes are those of the
-Ray job (`dataplane.integrations.ray.up`, which the trainer calls if nobody has) or the one that `$DATAPLANE_ADDRESS`
-names.
+Ray job (`dataplane.integrations.ray.up`, which the trainer calls unless it was called before) or the one that
+`$DATAPLANE_ADDRESS` names.
 """
 
 from __future__ import annotations

@@ -233,8 +233,8 @@ def _concat(data: Sequence[DataProto]) -> DataProto:
     return RemoteProto.concat(data) if any(isinstance(each, RemoteProto) for each in data) else _concat_of_verl(data)
 
 
-# verl concatenates the results of calls that do not block, and what it pads, by DataProto's own name, whatever they
-# are: the one function of verl that is replaced, and only for RemoteProtos. See docs/decisions/0024.
+# verl concatenates results of non-blocking calls, and padding, by `DataProto.concat`, whatever their type: the one
+# function of verl that is replaced, and only for RemoteProtos. See docs/decisions/0024.
 DataProto.concat = staticmethod(_concat)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of a TransferQueue with rows in the plane, and the steps to resume from one.
 
-    controller_state.pkl       TransferQueue's own: rows, keys, tags, what was consumed, and our cells
+    controller_state.pkl       TransferQueue's own: rows, keys, tags, consumption, and our cells
     dataplane/<n>.rows         rows with their values (a chain of frames, `client.checkpointfile`)
     dataplane/files            the id of each of those files, and the digest of the state
 
@@ -213,7 +213,7 @@ def _warn_of_lost(after: Indexes) -> None:
     """Warn of rows that were in nodes of an earlier run and are not in the checkpoint."""
     try:
         members = with_plane(lambda plane: [plane.stats().node, *plane.members().get("members", ())])
-    except DataplaneError:  # a node is started again: it says soon enough what it lacks
+    except DataplaneError:  # a node that is restarting: it soon reports what it lacks
         return
     there = set(map(bytes.fromhex, members))
     lost = sum(
@@ -229,7 +229,7 @@ def _warn_of_lost(after: Indexes) -> None:
         )
 
 
-#: The node of the plane that is best suited, or None; what to call; with what.
+#: The best suited node of the plane, or None; the function to call; its arguments.
 Job = tuple[bytes | None, Callable[..., Any], tuple[Any, ...]]
 
 

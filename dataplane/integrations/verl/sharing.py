@@ -25,7 +25,7 @@ Cells = cells.Made
 _Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]
 
 _known: LocationCache[bytes] = LocationCache()
-_LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may be waiting for room
+_LONGEST_S = 2.0  # the longest wait for another thread's put of a value: that may be waiting for room
 
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
@@ -197,7 +197,7 @@ class _Put:
         try:
             (cell,) = cells.retained([self._known[key]])
             return cell
-        except (Freed, OwnerDied, PeerUnavailable):  # a node that is away may come back, but nobody waits for it
+        except (Freed, OwnerDied, PeerUnavailable):  # an absent node may come back, but no put waits for it
             raise _Stale({key: self._known[key]}) from None
         except LimitExceeded:
             del self._known[key]

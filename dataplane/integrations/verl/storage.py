@@ -52,7 +52,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         self._restored: Restored | None = None
         self._forgets_first = not hooks.has_checkpoints()
 
-    # What TransferQueue calls
+    # Called by TransferQueue
 
     async def put_data(
         self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
@@ -99,7 +99,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         """Wait until the controller has recorded the put. A cancelled put leaves nothing, or, if it is too late, is
         complete."""
         waiting = asyncio.wrap_future(put.done)
-        waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it knows, or nobody asks
+        waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks the error as retrieved
         try:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -119,7 +119,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         if all(len(row) == len(names) for row in found):
             try:
                 return await self._in_thread(self._get, names, found)
-            except (Freed, OwnerDied) as error:  # as the metadata says; what the controller has by now may be elsewhere
+            except (Freed, OwnerDied) as error:  # the metadata's cells; the controller may have newer ones
                 lost = error
         now = await self._in_thread(self._now, metadata, names)
         if missing := _missing(metadata, names, now):
