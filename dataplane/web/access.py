@@ -1,4 +1,4 @@
-"""Access control: everybody on loopback, and holders of the token elsewhere.
+"""Access control: on loopback every process has access, elsewhere holders of the token.
 
 Invariants: beyond loopback, only the form that asks for the token is shown without it; tokens are compared in
 constant time, and are in no log and no URL; a browser keeps a code derived from the token, in a cookie that scripts
@@ -22,7 +22,7 @@ _MAX_TOKEN = 1024
 
 
 class Access:
-    """`token`: None if everybody who can connect has access."""
+    """`token`: None if every process that can connect has access."""
 
     def __init__(self, token: str | None) -> None:
         self._token = None if token is None else token.encode()

@@ -167,7 +167,7 @@ class Alerts:
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
     def _unattended(self, stream: Stream, task: Task) -> bool:
-        """Whether rows are old, nobody takes any, and nobody has for as long."""
+        """Whether rows are old, and no consumer has taken any for as long."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
         rates = self._coarse.series(("task", stream.name, task.name, "rate"))[-int(_IDLE_S / self._coarse.bucket_s) :]

@@ -1,7 +1,7 @@
 """The causes of slow steps for the page, from `dataplane.diagnosis`, updated continuously.
 
-It works only while somebody views the page, for `WATCH_S` at a time, and computes in a thread; without the diagnosis
-or the node's graphs there are no causes, and nothing else changes.
+It works only while the page has viewers, for `WATCH_S` at a time, and computes in a thread; without the diagnosis or
+the node's graphs there are no causes, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LEAST = 0.02  # of a step: less is not worth a reader's time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseText:
-    """A cause of `dataplane.diagnosis.causes` as text: what it is, its cost, its place, the waits that lead to it,
-    and advice."""
+    """A cause of `dataplane.diagnosis.causes` as text: its name, its cost, its place, the waits that lead to it, and
+    advice."""
 
     what: str
     cost: str

@@ -32,7 +32,7 @@ class History:
         self._free: list[int] = []
         self._seen: dict[Key, int] = {}
         self._values = np.full((64, buckets), np.nan, np.float32)
-        self._counts = np.zeros(64, np.int32)  # of what came in the newest bucket
+        self._counts = np.zeros(64, np.int32)  # of values in the newest bucket
         self._now = -1
 
     def __len__(self) -> int:

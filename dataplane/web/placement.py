@@ -41,12 +41,12 @@ class Placement:
         self.followers: dict[str, list[str]] = {}
         """By partition, the nodes that follow it."""
         self.leaderless: dict[str, float] = {}
-        """By partition, since when nobody leads it, of the monotonic clock."""
+        """By partition without a leader: since when, of the monotonic clock."""
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.version = 0
         """Goes up with every change of leaders or followers."""
         self.names: dict[str, str] = {}
-        """Of all nodes that were ever seen, as people know them."""
+        """By node, for all nodes ever seen: its name for people."""
         self._members: frozenset[str] | None = None
         self._number = 0
 

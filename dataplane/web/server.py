@@ -253,14 +253,14 @@ class Server:
                     await response.write(b"data: " + self._feed.encoded + b"\n\n")
         except TimeoutError:
             if request.transport is not None:
-                request.transport.abort()  # else what it has not read would be kept for it
+                request.transport.abort()  # else its unread bytes would be kept
             raise
         finally:
             ending.cancel()
 
 
 def _silent() -> logging.Logger:
-    """Drop aiohttp's logs of invalid requests, with which anybody could fill a disk."""
+    """Drop aiohttp's logs of invalid requests, with which any client could fill a disk."""
     silent = logging.getLogger(f"{__name__}.strangers")
     silent.disabled = True
     return silent

@@ -1,4 +1,5 @@
-"""Who waits for whom, and for what, from one sample. Pure, except that the beginnings of waits are remembered."""
+"""The waits between clients, and their reasons, from one sample. Pure, except that the beginnings of waits are
+stored."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MAX_WAITS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """`who` has waited for `whom`, for `what`, for this many seconds. `stream`: "" for none."""
+    """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `stream`: "" for none."""
 
     who: str
     whom: str
@@ -84,8 +85,8 @@ def _of_task(stream: Stream, task: Task) -> Iterator[Wait]:
 
 
 def _feeding(stream: Stream, task: Task) -> str:
-    """Whom consumers wait for: if pending rows are not ready, the tasks that hold rows now and may add the columns;
-    else the producers."""
+    """The clients that consumers wait for: if pending rows are not ready, the tasks that hold rows now and may add the
+    columns; else the producers."""
     if task.pending and not any(task.ready.values()):
         busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
         return ", ".join(busy) or "who adds these columns"
