@@ -16,15 +16,15 @@ class Host:
     workers: int = 1
     #: Cores that its workers share; 0: none of them slows another.
     cores: float = 0.0
-    #: What its plane may hold, in bytes; 0: any.
+    #: The bytes that its plane may hold; 0: any.
     store_bytes: float = 0.0
-    #: What each of its workers may hold for itself, such as a device's memory, in bytes; 0: any.
+    #: The bytes that each of its workers may hold for itself, such as a device's memory; 0: any.
     worker_bytes: float = 0.0
     #: Bytes a second that it sends to other hosts; 0: any.
     bytes_per_s: float = 0.0
     #: How much faster than the worker that costs were measured on.
     speed: float = 1.0
-    #: What it has that a stage may ask for, such as "gpu".
+    #: Its resources that a stage may ask for, such as "gpu".
     resources: frozenset[str] = frozenset()
     #: Its node, for workers that are processes; empty: the executor's own.
     address: str = ""
@@ -35,7 +35,7 @@ class Cluster:
     """Hosts, and the cost of transfers. Workers are numbered from 0, host by host."""
 
     hosts: tuple[Host, ...]
-    #: Seconds from an instruction's end on one worker until another worker has what it made, on the same host.
+    #: Seconds from an instruction's end on one worker until another worker of the same host has its output.
     hop_s: float = 0.0
     #: The same beyond that where a host lies between.
     latency_s: float = 0.0

@@ -123,7 +123,7 @@ class Processes(Crew):
         process.close()
 
     def close(self) -> None:
-        """Close their pipes, at which they end; kill those that do not."""
+        """Close the pipes, which ends the processes; kill those that do not end."""
         for _, pipe in self._processes.values():
             self._selector.unregister(pipe)
             pipe.close()

@@ -1,4 +1,4 @@
-"""Simulates the tasks of a plan: which worker computes what from when to when, and how much memory that takes.
+"""Simulates the tasks of a plan: the worker, begin and end of each task, and the memory in use.
 
 A task is one instruction: a stage, or a pass of a chunk of a model, for one micro-batch. It begins when all of its
 inputs have arrived at a free worker that may take it. `play` takes the order of each worker's tasks as given, or finds
@@ -9,8 +9,8 @@ equally; a hop between workers; between hosts, bytes over the host's send rate, 
 each host that needs them. A dependency between tasks of one worker costs nothing.
 
 Invariants: a plan has one outcome, on any machine; the extension `_events` gives the same as `_play` here, which
-runs if it was not built. A plan with an impossible order does not raise: fewer tasks are done than there are, and
-the caller reports why.
+runs if it was not built. A plan with an impossible order does not raise: some tasks are not done, and the caller
+reports why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tasks:
     """Tasks as arrays: entry t is task t's, and `next[next_at[t]:next_at[t + 1]]` are its dependents."""
 
     work: Floats  # seconds on a worker of speed 1
-    cores: Floats  # that it computes with; 0 waits, and is slowed by nobody
+    cores: Floats  # that it computes with; 0: it only waits, and is never slowed
     queue: Ints  # which queue it is taken from
     key: Floats  # the order in a queue and among queues: the lowest first
     slot: Ints  # -1, or the number of the cap that bounds it

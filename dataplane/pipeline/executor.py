@@ -211,7 +211,7 @@ class Executor:
                 self._until(partial(self._done, self._steps[first]), None)
                 result = self._result(self._steps.pop(first))
                 first += 1
-                if more and len(self._steps) <= self._lag:  # before anybody looks at the result
+                if more and len(self._steps) <= self._lag:  # before the caller reads the result
                     try:
                         self._begin(next(coming))
                     except StopIteration:

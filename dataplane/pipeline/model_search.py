@@ -110,7 +110,7 @@ class ModelSearch:
         return self.fitted(each, worker_of, wanted)
 
     def fitted(self, each: Floats, worker_of: Ints, wanted: Floats) -> Ints | None:
-        """The caps, reduced where a worker would hold too much."""
+        """The caps, reduced for workers that would hold too much."""
         caps = wanted.copy()
         for w in range(self.cluster.workers):
             mine = np.flatnonzero(worker_of == w)

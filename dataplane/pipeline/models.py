@@ -1,7 +1,7 @@
 """A model as a pipeline: layers with forward and backward passes, cut into chunks of consecutive layers.
 
-The backward pass of a chunk is one instruction, or two: one for the gradient of its input, which the previous chunk
-waits for, and one for that of its weights, which nobody waits for (zero-bubble pipelines, arXiv 2401.10241).
+The backward pass of a chunk is one instruction, or two: one for the gradient of its input, for which the previous chunk
+waits, and one for that of its weights, for which no chunk waits (zero-bubble pipelines, arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Layer:
     backward_weight_s: float
     #: Kept from the forward until the backward pass.
     activation_bytes: float = 0.0
-    #: Of that, what the backward pass of the weights still needs after that of the input.
+    #: The part of `activation_bytes` that the weights' backward pass needs after the input's.
     weight_bytes: float = 0.0
     #: Parameters, gradients and the optimizer's state.
     state_bytes: float = 0.0
-    #: What it hands to the next layer, and gets back a gradient of.
+    #: The bytes that it passes to the next layer, and of the gradient that comes back.
     output_bytes: float = 0.0
 
 

@@ -127,7 +127,7 @@ def predict(plan: Plan, of: Pipeline | Model, rows: Rows | None, steps: int | No
         raise ValueError("the plan has not the instructions of these stages")
     shifts = np.arange(steps)[:, None] * count
     orders = [(np.array(order, np.int64)[None, :] + shifts).ravel().astype(np.int32) for order in plan.orders]
-    members = [[0]] * (int(tasks.queue.max()) + 1)  # the order says who does what
+    members = [[0]] * (int(tasks.queue.max()) + 1)  # the order assigns the tasks
     outcome = play(tasks, programs.room_of(cluster, members), orders)
     state = np.zeros(cluster.workers)
     if isinstance(of, Model):

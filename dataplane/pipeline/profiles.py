@@ -10,7 +10,7 @@ Costs are for a micro-batch of one sequence, in bfloat16:
   token is sent to.
 - A Mamba-2 layer's scan takes 6 * heads * head_dim * state operations a token ("Transformers are SSMs", arXiv
   2405.21060).
-- Seconds are operations over `FLOPS`, the same for all: what matters to a plan is how layers compare.
+- Seconds are operations over `FLOPS`, the same for all: only the ratios between layers matter to a plan.
 - State is 18 bytes a parameter: weights and gradients in two and four bytes, Adam's in twelve; experts are shared by
   `experts_over` workers. Activations are 34 bytes a token and hidden value ("Reducing Activation Recomputation", arXiv
   2205.05198, equation 2, without the scores, which are recomputed), half of which the gradients of weights still need;

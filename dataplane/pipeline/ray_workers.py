@@ -104,7 +104,7 @@ class Actors(Crew):
         self._hearing[actor.hear.remote()] = worker
 
     def send(self, worker: int, message: bytes) -> None:
-        """By a call that nobody waits for."""
+        """Send by a remote call, without waiting for its result."""
         if worker in self._actors:
             self._actors[worker].tell.remote(self._told[worker], message)
             self._told[worker] += 1

@@ -81,7 +81,7 @@ class Search:
             before = np.cumsum(self.weights[heavy_first]) - self.weights[heavy_first] / 2
             which = np.minimum(before / max(self.weights.sum(), 1e-300) * count, count - 1).astype(int)
             chosen = [heavy_first[which == i] for i in range(count)]
-        else:  # the heaviest goes where there is least
+        else:  # the heaviest goes to the least loaded
             loads = [(0.0, i) for i in range(count)]
             bins: list[list[int]] = [[] for _ in range(count)]
             for group in heavy_first:
@@ -134,7 +134,7 @@ class Search:
             way[s] += np.max(after, axis=0) if after else 0.0
         return -way.ravel()
 
-    # What a search begins with, and what it changes
+    # The starting points and the moves of a search
 
     def first(self) -> list[Candidate]:
         """The initial candidates: by the work of each stage, and all stages on all workers."""

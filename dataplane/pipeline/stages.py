@@ -25,11 +25,11 @@ class Cost:
     fixed_s: float = 0.0
     row_s: float = 0.0
     token_s: float = 0.0
-    #: A token of the longest row: what is made side by side takes as long as the longest.
+    #: A token of the longest row: rows made side by side take as long as the longest.
     longest_s: float = 0.0
     #: Which of a row's lengths are its tokens.
     tokens: str = "tokens"
-    #: Cores that it computes with; 0 for what waits, or computes elsewhere.
+    #: Cores that it computes with; 0 if it waits, or computes elsewhere.
     cores: float = 0.0
 
     def seconds(self, lengths: Lengths) -> float:

@@ -32,7 +32,7 @@ class Link(ABC):
 
     @abstractmethod
     def receive(self, *, wait: bool) -> bytes | None:
-        """The oldest message of the executor; None if there is none, without `wait`. Raises EOFError if the executor
+        """The oldest message of the executor; None if none has come, without `wait`. Raises EOFError if the executor
         has gone, or ends the worker."""
 
 
