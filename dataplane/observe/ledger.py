@@ -1,4 +1,4 @@
-"""Counts of streams, summed so that no sum decreases: not when a stream is dropped, moves to another node, or changes
+"""Sums the counts of streams so that no sum decreases when a stream is dropped, moves to another node, or changes
 between being reported by name and among the others.
 
 A monitoring system takes a decreasing counter for a restart, and counts its whole value again. So each look adds to

@@ -199,7 +199,7 @@ class Exporter:
         registry.register(_Collector(snapshot))
         self._server, self._thread = start_http_server(port, host or "0.0.0.0", registry)
         self.address = f"{host or '0.0.0.0'}:{self._server.server_port}"
-        """HOST:PORT where it listens."""
+        """The HOST:PORT on which it listens."""
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

@@ -153,7 +153,7 @@ class PlainWriter:
         self.count = 0
         """The number of the event that was recorded last."""
         self.last = 0
-        """When the event began that was recorded last, or is about to be: flows are told of it."""
+        """The begin of the last event recorded, or of the one about to be: flows refer to it."""
 
     def record(self, code: int, began: int, value: int = 0) -> None:
         """Record an event that ends now. began: nanoseconds of the monotonic clock. Raises ValueError after `stop`."""

@@ -70,7 +70,7 @@ def task_text(task: Mapping[str, Any]) -> str:
 
 
 def waiters(stream: Mapping[str, Any]) -> list[str]:
-    """Who waits for what at a stream, one a line: producers for room, consumers for columns."""
+    """The waiting clients of a stream, one a line: producers wait for room, consumers for columns."""
     lines = []
     if stream["waiting"]:
         behind = ", ".join(stream["behind"])

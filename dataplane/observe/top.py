@@ -20,8 +20,8 @@ _HOLDERS = 5
 
 
 def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, height: int) -> str:
-    """At most `height` lines of at most `width` columns, with rates over the `seconds` since `previous`; without
-    rates if that is None, or of another node."""
+    """At most `height` lines of at most `width` columns, with rates over the `seconds` since `previous`; without rates
+    if `previous` is None or of another node."""
     if previous is not None and (previous.node != stats.node or seconds <= 0):
         previous = None
     lines = [_fit(line, width) for line in _lines(stats, previous, seconds, width)]
@@ -67,7 +67,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
 
 
 def _waiting(stats: Stats) -> Iterator[str]:
-    """Who waits for what, shown first: it is the most important part."""
+    """The waiting clients, shown first: this is the most important part."""
     lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
     if stats.waiting:
         lines.insert(0, f"memory: {stats.waiting} requests for {format_size(stats.waiting_bytes)}")

@@ -97,7 +97,7 @@ class Trace:
             yield _meta("thread_sort_index", at, _tid(thread, track), {"sort_index": _tid(thread, track)})
 
     def _arrows(self, spans: list[Span], start: int) -> Iterator[dict[str, Any]]:
-        """From appends to the consumes of their rows, and from those to their acks."""
+        """Arrows from appends to the consumes of their rows, and from consumes to acks."""
         named = {(span.process, span.thread, span.began): span for span in spans if span.code != CODE["reserve"]}
         appends: list[tuple[int, int, Span]] = []
         consumes: list[tuple[Span, int, int]] = []
@@ -183,7 +183,7 @@ def _event(span: Span, start: int) -> dict[str, Any]:
 
 
 def _flow(kind: str, span: Span, number: int, start: int) -> dict[str, Any]:
-    # Within the slice that it binds to: at its end, where what it passes on is there, and where it is known what came.
+    # Within the slice that it binds to: at its end, when its output exists and its input is known.
     at = (max(span.began, span.ended - 1) - start) / 1e3
     event = {"ph": kind, "id": number, "name": "rows", "cat": "dataplane", "pid": span.process + 1}
     return event | {"tid": _tid(span.thread, span.track), "ts": at} | ({"bp": "e"} if kind == "f" else {})
