@@ -253,7 +253,7 @@ class Joined(RowSource, frozen=True, eq=False):
 
 
 class ByteRows(RowSource, frozen=True, eq=False):
-    """Rows that are byte strings: piece k will have the bytes edges[k]:edges[k + 1]. Row i is piece i; or, with
+    """Rows that are byte strings: piece k is written to memory[edges[k]:edges[k + 1]]. Row i is piece i; or, with
     `firsts`, the pieces firsts[i]:firsts[i + 1], one behind another."""
 
     pieces: Sequence[Any]

@@ -232,7 +232,8 @@ async def begin(
     key, group, version, tags, timeout: as for `stream.append`, of one row.
     columns: those that the row has from the start, such as its prompt; of one row.
     tokens: the ragged column whose lengths count the tokens of policy versions, in `version_spans`.
-    lease: seconds for which others leave the row to a silent holder; a process that ends keeps nothing.
+    lease: seconds without a piece or a renewal after which another process may resume the row; if the holder's process
+        ends, it may at once.
 
     Raises as `stream.append`.
     """

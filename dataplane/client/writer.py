@@ -206,15 +206,15 @@ class Writer:
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
     def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
-        """A put of a row that is laid out already, of at most `m.MAX_INLINE` bytes. Returns its node, and its
-        shard's number. Raises as `AsyncPlane.put`."""
+        """The request to put a row that is laid out already, of at most `m.MAX_INLINE` bytes. Its result is the node
+        and the number of the shard. Raises as `AsyncPlane.put`."""
         request = m.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
         return Exchange(
             self._connection, request, m.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
         )
 
     async def put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> list[int]:
-        """As `put_row`, of several rows, all or none."""
+        """Put several such rows, all or none. Returns the numbers of their shards."""
         make, node = self._connection.next_id, self._connection
         asked = [m.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
         replies = await asyncio.gather(

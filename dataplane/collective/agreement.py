@@ -24,8 +24,9 @@ vain."""
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):
     """The statement of one rank. `call`: the name of the call, the same on all ranks. `host`: the same for ranks
-    that read from one node. `headers`: of the payloads that it has for others, in the order of chains. `devices`:
-    whether its device can send and receive tensors. `error`: why it cannot take part."""
+    that read from one node. `refs`: the encoded references that it names, if any. `headers`: one for each payload that
+    it sends, in the order of `Answer.chains`. `devices`: whether its device can send and receive tensors. `error`: why
+    it cannot take part."""
 
     call: str
     host: str = ""

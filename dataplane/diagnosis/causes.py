@@ -49,9 +49,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that nothing else delays. It costs `seconds` of each step, `share` of the step. `processes`: the ids
-    of those that show it. `chain`: the waits that lead to it, beginning with that of the last role. `setting`: the
-    argument or role to change; empty for code."""
+    """A root cause: a delay that no other delay explains. It costs `seconds` of each step, `share` of the step.
+    `processes`: the ids of those that show it. `chain`: the waits that lead to it, beginning with that of the last
+    role. `setting`: the argument or role to change; empty for code."""
 
     kind: Kind
     file: str

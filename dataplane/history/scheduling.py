@@ -49,8 +49,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The assignment of one step. `workers`: for each the positions of its prompts, in order. `ends`: the predicted
-    time of its end, including its lag; `tokens`: its predicted tokens."""
+    """The assignment of one step. For each worker, `workers`: the positions of its prompts, in order; `ends`: the
+    predicted time at which it has finished, its delayed start included; `tokens`: its predicted tokens."""
 
     workers: list[Index]
     ends: Floats

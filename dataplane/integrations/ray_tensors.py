@@ -166,7 +166,8 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
 def register() -> None:
     """Register the transport with Ray in this process, and in the actors that it creates later. Idempotent.
 
-    Ray looks the name up when a class says `ray.method(tensor_transport="DATAPLANE")`: call this before.
+    Ray looks the name up when a class says `ray.method(tensor_transport="DATAPLANE")`: call this before such a class
+    is defined.
 
     Raises Misuse if PyTorch is not installed.
     """

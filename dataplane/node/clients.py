@@ -71,7 +71,7 @@ class NodeServices:
     clustered: Hosts | SingleNode | None
     """The streams and tables, where they are partitions."""
     waits: Waits
-    halves: PartialFrames
+    partial_frames: PartialFrames
     observing: Telemetry
     figures: Callable[[], dict[str, Any]]
     clients: Collection[Client]
@@ -100,8 +100,10 @@ class Client:
         self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._kept = services.waits.client()
-        halves = services.halves
-        self._channel = Channel(connected, _decoder, self._received, self._closed, refused=self._refused, halves=halves)
+        partial = services.partial_frames
+        self._channel = Channel(
+            connected, _decoder, self._received, self._closed, refused=self._refused, partial_frames=partial
+        )
         staged = StagedColumns(services.needed)
         self._shards = ShardRequests(self, services, staged, self._channel)
         self._rows = RowRequests(self, services, staged, self._channel)

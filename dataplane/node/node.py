@@ -130,7 +130,7 @@ class Node:
         hosts.measured = self.figures
         return hosts
 
-    def _serving(self, waits: Waits, halves: PartialFrames) -> NodeServices:
+    def _serving(self, waits: Waits, partial_frames: PartialFrames) -> NodeServices:
         return NodeServices(
             self.id,
             self._store,
@@ -140,7 +140,7 @@ class Node:
             self.hosts,
             self._clustered,
             waits,
-            halves,
+            partial_frames,
             self._observing,
             self.figures,
             self._clients,

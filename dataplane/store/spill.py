@@ -306,8 +306,8 @@ class Disk:
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
-        Raises Corrupt if a single bit differs, or the disk has failed for a while; OSError if the system does not
-        let it be read now.
+        Raises Corrupt if a single bit differs, or if the disk has failed `_TRIES` times over `_TRIES_S` seconds, after
+        which the bytes count as lost; OSError if the file cannot be read now.
         """
         assert self._claim is not None, "it was written"
         began = time.monotonic_ns()

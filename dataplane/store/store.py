@@ -368,8 +368,8 @@ class Store:
         await self._persisting.persist(numbers, deadline, with_next=with_next)
 
     async def recover(self) -> list[int]:
-        """Adopt the shards in the data directory that earlier nodes stored and that were not freed. The caller frees
-        those that it does not need. To be called once, before the first put. Raises Corrupt."""
+        """Adopt the shards in the data directory that earlier processes of this node stored and did not free. The
+        caller frees those that it does not need. To be called once, before the first put. Raises Corrupt."""
         return await self._persisting.recover()
 
     def tend(self) -> None:

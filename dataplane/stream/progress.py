@@ -10,8 +10,8 @@ stays until it is dropped, so that users can inspect it.
 Invariants: a row has one state for each task; the rows counted as left for a task are pending, leased, or dropped while
 leased.
 
-Only the leader knows the leases. For other replicas a leased row is pending, and its try is counted when the row is
-given back: `give_back` and `settle` have the same result whether a row is leased here or not.
+Only the leader knows the leases. For other replicas a leased row is pending, and its delivery is counted when the row
+is given back: `give_back` and `settle` have the same result whether a row is leased here or not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The replicated state of a partition of a stream, and the effect of each command.
 
-A `LeasedRows` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. Beside it are producer
-sequences and outboxes.
+A `LeasedRows` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. The state also has, for
+each client, the sequence numbers of its executed requests, and for each node the releases of columns that it has not
+confirmed (its outbox).
 
 Invariants: `apply` depends on the state and the command only; a command that fails changes nothing, and its result
-is the error. A request of a client is executed once, by its sequence.
+is the error. A request with a sequence number that was executed before gets the earlier result.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Offered:
             return self._mapped
 
     def take(self, stream: socket.socket, ranges: npt.ArrayLike) -> bool:
-        """Whether this connection may read these ranges, (start, stop) each and none empty, which no other may then.
-        If so, it must `leave`."""
+        """Reserve these ranges, (start, stop) each and none empty, for this connection, which must `leave` later.
+        Returns False if the offer has ended, or another connection has reserved a part of them."""
         asked: Asked = np.asarray(ranges, np.int64).reshape(-1, 2)
         with self._left:
             taken = np.concatenate([self._taken, asked])

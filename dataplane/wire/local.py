@@ -154,13 +154,13 @@ class Channel:
         *,
         descriptors: bool = False,
         refused: Callable[[bytes, DataplaneError], bool] | None = None,
-        halves: PartialFrames | None = None,
+        partial_frames: PartialFrames | None = None,
         paced: bool = True,
     ) -> None:
         """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
         decoded; it sends the answer, if any, and returns whether the channel continues. `partial_frames`: the partial
-        messages of all connections. `paced`: whether to stop reading while much waits to be sent; for one end only,
-        else each could wait for the other."""
+        messages of all connections. `paced`: whether to stop reading while much waits to be sent. Only one end may
+        be paced: two could stop reading and wait for each other."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -169,7 +169,7 @@ class Channel:
         self._framer = Framer()
         self._takes_descriptors = descriptors
         self._refused = refused
-        self._halves = halves
+        self._halves = partial_frames
         self._paced = paced
         self.size = 0
         """Bytes of the message that was received last."""

@@ -328,8 +328,8 @@ _CHECKPOINT = "StorageManager.load_checkpoint"
 
 
 def has_checkpoints() -> bool:
-    """Whether this TransferQueue writes checkpoints, as 0.1.9 and later do. One that does not deletes rows at the
-    controller before it clears the storage."""
+    """Whether this TransferQueue writes checkpoints, as 0.1.9 and later do. Earlier versions delete rows at the
+    controller first and clear the storage after."""
     return _is_there("storage.managers.base", _CHECKPOINT)
 
 

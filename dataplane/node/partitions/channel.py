@@ -192,8 +192,8 @@ class Channel:
         return self._questions.pop(number)
 
     def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
-        """Report lost answers to a node that says it has answered these requests. Answers arrive in order, so an
-        answer that is missing now is lost."""
+        """Handle a node's message that it has answered these requests: those without an answer here fail, and the node
+        is told which. Answers arrive in order, so an answer that is missing now is lost."""
         missing = tuple(number for number in numbers if number in self._questions)
         for number in missing:
             question = self._forget(number)

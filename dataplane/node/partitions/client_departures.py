@@ -1,4 +1,4 @@
-"""Removes clients whose nodes have ended from the partitions led here, so that their rows are delivered to others at
+"""Removes, from the partitions led here, the clients of nodes that have ended. Their rows are delivered to others at
 once, not when their leases expire.
 
 A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. A node's process has
