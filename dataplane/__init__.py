@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. They are imported when they are first used: a node's process, and a tool that only
-# wants the errors, need not wait for what it does not use.
+# The module of each public name. Names are imported at their first use: a node's process, and a tool that only
+# needs the errors, do not wait for unused modules.
 _HOMES = {
     "batch.batch": ("Batch", "Column"),
     "batch.concat": ("concat",),

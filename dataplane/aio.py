@@ -1,6 +1,6 @@
-"""The asynchronous face: `async with dataplane.aio.connect() as plane: ref = await plane.put(...)`.
+"""The asynchronous interface: `async with dataplane.aio.connect() as plane: ref = await plane.put(...)`.
 
-The same names as the synchronous one, awaited.
+It has the methods of the synchronous one, as coroutines.
 """
 
 from dataplane.client.connecting import connect

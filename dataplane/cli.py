@@ -1,9 +1,9 @@
-"""The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows what one does, once, and
-`dataplane top` goes on showing it, as `dataplane web` does to browsers. `dataplane diagnose` says why a step takes as
-long as it does, and `dataplane plan` plans a pipeline. `dataplane record` writes a stream's rows to a directory, and
-`dataplane replay` makes a stream of them.
+"""The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows its figures once, `dataplane top`
+shows them live in the terminal, and `dataplane web` in a browser. `dataplane diagnose` explains the duration of a step,
+and `dataplane plan` plans a pipeline. `dataplane record` writes a stream's rows to a directory, and `dataplane replay`
+makes a stream of them.
 
-Exit codes: 0; 1 where the node does not answer or refuses; 2 for a wrong command line.
+Exit codes: 0; 1 if the node does not answer or refuses; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (else the command line) give; its exit code."""
+    """Run the command of `arguments` (else of the command line). Returns its exit code."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     try:
@@ -164,7 +164,7 @@ def _keygen(chosen: argparse.Namespace) -> int:
 
 
 def _connecting(chosen: argparse.Namespace) -> Connecting:
-    """The plane at the node that a command names."""
+    """A plane at the node that a command names."""
     from dataplane.client.connecting import Connecting
 
     return Connecting(_address(chosen), None, writes=False)
@@ -232,8 +232,8 @@ def _top(chosen: argparse.Namespace) -> int:
 
 
 async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
-    """Draw what the node does until q, SIGINT or SIGTERM comes, also where the starter ignores SIGINT. A change of the
-    terminal's size draws at once."""
+    """Draw the node's figures until q, SIGINT or SIGTERM, even if the parent ignores SIGINT. A change of the terminal's
+    size redraws at once."""
     from dataplane.observe.top import frame
 
     loop = asyncio.get_running_loop()
@@ -272,7 +272,8 @@ async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Iterator[None]:
-    """The terminal's other screen, without a cursor, and keys that come as they are typed; afterwards as it was."""
+    """A context with the terminal's alternate screen, without a cursor, and with unbuffered keys; restored
+    afterwards."""
     typed = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(typed) if typed is not None else None
     try:

@@ -1,6 +1,6 @@
-"""Time, as a seam: every deadline in the package comes from here, and tests may put their own clock in.
+"""The clock of all deadlines in the package; tests may replace it.
 
-Only the monotonic clock is read. No decision depends on wall time, so a clock that jumps changes nothing.
+Only the monotonic clock is read. No decision depends on wall time, so jumps of the wall clock have no effect.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Clock = Callable[[], float]
-"""Seconds since some fixed moment; never goes back."""
+"""Seconds since a fixed moment; never decreases."""
 
 monotonic: Clock = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on a clock, by which something has to have happened."""
+    """A time limit, as a moment on a clock."""
 
     at: float
     started: float
@@ -31,7 +31,7 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until then; zero once it has passed."""
+        """Seconds until the deadline; zero once it has passed."""
         return max(0.0, self.at - self.clock())
 
     @property

@@ -138,7 +138,7 @@ class NodeConfig:
 
     @property
     def metrics_at(self) -> tuple[str, int] | None:
-        """`metrics` as a host and a port, if it is to be served."""
+        """`metrics` as a host and a port, if it is set."""
         return None if self.metrics is None else _host_port(self.metrics)
 
     @property
@@ -226,14 +226,14 @@ class ClusterConfig:
 
     @property
     def joined(self) -> Join:
-        """`join` or `seeds`, as what it says."""
+        """`join` or `seeds`, parsed."""
         return _seeds(self.seeds) if self.seeds else _join(self.join)
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How the others are found: by the etcd at one of HOST:PORT, which the nodes of these hosts run if they are seeds,
-    and the cluster's name there."""
+    """The etcd by which nodes find each other: its HOST:PORT addresses, whose nodes run it if they are seeds, and the
+    cluster's name there."""
 
     engine: Literal["etcd", "seeds"]
     addresses: tuple[str, ...]
@@ -281,14 +281,14 @@ def _check_name(slash: str, name: str) -> None:
 
 
 def check_host_port(address: str) -> None:
-    """Raises ValueError for what is no HOST:PORT that one can connect to."""
+    """Raises ValueError for an invalid HOST:PORT."""
     host, port = _host_port(address)
     if not port or set(host) & set("/*@ ") or host != host.strip():
         raise ValueError(f"nobody can be found at {address!r}: HOST:PORT is that of a host")
 
 
 _EVERY = ("*", "0.0.0.0", "::", "0")
-"""Hosts to listen on that are all of a machine's."""
+"""Wildcard hosts: to listen on all addresses of a machine."""
 
 
 def _check_host(host: str) -> None:
@@ -337,7 +337,7 @@ class Environment:
 def program() -> str:
     """The display name of this process: its program's name, and its name as a child of `multiprocessing`."""
     name = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
-    processes = sys.modules.get("multiprocessing.process")  # not imported: it made none
+    processes = sys.modules.get("multiprocessing.process")  # not imported, so this process is not its child
     child = "MainProcess" if processes is None else processes.current_process().name
     return name if child == "MainProcess" else f"{name} {child}"
 
@@ -371,7 +371,7 @@ def _for_sockets(directory: str) -> bool:
 
 
 def default_memory() -> int:
-    """30 % of what this process may use, in bytes."""
+    """30 % of the memory that this process may use, in bytes."""
     return int(0.3 * host_memory())
 
 
@@ -404,7 +404,7 @@ def beyond_host(config: NodeConfig) -> str:
 
 
 def _cgroup_limits(own: Path, root: Path) -> list[int]:
-    """The memory limits, in bytes, of the control group that `own` names and of all that it is in (v1 and v2)."""
+    """The memory limits, in bytes, of the control group that `own` names and of its ancestors (v1 and v2)."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -436,7 +436,7 @@ def _default_spill(memory: int, spill_dir: Path) -> int:
 
 
 def export_address(address: str | None) -> None:
-    """Put the address where this process's children and its other planes find it; None takes it away."""
+    """Set the address in the environment, for this process's children and its other planes; None removes it."""
     if address is None:
         os.environ.pop("DATAPLANE_ADDRESS", None)
     else:

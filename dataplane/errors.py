@@ -2,27 +2,27 @@
 
     DataplaneError
     ├── Retryable              try again, later or elsewhere; nothing was changed
-    │   ├── Backpressure       no room before the deadline; names who holds the bytes
+    │   ├── Backpressure       no room before the deadline; names the holders of the bytes
     │   ├── NotReady           no rows of a stream were ready before the deadline
     │   └── PeerUnavailable    the node does not answer or has gone
     ├── OutcomeUnknown         it may have been done, or may still be; the same request again settles it
-    ├── LeaseExpired           what was held went to somebody else meanwhile; the same call fails again
+    ├── LeaseExpired           the rows or memory went to another process; the same call fails again
     ├── Lost                   the data are gone; make them again
     │   ├── OwnerDied          the node that held them has died
     │   ├── Corrupt            the bytes are not those that were written
-    │   └── Freed              somebody freed them
+    │   └── Freed              they were freed
     ├── Rejected               refused; the same call will be refused again
-    │   ├── Unauthenticated    not who may speak to this node
-    │   ├── ProtocolMismatch   the two sides speak different versions, or one speaks nonsense
+    │   ├── Unauthenticated    the peer may not use this node
+    │   ├── ProtocolMismatch   the two sides use different versions, or a message is invalid
     │   └── LimitExceeded      larger than a configured limit, whatever the load
     └── Misuse                 the calling code is wrong
-        ├── Closed             the plane, or what came from it, was closed before
+        ├── Closed             the plane, or an object from it, was closed before
         ├── Forked             a plane was used in a child of the process that connected it
         └── SchemaMismatch     values do not form the column, or a column is not there
 
-An error is a message and fields: `error.fields` is a dict of plain values, each of which is an attribute
-too. That makes any error of this tree picklable, and lets one cross a socket as a message (`describe`)
-and be raised again on the other side (`revive`) without anything being unpickled.
+An error is a message and fields: `error.fields` is a dict of plain values, each of which is an attribute too. So any
+error of this tree is picklable, and can cross a socket as a message (`describe`) and be raised again on the other side
+(`revive`) without unpickling.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 class DataplaneError(Exception):
     """The root. Not raised itself."""
 
-    #: The fields an error of this class has, with the value each takes where it is not given.
+    #: The fields of errors of this class, with their defaults.
     FIELDS: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, message: str = "", /, **fields: Any) -> None:
@@ -58,11 +58,11 @@ class Retryable(DataplaneError):
 
 
 class Backpressure(Retryable):
-    """There was no room before the deadline, or what is on disk was not read by then.
+    """There was no room, or spilled data were not read back, before the deadline.
 
-    `needed` bytes were asked for and `waited_s` seconds waited. `holders` says who holds the memory, the
-    most first: dicts of `holder` (text), `bytes` and `how` ("pinned", "reserved" or "stored").
-    `spill_error` says why spilling did not help, or is empty.
+    `needed`: the requested bytes; `waited_s`: the seconds waited. `holders`: the processes that hold memory, the
+    largest first: dicts of `holder` (text), `bytes` and `how` ("pinned", "reserved" or "stored"). `spill_error` says
+    why spilling did not help, or is empty.
     """
 
     FIELDS = {"needed": 0, "waited_s": 0.0, "holders": (), "spill_error": ""}
@@ -75,8 +75,8 @@ class NotReady(Retryable):
 
 
 class PeerUnavailable(Retryable):
-    """The node at `address` does not answer, or has gone; the request was not sent, or it changes nothing that lasts.
-    One that does raises OutcomeUnknown."""
+    """The node at `address` does not answer, or has gone; the request was not sent, or has no lasting effect. A request
+    with a lasting effect raises OutcomeUnknown instead."""
 
     FIELDS = {"address": ""}
 
@@ -126,7 +126,7 @@ class Rejected(DataplaneError):
 
 
 class Unauthenticated(Rejected):
-    """The other side is not one that this side speaks to."""
+    """The other side is not permitted to connect to this one."""
 
     FIELDS = {"peer": ""}
 
@@ -148,8 +148,8 @@ class Misuse(DataplaneError):
 
 
 class Closed(Misuse):
-    """The object was closed before. `drained`: it was a stream, and nothing more comes for its task, which has done
-    all rows except `dead` letters and those that were dropped or have `expired`."""
+    """The object was closed before. `drained`: a stream has no more rows for the task, which has done all except `dead`
+    letters, dropped rows and `expired` ones."""
 
     FIELDS = {"drained": False, "dead": 0, "expired": 0}
 
@@ -163,8 +163,8 @@ class Forked(Misuse):
 class SchemaMismatch(Misuse):
     """Values do not form a column, or a column is not there.
 
-    `column` names it, `row` is the first row that does not fit (-1 where no row is to blame), `expected` and
-    `found` say what each side is.
+    `column`: its name; `row`: the first row that does not fit (-1 if none is wrong); `expected` and `found`:
+    descriptions of the two sides.
     """
 
     FIELDS = {"column": "", "row": -1, "expected": "", "found": ""}
@@ -181,14 +181,14 @@ _BY_NAME = _tree(DataplaneError)
 
 
 def describe(error: DataplaneError) -> tuple[str, str, dict[str, Any]]:
-    """The error as plain values: its class's name, its message, its fields. A class that is not of this module is named
-    by the nearest that is: the other side catches that one."""
+    """The error as plain values: its class's name, its message, its fields. A class outside of this module is named by
+    its nearest base class in it, which the other side raises."""
     kind = next(each for each in type(error).__mro__ if each.__name__ in _BY_NAME)
     return kind.__name__, str(error), error.fields
 
 
 def revive(name: str, message: str, fields: Mapping[str, Any]) -> DataplaneError:
-    """The error that `describe` described. Names and fields that this version lacks are left out."""
+    """The error from the values of `describe`. Names and fields that this version lacks are left out."""
     kind = _BY_NAME.get(name, Rejected)
     known = {k: v for k, v in fields.items() if k in kind.FIELDS}
     return kind(message, **{k: tuple(v) if isinstance(kind.FIELDS[k], tuple) else v for k, v in known.items()})

@@ -1,5 +1,5 @@
-"""Threads that are started as work comes; work shared among them; and waiting for those that write into memory which is
-about to be somebody else's."""
+"""Threads that are started on demand; work shared among them; and waits for threads that write into memory which is
+about to be reused."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _HELPERS = 4
 
 
 class Pool(Executor):
-    """At most so many threads. Invariants: work that gets no thread, because the system starts none, is refused
-    (OSError) and not done later; when the process ends, no thread that hangs is waited for. `ThreadPoolExecutor` keeps
-    such work in its queue, and the interpreter joins its threads."""
+    """At most `most` threads. Invariants: work for which the system starts no thread is refused (OSError) and not done
+    later; hanging threads are not waited for when the process ends. `ThreadPoolExecutor` keeps such work in its queue,
+    and the interpreter joins its threads."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = queue.SimpleQueue()
-        self._free = 0  # threads that wait, less the work that waits for one
+        self._free = 0  # idle threads, less the pieces of work that wait for one
         self._threads: list[threading.Thread] = []
         self._ended: list[Future[None]] = []
         self._closed = False
 
     def submit(self, work: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Have it done by a thread. Raises OSError where there is none and none can be started, and once closed."""
+        """Run the work in a thread. Raises OSError if none exists and none can be started, and after `shutdown`."""
         future: Future[R] = Future()
 
         def run() -> None:
@@ -73,7 +73,7 @@ class Pool(Executor):
         work: Callable[[], None] | None = first.pop()  # a thread keeps its arguments until it ends
         while work is not None:
             work()
-            del work  # this thread must not keep alive what it refers to
+            del work  # else this thread would keep its arguments alive
             with self._lock:
                 self._free += 1
             waiting = self._work.get()
@@ -82,8 +82,8 @@ class Pool(Executor):
         ended.set_result(None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; `wait` for what there is. `cancel_futures`: but for what has not begun, which is
-        cancelled."""
+        """Take no more work; with `wait`, wait for the accepted work. `cancel_futures`: cancel work that has not
+        begun."""
         with self._lock:
             if cancel_futures:
                 self._cancel()
@@ -95,7 +95,7 @@ class Pool(Executor):
             thread.join()
 
     def _cancel(self) -> None:
-        """Cancel what no thread has begun; the threads are still told to end, if they were."""
+        """Cancel work that no thread has begun. Threads that were asked to end still end."""
         ends = 0
         with suppress(queue.Empty):
             while True:
@@ -107,12 +107,12 @@ class Pool(Executor):
             self._work.put(None)
 
     async def aclose(self) -> None:
-        """Take no more work, and wait for what there is."""
+        """Take no more work, and wait for the accepted work."""
         self.shutdown(wait=False)
         await asyncio.gather(*map(asyncio.wrap_future, self._ended))
 
     async def aside(self, work: Callable[..., R], *args: Any) -> R:
-        """Do this in a thread; in this one where there is no other."""
+        """Run this in a thread; in the current one if no other is available."""
         try:
             running = self.submit(work, *args)
         except OSError:
@@ -121,7 +121,7 @@ class Pool(Executor):
 
 
 def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """As `list(map(work, items))`, by this thread and those of `pool` that are idle: it waits for none that is not, so
+    """As `list(map(work, items))`, by this thread and the idle threads of `pool`: it does not wait for busy threads, so
     it may run in the pool itself. No work is running any more when this returns or raises."""
     left = deque(enumerate(items))
     found: dict[int, R] = {}
@@ -135,7 +135,7 @@ def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list
             found[i] = work(item)
 
     helping: list[Future[None]] = []
-    with suppress(RuntimeError, OSError):  # a pool that is being shut down helps no more
+    with suppress(RuntimeError, OSError):  # the pool is being shut down
         for _ in range(min(_HELPERS, len(left) - 1)):
             helping.append(pool.submit(take))
     try:
@@ -150,11 +150,11 @@ def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list
 
 
 async def stopped(running: Sequence[Future[Any]], patience_s: float | None = None) -> None:
-    """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile; for so long at most."""
+    """Cancel work that has not started, and wait for running work, for a limited time, even if this is cancelled."""
     until = None if patience_s is None else time.monotonic() + patience_s
     for future in running:
         future.cancel()
-    # Futures of our own: cancelling those that were waited for before has marked them done, and stopped no thread.
+    # New futures of asyncio: earlier ones that were cancelled are marked done, although their threads still run.
     left = [asyncio.wrap_future(future) for future in running if not future.done()]
     while left and (until is None or time.monotonic() < until):
         with suppress(asyncio.CancelledError):

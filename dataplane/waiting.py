@@ -1,14 +1,14 @@
-"""What a node's requests wait for, how long, and whose request ended each wait.
+"""The waits of a node's requests: the reason and duration of each, and the request that ended it.
 
-While a node does what a request asks, `asked` says which: the client's number, and the request's. Whoever ends a wait
-does so within a request of its own (the append that makes a row ready, the ack that frees room), so that `asked` names
-it as the wait ends; (0, 0) is the node itself, which has written a shard to disk, or read one.
+While a node executes a request, `asked` names it: the number of the client, and that of the request. A wait is ended by
+another request (the append that makes a row ready, the ack that frees room), which `asked` names at that moment; (0, 0)
+is the node itself, which has written a shard to disk, or read one.
 
-The low `BITS` of a request's number are the place in the client's source that it was made at, as the client numbers
-those (`dataplane.diagnosis.recorder`). So no message carries anything for this. Here they are only counted under.
+The low `BITS` of a request's number are the number of the calling place in the client's source
+(`dataplane.diagnosis.recorder`). So messages need no other field for this. Here they only serve as keys.
 
-Invariants: a table keeps at most `MOST` places and kinds, and of each `ENDERS` that ended its waits; what is
-beyond counts under place 0 and ender (0, 0). What waits for less than `SHORT_S` is not counted.
+Invariants: a table keeps at most `MOST` places and kinds, and `ENDERS` requests for each that ended its waits; others
+count under place 0 and ender (0, 0). Waits of less than `SHORT_S` are not counted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ENDERS = 16
 SHORT_S = 0.0002
 
 Asked = tuple[int, int]
-"""A client's number, and its request's."""
+"""The number of a client, and of its request."""
 
 NODE: Asked = (0, 0)
 
 asked: ContextVar[Asked] = ContextVar("asked", default=NODE)
-"""The request that is being done."""
+"""The request in progress."""
 
 
 def processor_s() -> tuple[float, float]:
-    """Seconds that the main thread of this process ran, and was ready to run without a processor, as the kernel counts
-    them; zeros where it does not."""
+    """Seconds that the main thread of this process ran, and that it was ready to run without a processor, as counted by
+    the kernel; zeros if it does not count them."""
     try:
         with open("/proc/self/schedstat", "rb") as told:
             ran, queued, *_ = told.read().split()
@@ -48,12 +48,12 @@ def processor_s() -> tuple[float, float]:
 
 
 def computed_s() -> float:
-    """Seconds that the threads of this process ran, all together."""
+    """Seconds that all threads of this process ran, in total."""
     return time.process_time()
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """The number of processors that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -61,7 +61,7 @@ def processors() -> int:
 
 
 def busy_s() -> float:
-    """Seconds that all processors of this host ran anything, since it started; 0 where that is not told."""
+    """Seconds that all processors of this host were busy since its start; 0 if unknown."""
     try:
         with open("/proc/stat", "rb") as told:
             user, nice, system, _, _, irq, soft, *_ = (int(each) for each in told.readline().split()[1:])
@@ -71,15 +71,15 @@ def busy_s() -> float:
 
 
 class Waits:
-    """The waits of one client, by place and kind and by what for (a stream's name)."""
+    """The waits of one client, by place, kind and object (the name of a stream)."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, str], list[Any]] = {}  # count, seconds, {ender: [count, seconds]}
         self.open: set[Wait] = set()
-        """Those that have not ended."""
+        """The waits that have not ended."""
 
     def add(self, place: int, kind: str, what: str, seconds: float, ender: Asked) -> None:
-        """A wait is over, that `ender` has ended."""
+        """Count a wait that `ender` has ended."""
         key = (place, kind, what)
         entry = self._found.get(key)
         if entry is None:
@@ -99,8 +99,8 @@ class Waits:
         counted[1] += seconds
 
     def told(self) -> list[list[Any]]:
-        """As plain values: [place, kind, what, count, seconds, [[client, place, count, seconds], ...]]. Those that have
-        not ended count with what they have waited, and without an ender."""
+        """As plain values: [place, kind, what, count, seconds, [[client, place, count, seconds], ...]]. Waits that have
+        not ended count with their seconds so far, and without an ender."""
         found = {key: [count, seconds, ended] for key, (count, seconds, ended) in self._found.items()}
         for wait in self.open:
             key, waited_s = wait.key, wait.waited_s
@@ -113,7 +113,7 @@ class Waits:
 
 
 class Wait:
-    """A request that may wait, perhaps for one thing after another. `end` counts the last of them."""
+    """The wait of a request, which may have several reasons in turn. `end` counts the last one."""
 
     __slots__ = ("_before", "_ender", "_kind", "_place", "_since", "_waits", "_what")
 
@@ -130,26 +130,26 @@ class Wait:
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """What it counts under."""
+        """The key under which it is counted."""
         return self._place, self._kind, self._what
 
     @property
     def waited_s(self) -> float:
-        """Seconds that it has waited."""
+        """The seconds of the wait so far."""
         return time.monotonic() - self._since
 
     def turn(self, kind: str, what: str = "") -> None:
-        """From now on it waits for this, if at all. An empty kind: for nothing that counts."""
+        """Count the wait so far, and begin one with this reason. With an empty kind it is not counted."""
         self._count()
         self._before = self._kind, self._what
         self._kind, self._what, self._since, self._ender = kind, what, time.monotonic(), NODE
 
     def turn_back(self) -> None:
-        """It waits for what it waited for before."""
+        """Return to the previous reason."""
         self.turn(*self._before)
 
     def noting(self, then: Callable[[T], object]) -> Callable[[T], None]:
-        """`then`, which ends the wait, and whoever calls it is remembered for that."""
+        """A function that calls `then`, and records the current request as the ender of the wait."""
 
         def ended(value: T) -> None:
             self.ended()
@@ -158,11 +158,11 @@ class Wait:
         return ended
 
     def ended(self) -> None:
-        """Who does this now ends the wait."""
+        """Record the current request as the ender of the wait."""
         self._ender = asked.get()
 
     def end(self) -> None:
-        """The wait is over."""
+        """End the wait, and count it."""
         self._count()
         self._kind = ""
         self._waits.open.discard(self)
@@ -177,14 +177,14 @@ _current: ContextVar[Wait | None] = ContextVar("waiting", default=None)
 
 
 def begin(waits: Waits, number: int, kind: str) -> Wait:
-    """The request of this number waits, in this task; for what, unless `turn` says it."""
+    """Begin the wait of the request with this number, in this task; `kind` is its reason until `turn`."""
     wait = Wait(waits, number, kind)
     _current.set(wait)
     return wait
 
 
 def turn(kind: str, what: str = "") -> Wait:
-    """The request of this task waits for this from now on. Where there is none, what is said of it counts nowhere."""
+    """Change the reason of the current task's wait. Without a wait, returns one that is not counted."""
     wait = _current.get()
     if wait is None:
         return Wait(Waits(), 0, "")

@@ -1,15 +1,15 @@
-"""Threads for work that may hang: a disk that does not answer holds up a thread for as long as it likes.
+"""Threads for work that may hang: a disk that does not answer can block a thread for an unlimited time.
 
 Invariants:
 
-- every thread is started when the workers are made, so that later none can be missing;
-- at most `slots` pieces of work run at once, but for those that are late: a piece that has made no progress for a while
-  keeps its thread and gives its slot to an idle thread, so that what comes after it goes on;
-- where every thread is late, work is refused at once (OSError, ETIMEDOUT), and what was waiting is too;
-- nobody waits for a late thread when the workers are closed, nor when the process ends.
+- every thread is started with the workers, so none can be missing later;
+- at most `slots` pieces of work run at once, except for late ones: a piece without progress for a while keeps its
+  thread and gives its slot to an idle thread, so that later work goes on;
+- if every thread is late, new and waiting work is refused at once (OSError, ETIMEDOUT);
+- late threads are not waited for when the workers are closed, nor when the process ends.
 
-Rejected: `ThreadPoolExecutor`, which starts threads as work comes, keeps the work in its queue where that fails, and
-whose threads the interpreter joins before it ends.
+Rejected: `ThreadPoolExecutor`, which starts threads on demand, keeps the work in its queue if a start fails, and whose
+threads the interpreter joins before it ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LATE_S = 1.0
 
 
 class _Piece:
-    """Work, and who waits for it."""
+    """A piece of work, and the future of its result."""
 
     __slots__ = ("args", "future", "kwargs", "work")
 
@@ -55,16 +55,16 @@ class _Piece:
 
 
 class Workers(Executor):
-    """See the module. `relieve` must be called now and then while there is work: nobody else notices what is late."""
+    """See the module. Call `relieve` periodically while work is pending: only it detects late work."""
 
     def __init__(self, slots: int, spares: int, name: str) -> None:
-        """Raises OSError where the system starts no thread."""
+        """Raises OSError if the system starts no thread."""
         self._name = name
         self._work: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for a spare: whether to take a slot, or to end
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for a spare: take a slot (True), or end
         self._lock = threading.Lock()
-        self._progress: dict[int, float] = {}  # of each thread that works, when it last made any
-        self._replaced: set[int] = set()  # threads that are late, whose slot a spare has
+        self._progress: dict[int, float] = {}  # by working thread, the time of its last progress
+        self._replaced: set[int] = set()  # late threads whose slot a spare has
         self._spares = spares
         self._stuck = False
         self._closed = False
@@ -80,7 +80,7 @@ class Workers(Executor):
             raise OSError(errno.EAGAIN, why) from None
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Have it done by a thread. Raises OSError where all of them are late, and once closed."""
+        """Run the work in a thread. Raises OSError if all threads are late, and after `close`."""
         if self._closed:
             raise OSError(errno.ESHUTDOWN, "the node stops")
         if self._stuck:
@@ -95,12 +95,12 @@ class Workers(Executor):
         return OSError(errno.ETIMEDOUT, f"{len(self._progress)} requests to the system have not been answered")
 
     def progress(self) -> None:
-        """The work of this thread goes on."""
+        """Record progress of this thread's work."""
         with self._lock:
             self._progress[threading.get_ident()] = time.monotonic()
 
     def relieve(self, late_s: float = LATE_S) -> None:
-        """Give the slots of late threads to idle ones. Where there is none left, refuse what waits."""
+        """Give the slots of late threads to idle ones. If no idle thread is left, refuse the waiting work."""
         with self._lock:
             before = time.monotonic() - late_s
             late = [thread for thread, since in self._progress.items() if since <= before]
@@ -115,7 +115,7 @@ class Workers(Executor):
 
     @property
     def late(self) -> int:
-        """How many threads have lost their slot."""
+        """The number of threads that have lost their slot."""
         return len(self._replaced)
 
     def _refuse(self, error: OSError) -> None:
@@ -137,7 +137,7 @@ class Workers(Executor):
             with self._lock:
                 self._progress[me] = time.monotonic()
             piece.run()
-            del piece  # this thread must not keep alive what it refers to
+            del piece  # else this thread would keep its arguments alive
             with self._lock:
                 del self._progress[me]
                 self._stuck = False
@@ -152,7 +152,7 @@ class Workers(Executor):
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self, patience_s: float) -> None:
-        """Cancel what has not begun, and wait for so long for what has."""
+        """Cancel work that has not begun, and wait at most `patience_s` for running work."""
         self._closed = True
         with suppress(queue.Empty):
             while True:

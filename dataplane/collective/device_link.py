@@ -4,8 +4,9 @@ It carries the large pieces of columns of numbers, from device to device, if the
 device by NCCL and each rank of the call has one. Everything else, and the agreement before, goes over the `Link`.
 
 Works of NCCL block the device's stream and not the host, so a rank forwards a piece before it has arrived. The host
-waits once, at the end, by looking at an event: a wait of CUDA has no deadline. What can block the host is the first
-message between two ranks, for which NCCL makes a communicator; so the ranks `meet` first, in a thread that can be left.
+waits once, at the end, by looking at an event: a wait of CUDA has no deadline. Only the first message between two ranks
+can block the host, since NCCL makes a communicator for it; so the ranks `meet` first, in a thread that can be
+abandoned.
 
 Invariants: no ordered pair of ranks is in two chains of a call, so both ends of a pair name its pieces in one order
 (NCCL has no tags). A failure costs this group alone, which the next call makes anew.
@@ -105,7 +106,7 @@ class DeviceLink:
             return self._group.recv([into], rank, 0)
 
     def finish(self, deadline: Deadline) -> None:
-        """Return when all is sent, and received whose works were waited for. Raises TimeoutError too."""
+        """Return when all is sent, and all awaited receives are done. Raises TimeoutError too."""
         with self._current():
             while self._sent:
                 self._sent.popleft()[0].wait()
@@ -115,7 +116,7 @@ class DeviceLink:
             raise RuntimeError("the connections between devices were closed")
 
     def _complete(self, deadline: Deadline) -> None:
-        """Return when the device has done what its current stream has to do."""
+        """Return when the device has done all work on its current stream."""
         import torch
 
         done = torch.cuda.current_stream().record_event()

@@ -41,7 +41,7 @@ Described = tuple[str, str, dict[str, Any]]
 """An error in the form of `errors.describe`."""
 
 _STORE_S = 0.3
-_THREADS = 64  # of a link, of which one or two are used unless the store hangs
+_THREADS = 64  # threads of a link; one or two are used unless the store hangs
 _WATCH_S = 0.5  # between two looks for a rank that has failed; calls that take less look once, before they begin
 _FRAME = 2048  # bytes of the first message of a text; the rest of a longer one follows in a second
 _LENGTH = struct.Struct("<Q")
@@ -259,7 +259,7 @@ class Link:
         for rank in range(self.size):
             if peers is None or rank == self.rank:
                 continue
-            with suppress(RuntimeError):  # closed already; else gloo closes all, as this wait is too long
+            with suppress(RuntimeError):  # closed already; else gloo closes all: this wait is too long
                 work = peers.recv([bytes_tensor(np.empty(1, np.uint8))], rank, _NEVER)
                 work.wait(timedelta(milliseconds=1))
 
@@ -274,7 +274,7 @@ class Link:
                         self._shut(peers, self._devices if self._peers is peers else None)
                         return
 
-        with suppress(OSError):  # there is no thread: a rank that waits for a third waits until the deadline
+        with suppress(OSError):  # without a thread, a rank that waits for a third waits until the deadline
             self._threads.submit(watch)
 
     def _close(self) -> None:
@@ -300,7 +300,7 @@ class Link:
         try:
             self._bounded(lambda: self._store.compare_set(_word(self._number), "", encoded), _STORE_S)
         except (RuntimeError, TimeoutError):
-            return  # the process that serves the store has gone: then all see that
+            return  # the process that serves the store has gone, which all ranks notice
 
     def _word(self, wait_s: float = 0.0) -> DataplaneError | None:
         """The reason that a rank has written, or writes within `wait_s`; None if there is none."""

@@ -42,7 +42,8 @@ def _dropped(_: Bytes) -> None:
 
 
 class ReceivedBlock:
-    """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it.
+    """A block of this process's memory (`batch.Memory`). Private views are the block itself, which belongs to this
+    process.
 
     After `mirror`, received bytes are copied to a device while the rest arrives, or received there; tensors on that
     device use that memory. What was received there alone is copied to the block when it is read there.
@@ -99,7 +100,7 @@ class ReceivedBlock:
         return self.private(offset, nbytes).copy()
 
     def _copy_back(self, first: int, last: int) -> None:
-        """Copy what of these bytes is on the device only."""
+        """Copy those of these bytes that are only on the device."""
         with self._lock:
             for start, stop in self._only_there:
                 if start < last and first < stop:

@@ -36,7 +36,7 @@ def copied(source: Any, device: Any) -> Any:
     ring, source = _ring(device), source.contiguous()
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
-        with torch.cuda.stream(ring.stream):  # whose memory it then is: nothing else is to be waited for
+        with torch.cuda.stream(ring.stream):  # the target belongs to this stream, so no other work has to be waited for
             target = torch.empty(source.shape, dtype=source.dtype, device=device)
         ring.copy(target, source)
         if current != ring.stream:

@@ -20,7 +20,7 @@ from dataplane.diagnosis.graph import CONSUMING, CallSiteRecord, Ender, Index, L
 PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
 ROOM = (*PERMITS, "memory")
 _DEEPEST = 8
-_BLOCKED = 0.02  # how much a process counts at least that waits for room all the time
+_BLOCKED = 0.02  # the least weight of a process that waits for room all the time
 _LEAST = 1e-4  # of the window: smaller shares are not followed
 
 

@@ -15,18 +15,18 @@ from dataplane.errors import Misuse
 
 Kind = Literal[
     "code",  # a line of user code takes long
-    "skew",  # a line of user code takes as long as its rows are, and those differ much
-    "tail",  # a line of user code takes much longer at times, whatever its rows are
+    "skew",  # the time of a line of user code follows the size of its rows, which differ much
+    "tail",  # a line of user code sometimes takes much longer, independent of its rows
     "lock",  # a line of user code waits for a lock, a thread or a process
-    "straggler",  # one process takes longer than those alike
-    "host",  # the processes of one host take longer than those alike
+    "straggler",  # one process takes longer than its peers
+    "host",  # the processes of one host take longer than their peers
     "ack",  # a consumer holds rows for long before it acks them
     "budget",  # producers wait for memory
     "disk",  # a read or write of spilled data waits for the disk
-    "link",  # bytes of another host are waited for
-    "prefetch",  # bytes are asked for only when they are needed
+    "link",  # a process waits for bytes of another host
+    "prefetch",  # bytes are requested only when they are needed
     "limit",  # max_lag, max_rows or max_bytes keeps two roles from working at a time
-    "processor",  # ready threads had no processor, because the job's own processes want more than there are
+    "processor",  # ready threads had no processor, because the job's own processes need more than the host has
     "collective",  # collectives themselves: ranks wait there, all alike
     "plane",  # calls into the plane themselves
 ]
@@ -81,7 +81,7 @@ class Role:
 @dataclass(frozen=True, slots=True)
 class Crowded:
     """A host whose processors other jobs use: each step waits `seconds` for one, `share` of it. Of its `processors`
-    the job had `job` on average and others `others`. Not a cause: no change of the job mends it."""
+    the job had `job` on average and others `others`. Not a cause: no change of the job helps."""
 
     host: str
     processors: int

@@ -9,7 +9,7 @@ process.
 A wait for a processor is a cause of the job only as far as the job itself uses the processors. Without the queueing,
 each of its processes would use `computed_s / (seconds - queued_s)` of one. If the sum is at most the number of
 processors, the job alone would not wait: the wait is due to others, is reported as "crowded", and no change of the job
-mends it. Otherwise, the share of the demand that would be unmet alone, relative to the unmet share, belongs to the job.
+helps. Otherwise, the share of the demand that would be unmet alone, relative to the unmet share, belongs to the job.
 
 A call to another host shares its link with fetched bytes. The share of the time in which some were in transfer, at
 either end, is the share of such calls that belongs to the link: reported as "fetch", at the line of the node that waits
@@ -92,8 +92,8 @@ def _add(sums: list[float], each: Process | Node, seconds: float) -> None:
 
 
 def _behind(share: Share, index: Index) -> tuple[float, Process, Activity] | None:
-    """For a call: the share of the time in which bytes were in transfer from or to its node, and who waits there for
-    bytes the longest. None for a call that fetches, or if nobody does."""
+    """For a call: the share of the time in which bytes were in transfer from or to its node, and the call that waits
+    there longest for bytes. None for a call that fetches, or without such a call."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
     if len(fetching) < 2 or not any(fetching) or share.part.kind != "plane":
         return None
@@ -112,9 +112,9 @@ def _behind(share: Share, index: Index) -> tuple[float, Process, Activity] | Non
 
 
 def _queued(share: Share, index: Index) -> float:
-    """The part of a share in which a processor was waited for."""
+    """The part of a share that was a wait for a processor."""
     process = share.process
-    if share.kind == "plane" and share.part.kind == "plane":  # and no wait for rows that nobody is known to make
+    if share.kind == "plane" and share.part.kind == "plane":  # and no wait for rows without a known producer
         return _of_calls(process, index)
     if share.kind == "code" and isinstance(share.part.at, Line):
         called = sum(place.seconds for place in process.places)

@@ -28,8 +28,8 @@ FOLLOWS = math.sqrt(0.5)
 """The correlation from which times depend on sizes: these explain half of the variance."""
 SURE = 2.5
 """The number of standard errors from which a difference is significant: chance exceeds it once in 160 times."""
-_FEW = 6  # rounds of whose spread nothing is said
-_ROUNDS = 3  # and of what they usually take
+_FEW = 6  # rounds, below which no spread is computed
+_ROUNDS = 3  # rounds, below which no usual time is computed
 _MEDIAN = 1.25  # the standard error of a median by that of a mean, of a normal distribution
 _LEAST_SPREAD = 0.3  # of times that are all in one power of two
 

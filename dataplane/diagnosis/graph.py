@@ -1,4 +1,4 @@
-"""The performance graph of a job: the reports of its processes between two moments, and who waited for whom.
+"""The performance graph of a job: the reports of its processes between two moments, and their waits for each other.
 
 A `Run` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is saved in a file for
 `--compare`. Places and lines have a file and a line number; waits name the process and place that ended them.

@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 RECENCY = 0.8
 """The weight of a length for each epoch that it is older than the newest."""
 
-_UNKNOWN = 512.0  # tokens, where no prompt has a response
-_SPREAD = 0.75  # of logarithms, where nothing tells it
+_UNKNOWN = 512.0  # tokens, if no prompt has a response
+_SPREAD = 0.75  # the deviation of logarithms, if no data give it
 
 
 @dataclass(frozen=True, slots=True)

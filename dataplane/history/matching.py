@@ -219,7 +219,7 @@ try:
     from dataplane.history import _suffix
 
     NATIVE = True
-except ImportError:  # no C compiler was there
+except ImportError:  # not built: no C compiler
     NATIVE = False
 
 

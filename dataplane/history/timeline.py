@@ -21,7 +21,7 @@ from dataplane.history.scheduling import BASE, Schedule
 PREFILL = 0.02
 """The cost of a token of a moved response, relative to that of decoding it."""
 
-_WORTH = 1.1  # how many times faster a worker has to become by giving half of what it has
+_WORTH = 1.1  # the factor by which a worker must become faster by giving away half of its responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Rollouts:
             heapq.heappush(self._events, (worker.next, worker.version, number))
 
     def _end(self, worker: _Worker, now: float) -> None:
-        first = True  # its own time, whatever the rounding
+        first = True  # its exact time, despite rounding
         while worker.active and (first or worker.active[0][0] <= worker.clock):
             _, step, _ = heapq.heappop(worker.active)
             first = False

@@ -17,7 +17,7 @@ KEY, GROUP, NUMBER, VERSION, TAGS, MEDIA, ROW = (
 )  # fmt: skip
 RESERVED = (KEY, GROUP, NUMBER, VERSION, TAGS, MEDIA, ROW)
 
-_APART = 64 << 10  # bytes of media, on average, from which on each is written from where it lies
+_APART = 64 << 10  # the average bytes of media from which each is written without a copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Reader:
                 log.warning("a part of the recording is left out: %s", error)
             except FileNotFoundError:
                 known = self.manifest.parts
-                self.manifest = Manifest.read(self.directory)  # perhaps it is in a file now
+                self.manifest = Manifest.read(self.directory)  # it may be in a file now
                 if self.manifest.parts == known:
                     later = self._later(number)
                     if later is None:

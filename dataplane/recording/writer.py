@@ -198,7 +198,7 @@ class Writer:
         try:
             self.manifest.write(self.directory)
         except BaseException:
-            if len(Manifest.read(self.directory).files) == len(files):  # else it is there, though perhaps not for good
+            if len(Manifest.read(self.directory).files) == len(files):  # else the file exists, perhaps not durably
                 self.manifest.files, self.manifest.parts = files, parts
             raise
 
@@ -213,7 +213,7 @@ class Writer:
             sums = which == 0 or not self.manifest.seed  # else a medium has its hash
             own: list[str] | bool = _DICTIONARY if which == 0 else False
             statistics: list[str] | bool = _STATISTICS if which == 0 else ["media"]
-            # By Arrow itself: a file of Python's would be given a copy of each page.
+            # Written by Arrow itself: a Python file would get a copy of each page.
             with pa.OSFile(str(beside), "wb") as file, pq.ParquetWriter(
                 file, first.schema, compression=compression, compression_level=1 if compression == "zstd" else None,
                 use_dictionary=own, write_statistics=statistics, write_page_checksum=sums,

@@ -148,7 +148,7 @@ class CoordinatorSuite:
         async def renew() -> None:
             while True:
                 assert await kept.renew()
-                await asyncio.sleep(LEASE_S / 4)  # as a member does: it is what keeps the lease
+                await asyncio.sleep(LEASE_S / 4)  # as a member does, which keeps the lease
 
         async with aclosing(coordinator.watch_members()) as watch:
             renewing = asyncio.ensure_future(renew())

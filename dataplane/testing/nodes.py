@@ -32,7 +32,7 @@ MEMORY = "16MiB"
 
 _SETTINGS: dict[str, Any] = {"memory": MEMORY, "spill": 0, "prewarm": 0}
 _WAIT_S = 60.0
-_STEPS = 16  # of the node's loop, after which what a moved clock made due has been done
+_STEPS = 16  # turns of the node's loop, after which timers that a moved clock made due have run
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -156,7 +156,7 @@ class NodeProcess:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop it (SIGSTOP): it answers nobody until `thaw`, and its connections stay open."""
+        """Stop it (SIGSTOP): it answers no request until `thaw`, and its connections stay open."""
         self._launched.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 

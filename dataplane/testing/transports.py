@@ -131,7 +131,7 @@ class TransportSuite:
             assert target.guarded()
         return target
 
-    # What is offered arrives
+    # Offered bytes arrive
 
     @pytest.mark.parametrize("size", [1, 4095, 4 * KIB, 4 * KIB + 1, 9 * MIB, 33 * MIB])
     async def test_every_byte_arrives(
@@ -201,7 +201,7 @@ class TransportSuite:
             assert target.guarded()
             await server.withdraw(ticket)
 
-    # What does not
+    # Other reads fail
 
     async def test_a_wrong_ticket(self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]) -> None:
         ticket = server.offer(shelf(64 * KIB).memory)
@@ -318,7 +318,7 @@ class TransportSuite:
         target.bytes[:] = BLANK
         await server.withdraw(ticket)
         await server.aclose()
-        await reader.aclose()  # whatever was on its way has come, or will not
+        await reader.aclose()  # any byte in transfer has arrived, or never will
         assert target.blank()
 
     async def test_cancelled_again_and_again(

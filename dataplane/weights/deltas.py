@@ -8,7 +8,7 @@ everywhere, and each costs its bytes and one more.
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
 Invariants: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
-changed or not, and one over all of them are compared; an invalid delta writes nowhere but into its target.
+changed or not, and one over all of them are compared; an invalid delta writes only into its target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataplane.errors import Corrupt
 _sparse: Any
 try:
     from dataplane.weights import _sparse
-except ImportError:  # there was no compiler
+except ImportError:  # not built: no C compiler
     _sparse = None
 
 Bytes = npt.NDArray[np.uint8]

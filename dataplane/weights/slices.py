@@ -126,7 +126,7 @@ def ranges(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
     axis = len(sizes)
     while axis and wanted[axis - 1] == sizes[axis - 1]:
         axis -= 1
-    axis = max(axis - 1, 0)  # the last dimension of which not all is wanted: its bytes are contiguous
+    axis = max(axis - 1, 0)  # the last dimension that is not requested whole: its bytes are contiguous
     run = math.prod(wanted[axis:]) * width
     starts = np.zeros(1, np.int64)
     for dimension, ((start, stop), (base, _)) in enumerate(zip(part, piece, strict=True)):
