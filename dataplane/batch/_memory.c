@@ -33,10 +33,11 @@ static inline void stream_line(char *to, const char *from)
 }
 
 /* On Intel four pages at a time, a line of each in turn, as the large copy of glibc does it (sysdeps/x86_64/multiarch/
- * memmove-vec-unaligned-erms.S): one page alone does not keep the memory busy. On AMD a load waits for a store whose
- * address has the same last 12 bits, which pages in turn are full of. Measured for 288 MiB on one thread, in ms: Intel
- * Xeon, one page at a time 40, two 33, four 29, ordinary stores 44 to 55; AMD EPYC (family 25), by the offset of the
- * source, one 25 to 34, two 25 to 257, four 23 to 126, ordinary stores 37 to 51. */
+ * memmove-vec-unaligned-erms.S): one page alone does not keep the memory busy. On an AMD EPYC pages in turn are slow at
+ * some offsets of the source, perhaps because loads wait for stores with the same last 12 bits of the address (inferred
+ * from the offsets; no counters were read). Measured on one thread, in ms: Intel Xeon, 288 MiB, one page at a time 40,
+ * two 33, four 29, ordinary stores 44 to 55; AMD EPYC (family 25), 256 MiB, by the offset of the source, one 25 to 34,
+ * two 25 to 257, four 23 to 126, ordinary stores 37 to 51. No other processors were measured. */
 static void stream(char *to, const char *from, size_t count)
 {
     size_t head = (LINE - ((uintptr_t)to & (LINE - 1))) & (LINE - 1);

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from dataplane.batch.batch import Batch
@@ -115,14 +116,11 @@ def move(link: Link, chains: Sequence[Chain]) -> None:
     devices = next((chain.devices for chain in chains), None)
     before = [chain.before for chain in chains if chain.before is not None]
     after = [chain.after for chain in chains if chain.after is not None]
-    if devices is not None:
-        link.meet(devices, before, after)
-    for piece in range(max(map(len, chains), default=0)):
-        for chain in chains:
-            if piece < len(chain):
-                chain.pass_on(link, piece)
-    if devices is not None:
-        link.finish(devices, (*before, *after)[0])
+    with nullcontext() if devices is None else link.between_devices(devices, before, after):
+        for piece in range(max(map(len, chains), default=0)):
+            for chain in chains:
+                if piece < len(chain):
+                    chain.pass_on(link, piece)
 
 
 def _is_direct(piece: tuple[int, int], wanted: Sequence[tuple[int, int]]) -> bool:

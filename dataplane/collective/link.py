@@ -18,8 +18,8 @@ import logging
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -188,20 +188,17 @@ class Link:
                 return None
         return self._devices if self._devices.device == device else None
 
-    def meet(self, devices: DeviceLink, before: Sequence[int], after: Sequence[int]) -> None:
-        """Have this rank's device connect to those of its neighbours. Raises as `wait`."""
+    @contextmanager
+    def between_devices(self, devices: DeviceLink, before: Sequence[int], after: Sequence[int]) -> Iterator[None]:
+        """Connect this rank's device to those of its neighbours, and wait at the end of the block until all tensors are
+        sent and received. Raises as `wait`, also for torch's errors within the block."""
         deadline = self._deadline
         try:
             self._bounded(lambda: devices.meet(before, after, deadline), deadline.remaining_s)
+            yield
+            devices.finish(deadline)
         except (RuntimeError, TimeoutError) as error:
             raise self._broken((*before, *after)[0], error, ran_out=not deadline.remaining_s) from None
-
-    def finish(self, devices: DeviceLink, neighbour: int) -> None:
-        """Wait until all tensors are sent and received. Raises as `wait`."""
-        try:
-            devices.finish(self._deadline)
-        except (RuntimeError, TimeoutError) as error:
-            raise self._broken(neighbour, error, ran_out=not self._deadline.remaining_s) from None
 
     # Texts: short, of any length
 

@@ -177,9 +177,11 @@ class RemoteList(Sequence[Any]):
         rows = {name: self._read[name][chosen.start : chosen.stop].to_list() for name in wanted}
         found: list[Any] = []
         for at, index in enumerate(chosen):
+            if index in self._own:
+                found.append(self._own[index])
+                continue
             values = {name: self._filled(rows[name][at], index, lazy) for name in wanted}
-            item = next(iter(values.values())) if self._kind is None else self._kind(**values)
-            found.append(self._own.get(index, item))
+            found.append(next(iter(values.values())) if self._kind is None else self._kind(**values))
         return found
 
     def __repr__(self) -> str:

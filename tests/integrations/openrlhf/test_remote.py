@@ -123,6 +123,15 @@ def test_experiences_in_lists_go_too(plane: dp.Plane) -> None:
     assert same(list(RemoteList.of("x", given, SentRows(plane))), given)
 
 
+def test_an_experience_that_stays_in_the_list_is_itself_beside_those_that_do_not(plane: dp.Plane) -> None:
+    given = [experience(3, 7, seed=i) for i in range(3)]
+    given[1].sequences = given[1].sequences.to(torch.float32).requires_grad_()
+    there = RemoteList.of("experience", given, SentRows(plane))
+    assert [item is given[1] for item in there] == [False, True, False]
+    assert there[1] is given[1]
+    assert same([there[0].sequences, there[2].sequences], [given[0].sequences, given[2].sequences])
+
+
 def test_slices_are_of_the_same_items(plane: dp.Plane) -> None:
     given = [experience(1 + i % 3, 5 + i, seed=i) for i in range(7)]
     there = RemoteList.of("experience", given, SentRows(plane))

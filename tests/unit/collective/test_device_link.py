@@ -106,13 +106,41 @@ def test_large_numbers_go_between_devices_and_all_else_between_hosts(
         assert batch.to_dict() == local_batch(COLUMNS).to_dict()  # copied back from the device
 
 
+def test_an_error_of_torch_between_pieces_is_a_typed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another thread has ended the group, which is what a rank that fails has the others do."""
+    packed = pack(local_batch(COLUMNS))
+
+    def closed(link: DeviceLink, rank: int, data: Any) -> None:
+        raise RuntimeError("[x] NCCL communicator was aborted. More")
+
+    monkeypatch.setattr(DeviceLink, "send_copy", closed)
+
+    def call(rank: int) -> None:
+        chain = Chain(0, [0, 1], rank, None if rank else packed, packed.header, CPU, ranks.devices[rank])
+        with pytest.raises(PeerUnavailable, match="communicator was aborted" if not rank else "rank 0") as caught:
+            try:
+                move(ranks.links[rank], [chain])
+            finally:
+                if not rank:
+                    ranks.links[rank].interrupt()  # as the end of its call does
+        assert caught.value.address == f"rank {1 - rank}"
+
+    with Ranks(2) as ranks:
+        ranks.each(call)
+
+
 def test_ranks_whose_devices_are_closed_raise() -> None:
     with Ranks(2) as ranks:
-        ranks.each(lambda rank: ranks.links[rank].meet(ranks.devices[rank], [0] * rank, [1] * (1 - rank)))
-        for link, devices in zip(ranks.links, ranks.devices, strict=True):
-            devices.abort()
-            with pytest.raises(PeerUnavailable, match="connections between devices were closed"):
-                link.finish(devices, 1 - link.rank)
+
+        def call(rank: int) -> None:
+            link, devices = ranks.links[rank], ranks.devices[rank]
+            with (
+                pytest.raises(PeerUnavailable, match="connections between devices were closed"),
+                link.between_devices(devices, [0] * rank, [1] * (1 - rank)),
+            ):
+                devices.abort()
+
+        ranks.each(call)
 
 
 def test_which_devices_a_group_sends_by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
