@@ -121,7 +121,7 @@ def calls(address: str) -> list[Row]:
     values = np.zeros((1, 256), np.float32)
     rows = []
     with dp.connect(address) as plane:
-        connection = plane._inner._connection
+        connection = plane._inner.connection
         ref = plane.put({"x": values})
         work: dict[str, tuple[Callable[[], object], type[m.Reply]]] = {
             "put": (lambda: plane.put({"x": values}, scope="calls"), m.Stored),

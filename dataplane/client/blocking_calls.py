@@ -18,7 +18,7 @@ from dataplane.client.weights import AsyncWeights
 
 @blocking(
     AsyncPlane,
-    *("address", "put", "draft", "get", "prefetch", "free", "retain", "retain_each", "_put_rows", "_retain_rows"),
+    *("address", "put", "draft", "get", "prefetch", "free", "retain", "retain_each"),
     *("stats", "stream", "streams", "restore", "replay", "table", "history", "weights", "tables"),
     *("members", "graphs", "diagnose"),
 )

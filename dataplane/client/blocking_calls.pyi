@@ -127,13 +127,6 @@ class PlaneCalls(Blocking):
     def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
 
-    def _put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
-        """As `_put_row`, of several rows, all or none."""
-
-    def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
-        raises as `retain`."""
-
     def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member of its cluster that `members` names so.
 

@@ -21,17 +21,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
+from dataplane.client.releasing import undo
 from dataplane.client.request_kinds import changes, code
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
-from dataplane.stream import requests as r
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, connect, parse_address
-from dataplane.wire.places import numbers
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +70,38 @@ class Exchange(NamedTuple, Generic[R, T]):
     undo: Callable[[], None] = _nothing
 
 
+class Heartbeat:
+    """Messages that say that this process lives, sent every `interval_s` while a reservation is open."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._open = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.interval_s = 1.0
+
+    def due(self, change: int) -> None:
+        """Change the number of open reservations."""
+        self._open += change
+        if self._open and self._timer is None:
+            self._beat()
+
+    @property
+    def beats(self) -> bool:
+        """Whether heartbeats are due."""
+        return bool(self._open) and self._channel.open
+
+    def _beat(self) -> None:
+        self._timer = None
+        if self.beats:
+            self._channel.send(m.Alive())
+            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._beat)
+
+    def stop(self) -> None:
+        """Send no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class Connection:
     """An established connection. Made by `open`; used from its event loop only, except where stated."""
 
@@ -81,7 +112,9 @@ class Connection:
         self.pins = Pins(self._flush_soon)
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
         self._process = os.getpid()
-        self._forked = False  # set by the hook below: os.getpid would be a system call for every use
+        self.in_child = False
+        """Whether this is a forked child of the process that connected. Set by the hook below: os.getpid would be a
+        system call for every use."""
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: the caller has stopped waiting
@@ -96,14 +129,13 @@ class Connection:
         """The `Admit` requests for references that were put earlier and are about to be appended."""
         self.keeping: Callable[[m.Keeping], None] = lambda told: None
         """Called with the node's messages about shards that this client keeps."""
-        self._reserved = 0
         self._prewarm: list[Mapping] = []
         self.events: PlainWriter | None = None
         """Records the events of this connection; None if the node wants none."""
-        self._heartbeat: asyncio.TimerHandle | None = None
         connected = connect(parse_address(address))
         self._socket = connected
         self._channel = Channel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
+        self.heartbeat = Heartbeat(self._channel)
         _connections.add(self)
 
     @classmethod
@@ -117,6 +149,7 @@ class Connection:
         hello = m.Hello(connection.next_id(), m.MAJOR, m.MINOR, name or program(), writes)
         try:
             connection.welcome = await connection.request(hello, m.Welcome, 0.0)
+            connection.heartbeat.interval_s = connection.welcome.lease_s / 5
             if connection.welcome.reports_s:
                 recorder.attach(connection, connection.welcome.reports_s)
             connection.pins.source = (address, connection.welcome.token) if connection.welcome.token else None
@@ -138,11 +171,6 @@ class Connection:
             raise Closed("the plane is closed")
         if self._gone is not None:
             raise type(self._gone)(str(self._gone), **self._gone.fields)
-
-    @property
-    def in_child(self) -> bool:
-        """Whether this is a forked child of the process that connected."""
-        return self._forked
 
     def next_id(self) -> int:
         """A number for a request, which includes the number of the calling place in the user's source."""
@@ -217,14 +245,14 @@ class Connection:
         events = self.events
         began = begun or _clock()
         while True:
-            self.reserved(+exchange.admits)
+            self.heartbeat.due(+exchange.admits)
             try:
                 reply = await self._answered(exchange.request, exchange.kind, exchange.timeout_s, future)
             except BaseException:
                 exchange.undo()
                 raise
             finally:
-                self.reserved(-exchange.admits)
+                self.heartbeat.due(-exchange.admits)
                 del future  # as in `_answered`
             made = exchange.finish(reply)
             if not isinstance(made, Exchange):
@@ -287,40 +315,7 @@ class Connection:
             self._pending[identifier] = None
             self._channel.send(m.Cancel(identifier))
         elif future.done() and not future.cancelled() and future.exception() is None:
-            self._undo(future.result())
-
-    def _undo(self, reply: m.Reply) -> None:
-        """Release the grant of a reply whose caller has stopped waiting."""
-        match reply:
-            case m.Reserved():
-                self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
-            case m.Held():
-                held = [] if reply.carried else numbers(reply.places)
-                self._channel.send(m.Unpin([*held, *(each[1] for each in reply.kept)]))
-            case m.Kept():
-                self.tell(m.Free(self.next_id(), reply.shards, [], ""))
-            case m.StreamAnswer(result=r.Delivered() as given):
-                nack = r.Nack(grant=given.grant, replica=given.replica, seen=False)
-                self.tell(m.AskStream(self.next_id(), reply.stream, nack))
-            case m.Admitted():
-                self.tell(m.GiveBack(reply.stream, reply.ticket))
-            case m.Stored():
-                self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
-            case m.Retained():
-                self.unlink(reply.node, reply.links)
-
-    def unlink(self, node: bytes, links: list[int]) -> None:
-        """Free everything that these links to shards of the node have. Does not wait."""
-        if node == self.welcome.node:
-            self.tell(m.Free(self.next_id(), links, [], ""))
-        else:
-            self.tell(m.FreeElsewhere(self.next_id(), node, [(link, [], (0, 0, b"")) for link in links]))
-
-    def discard(self, shards: list[int]) -> None:
-        """Release reservations of this process, sealed or not. No other process may know these shards."""
-        self._channel.send(m.Abort(shards))
-        self._channel.send(m.Unpin(shards))
-        self.tell(m.Free(self.next_id(), shards, [], ""))
+            undo(self, future.result())
 
     def tell(self, message: m.Message) -> None:
         """Send a message whose answer, if it has one, is not needed."""
@@ -337,7 +332,7 @@ class Connection:
             segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size, self.pins.access))
             segment.grant(fd, writable=grant.writable)
         if isinstance(reply, m.Welcome) and reply.ring:
-            self._record_in(reply.ring)
+            self.events = _recording(reply.ring, *self._channel.take_descriptors(1))
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
             return
@@ -349,22 +344,11 @@ class Connection:
         future = self._pending.pop(reply.id)
         self._settle()
         if future is None or future.done():
-            self._undo(reply)
+            undo(self, reply)
         elif isinstance(reply, m.Failure):
             future.set_exception(revive(reply.name, reply.message, reply.fields))
         else:
             future.set_result(reply)
-
-    def _record_in(self, size: int) -> None:
-        """Record events in the ring that came with the welcome, if it has this version's format."""
-        (fd,) = self._channel.take_descriptors(1)
-        try:
-            if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
-                self.events = Recorder(fd).writer
-        except OSError as error:  # no memory to map it: continue without
-            log.warning("this process records no events: %s", error)
-        finally:
-            os.close(fd)
 
     def _closed(self, error: DataplaneError | None) -> bool:
         """The node is gone, or does not accept messages of this side any more. In the second case it still keeps the
@@ -390,29 +374,10 @@ class Connection:
             if future is not None and not future.done():
                 future.set_exception(kind(str(gone), **gone.fields))
 
-    # Signs of life
-
-    def reserved(self, change: int) -> None:
-        """Change the number of open reservations; heartbeats are sent while one is open."""
-        self._reserved += change
-        if self._reserved and self._heartbeat is None:
-            self._beat()
-
-    @property
-    def beating(self) -> bool:
-        """Whether heartbeats are due."""
-        return bool(self._reserved) and self._channel.open
-
     @property
     def owed(self) -> bool:
         """Whether a reply is pending whose caller has stopped waiting, so that its grant must be released."""
         return None in self._pending.values() and self._channel.open
-
-    def _beat(self) -> None:
-        self._heartbeat = None
-        if self.beating:
-            self._channel.send(m.Alive())
-            self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
 
     def report(self, graph: bytes) -> None:
         """From any thread: send this process's performance graph, and the pins dropped so far."""
@@ -482,8 +447,7 @@ class Connection:
             return
         self._closing = self._detached = True
         recorder.detach(self)
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        self.heartbeat.stop()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
         kept = [m.Cancel(request) for request in self.handing]  # this process lives on and owns its shards
@@ -509,6 +473,18 @@ class Connection:
                 segment.unshare(mapping, offset)
 
 
+def _recording(size: int, fd: int) -> PlainWriter | None:
+    """Records events in the ring that came with the welcome; None if that has not this version's format."""
+    try:
+        if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
+            return Recorder(fd).writer
+    except OSError as error:  # no memory to map it: continue without
+        log.warning("this process records no events: %s", error)
+    finally:
+        os.close(fd)
+    return None
+
+
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -516,7 +492,7 @@ def _after_fork_in_child() -> None:
     connections = list(_connections)
     _connections.clear()
     for connection in connections:
-        connection._forked = connection._detached = True
+        connection.in_child = connection._detached = True
     for connection in connections:
         connection.forked()
 

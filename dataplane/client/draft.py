@@ -24,6 +24,7 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
+from dataplane.client.releasing import discard
 from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
 
@@ -145,13 +146,13 @@ class Draft:
             raise LimitExceeded(refused, what="memory", asked=base, limit=limit)
         request = m.Reserve(connection.next_id(), [base], timeout)
         reserved = await connection.request(request, m.Reserved, timeout)
-        connection.reserved(+1)
+        connection.heartbeat.due(+1)
         shard, segment, offset, _ = reserved.extents[0]
         try:
             return cls(connection, specs, layouts, (shard, segment, offset), scope)
         except BaseException:
             connection.tell(m.Abort([shard]))
-            connection.reserved(-1)
+            connection.heartbeat.due(-1)
             raise
 
     def _write_offsets(self) -> None:
@@ -207,10 +208,10 @@ class Draft:
             request = m.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
-            self._connection.discard([self._shard])
+            discard(self._connection, [self._shard])
             raise
         finally:
-            self._connection.reserved(-1)
+            self._connection.heartbeat.due(-1)
         self._keeps.append(self._connection.pins.hold(self._shard))
         self._mapping, self._keeps = None, []
         columns = [
@@ -228,7 +229,7 @@ class Draft:
                 self._unshare(self._mapping)
                 self._mapping = None
             self._connection.tell(m.Abort([self._shard]))
-            self._connection.reserved(-1)
+            self._connection.heartbeat.due(-1)
 
     def _unshare(self, mapping: MemoryMapping) -> None:
         self._segment.unshare(mapping, self._offset)

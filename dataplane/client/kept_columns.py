@@ -220,7 +220,7 @@ class KeptColumns:
             self._connection.tell(m.Abort([number]))
             raise
         finally:
-            self._connection.reserved(-1)
+            self._connection.heartbeat.due(-1)
 
     def _told(self, told: m.Keeping) -> None:
         """The node says that somebody needs a shard in its memory, or that nobody needs it."""

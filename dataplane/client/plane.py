@@ -17,7 +17,6 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.put_options import Narrow, Objects, refuses
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import (
     arguments,
     background,
@@ -64,39 +63,30 @@ class AsyncPlane:
     def __init__(
         self, connection: Connection, node: embedded.EmbeddedNode | None = None, gpu_budget: int = GPU_BUDGET
     ) -> None:
-        self._connection = connection
+        self.connection = connection
+        """The connection to the node. This, the writer and the pool are for this package only."""
         self._node = node
-        self._pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
-        self._writer = Writer(connection, self._pool)
-        self._kept_columns = KeptColumns(connection, self._writer, gpu_budget)
+        self.pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
+        self.writer = Writer(connection, self.pool)
+        self._kept_columns = KeptColumns(connection, self.writer, gpu_budget)
         self._getter = Getter(connection)
         self._closed = False
         if connection.welcome.prewarm:
-            self._pool.submit(connection.prewarm)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to the node; for this package only."""
-        return self._connection
+            self.pool.submit(connection.prewarm)
 
     @property
     def address(self) -> str:
         """The address for other processes of this host."""
-        return self._connection.address
+        return self.connection.address
 
     def check(self) -> None:
         """Raises Closed, Forked or PeerUnavailable if this plane cannot be used any more."""
-        self._connection.check()
+        self.connection.check()
 
     def busy(self) -> bool:
         """Whether work must continue without calls: heartbeats of open reservations, the wait for the answer to a
         cancelled call, whose grant must be released, or other processes' requests for columns that this one keeps."""
-        return self._connection.beating or self._connection.owed or self._kept_columns.live
-
-    @property
-    def in_child(self) -> bool:
-        """Whether this is a forked child of the process that connected."""
-        return self._connection.in_child
+        return self.connection.heartbeat.beats or self.connection.owed or self._kept_columns.live
 
     # Putting
 
@@ -133,28 +123,28 @@ class AsyncPlane:
         """
         if objects != "store" and refuses(objects):
             self.check()
-            columns = await self._writer.without_objects(columns)
+            columns = await self.writer.without_objects(columns)
         if narrow:
             self.check()
-            columns = await self._writer.narrowed(columns, narrow)
+            columns = await self.writer.narrowed(columns, narrow)
         asked = self.putting(columns, scope, dedupe, replicas, timeout, device)
         if asked is not None:
-            return await self._connection.exchange(asked)
+            return await self.connection.exchange(asked)
         self.check()
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
         if device not in (None, "keep") or (device and copies > 1):
             raise Misuse(f'device is "keep" or None, and "keep" is for one host; not {device!r} with {copies} replicas')
-        planned = await self._writer.plan(columns, dedupe)
+        planned = await self.writer.plan(columns, dedupe)
         keep = self._kept_columns.keeping(columns, scope, deadline) if device else None
-        ref = await self._writer.write(planned, scope, deadline.remaining_s, keep)
+        ref = await self.writer.write(planned, scope, deadline.remaining_s, keep)
         if copies > 1 and len(ref):
             try:
-                await self._writer.replicate(ref, copies, deadline.remaining_s)
+                await self.writer.replicate(ref, copies, deadline.remaining_s)
             except BaseException:
                 with suppress(DataplaneError):
                     shards = [number for _, number in ref.shards()]
-                    self._connection.tell(m.Free(self._connection.next_id(), shards, [], ""))
+                    self.connection.tell(m.Free(self.connection.next_id(), shards, [], ""))
                 raise
         return ref
 
@@ -165,7 +155,7 @@ class AsyncPlane:
         self.check()
         if dedupe or replicas != 1 or device is not None:
             return None
-        return self._writer.putting(columns, _scope(scope), arguments.seconds(timeout))
+        return self.writer.putting(columns, _scope(scope), arguments.seconds(timeout))
 
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S
@@ -176,7 +166,7 @@ class AsyncPlane:
         SchemaMismatch if the row counts differ.
         """
         self.check()
-        return await Draft.open(self._connection, columns, _scope(scope), arguments.seconds(timeout))
+        return await Draft.open(self.connection, columns, _scope(scope), arguments.seconds(timeout))
 
     # Getting
 
@@ -211,7 +201,7 @@ class AsyncPlane:
         if device is None and out is None:
             return batch
         nbytes = device_get.nbytes(batch, device, out)
-        return await self._writer.in_thread(nbytes, device_get.placed, batch, device, out, self._pool, ordering.noted())
+        return await self.writer.in_thread(nbytes, device_get.placed, batch, device, out, self.pool, ordering.noted())
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
         """The request of a `get` without a group; None if none is needed. Raises as that."""
@@ -222,10 +212,6 @@ class AsyncPlane:
         """As `get`, for a caller that has the batch `placed`."""
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout))
-
-    def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
-        """Apply `device` and `out` of `get`, in the calling thread."""
-        return batch if device is None and out is None else device_get.placed(batch, device, out, self._pool)
 
     async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
         """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
@@ -246,7 +232,7 @@ class AsyncPlane:
         self.check()
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
-        await row_requests.free(self._connection, None if ref is None else _reference(ref), _scope(scope))
+        await row_requests.free(self.connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
@@ -261,30 +247,10 @@ class AsyncPlane:
         (retained,) = await self.retain_each([ref])
         return retained
 
-    async def _put_row(self, row: SmallColumns, timeout: float) -> tuple[bytes, int]:
-        """Store a row that `batch.small_columns` laid out. Returns its node and its shard. Raises as `put`."""
-        return await self._connection.exchange(self.putting_row(row, timeout))
-
-    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[Any, tuple[bytes, int]]:
-        """The request of `_put_row`."""
-        self.check()
-        return self._writer.putting_row(row, arguments.seconds(timeout))
-
-    async def _put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
-        """As `_put_row`, of several rows, all or none."""
-        self.check()
-        return self._connection.welcome.node, await self._writer.put_rows(rows, arguments.seconds(timeout))
-
-    async def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none;
-        raises as `retain`."""
-        self.check()
-        return await row_requests.links(self._connection, node, rows)
-
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
         self.check()
-        return await row_requests.retain(self._connection, [_reference(ref) for ref in refs])
+        return await row_requests.retain(self.connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member of its cluster that `members` names so.
@@ -292,8 +258,8 @@ class AsyncPlane:
         Raises PeerUnavailable if there is no such member, or it does not answer.
         """
         self.check()
-        asked = m.Stats(self._connection.next_id(), arguments.node(node))
-        reply = await self._connection.request(asked, m.Figures, 0.0)
+        asked = m.Stats(self.connection.next_id(), arguments.node(node))
+        reply = await self.connection.request(asked, m.Figures, 0.0)
         return Stats.of(reply.values)
 
     # Streams
@@ -342,8 +308,8 @@ class AsyncPlane:
             group_size,
             durable=durable,
         )
-        opened = await self._connection.request(m.Open(self._connection.next_id(), name, wanted), m.Opened, 0.0)
-        holds = self._connection.welcome.holds
+        opened = await self.connection.request(m.Open(self.connection.next_id(), name, wanted), m.Opened, 0.0)
+        holds = self.connection.welcome.holds
         if wanted is not None and 0 < holds < wanted.max_bytes:
             warnings.warn(
                 f"stream {name!r} never holds its max_bytes of {format_size(wanted.max_bytes)}: the node has room for"
@@ -351,7 +317,7 @@ class AsyncPlane:
                 " start the node with more memory= or spill=",
                 stacklevel=2,
             )
-        stream = AsyncStream(self._connection, self._writer, self._getter, name, opened)
+        stream = AsyncStream(self.connection, self.writer, self._getter, name, opened)
         return history_follower.follow(stream, followed)
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
@@ -362,8 +328,8 @@ class AsyncPlane:
         found: dict[str, Any] = {}
         more: Any = None
         while more is None or more:
-            asked = m.Streams(self._connection.next_id(), max(more) if more else None, member)
-            more = (await self._connection.request(asked, m.Figures, 0.0)).values
+            asked = m.Streams(self.connection.next_id(), max(more) if more else None, member)
+            more = (await self.connection.request(asked, m.Figures, 0.0)).values
             found |= more
         return found
 
@@ -381,10 +347,10 @@ class AsyncPlane:
         self.check()
         if name is not None:
             arguments.text("a stream's name", name)
-        name = await checkpoint.read(self._connection, self._writer, path, name, arguments.seconds(timeout))
-        asked = m.Open(self._connection.next_id(), name, None)
-        opened = await self._connection.request(asked, m.Opened, 0.0)
-        return AsyncStream(self._connection, self._writer, self._getter, name, opened)
+        name = await checkpoint.read(self.connection, self.writer, path, name, arguments.seconds(timeout))
+        asked = m.Open(self.connection.next_id(), name, None)
+        opened = await self.connection.request(asked, m.Opened, 0.0)
+        return AsyncStream(self.connection, self.writer, self._getter, name, opened)
 
     async def replay(
         self,
@@ -420,7 +386,7 @@ class AsyncPlane:
         arguments.text("a table's name", name)
         if len(name) > m.MAX_SCOPE:
             raise Misuse(f"a table's name has at most {m.MAX_SCOPE} characters, not {len(name)}")
-        return AsyncTable(self._connection, self._writer, name, durable=bool(durable))
+        return AsyncTable(self.connection, self.writer, name, durable=bool(durable))
 
     def history(
         self,
@@ -448,7 +414,7 @@ class AsyncPlane:
         Raises Misuse.
         """
         register, chunks = (self.table(f"{kind}/{arguments.text('a name', name)}") for kind in ("weights", "chunks"))
-        return weights.AsyncWeights(self._connection, self._writer, self._getter, register, chunks, keep, replicas)
+        return weights.AsyncWeights(self.connection, self.writer, self._getter, register, chunks, keep, replicas)
 
     async def tables(self) -> dict[str, Any]:
         """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
@@ -456,8 +422,8 @@ class AsyncPlane:
         found: dict[str, Any] = {}
         more: Any = None
         while more is None or more:
-            asked = m.Tables(self._connection.next_id(), max(more) if more else None)
-            more = (await self._connection.request(asked, m.Figures, 0.0)).values
+            asked = m.Tables(self.connection.next_id(), max(more) if more else None)
+            more = (await self.connection.request(asked, m.Figures, 0.0)).values
             found |= more
         return found
 
@@ -467,7 +433,7 @@ class AsyncPlane:
         """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
         number. Empty for a node without a cluster."""
         self.check()
-        return dict((await self._connection.request(m.Members(self._connection.next_id()), m.Figures, 0.0)).values)
+        return dict((await self.connection.request(m.Members(self.connection.next_id()), m.Figures, 0.0)).values)
 
     # Diagnosis
 
@@ -475,7 +441,7 @@ class AsyncPlane:
         """The performance figures that the processes of the node and its cluster have reported: sums, of which
         `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
         self.check()
-        return dict((await self._connection.request(m.Graphs(self._connection.next_id()), m.Figures, 0.0)).values)
+        return dict((await self.connection.request(m.Graphs(self.connection.next_id()), m.Figures, 0.0)).values)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
@@ -496,22 +462,19 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
-        await background.end_all(self._connection)
+        await background.end_all(self.connection)
         try:
             await self._kept_columns.aclose()
         finally:
-            await self._end()
-
-    async def _end(self) -> None:
-        self._connection.refuse()
-        try:
-            await self._pool.aclose()
-            await self._connection.settle()
-        finally:
-            self._pool.shutdown()  # it writes into memory that goes to others when the connection ends
-            self._connection.close()
-        if self._node is not None:
-            await self._node.retire(wait=not self._connection.pins.live)
+            self.connection.refuse()
+            try:
+                await self.pool.aclose()
+                await self.connection.settle()
+            finally:
+                self.pool.shutdown()  # it writes into memory that goes to others when the connection ends
+                self.connection.close()
+            if self._node is not None:
+                await self._node.retire(wait=not self.connection.pins.live)
 
     async def __aenter__(self) -> AsyncPlane:
         return self
@@ -520,7 +483,7 @@ class AsyncPlane:
         await self.aclose()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and not self._connection.in_child:
+        if not getattr(self, "_closed", True) and not self.connection.in_child:
             warnings.warn(f"the plane at {self.address} was not closed", ResourceWarning, stacklevel=2, source=self)
 
 

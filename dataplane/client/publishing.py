@@ -35,6 +35,7 @@ from dataplane.batch.row_sources import RowSource
 from dataplane.batch.values import dense
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
+from dataplane.client.releasing import discard
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
@@ -341,8 +342,8 @@ class _Reserved:
 
     async def __aexit__(self, *_: object) -> None:
         if not self._sealed and self._shards:
-            self._connection.discard(self._shards)
-        self._connection.reserved(-self._times)
+            discard(self._connection, self._shards)
+        self._connection.heartbeat.due(-self._times)
 
 
 def _layout(nbytes: int) -> bytes:

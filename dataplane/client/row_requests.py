@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
+from dataplane.client.releasing import unlink
 from dataplane.errors import DataplaneError, LimitExceeded
 from dataplane.wire import messages as m
 
@@ -42,7 +43,7 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
     except BaseException:
         with suppress(DataplaneError):
             for (node, _), link in [item for links in made for item in links.items()]:
-                connection.unlink(node, [link])
+                unlink(connection, node, [link])
         raise
     return [ref.numbered(links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
@@ -59,7 +60,7 @@ async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, i
             made += (await connection.request(request, m.Retained, 0.0)).links
     except BaseException:
         with suppress(DataplaneError):
-            connection.unlink(node, made)
+            unlink(connection, node, made)
         raise
     return made
 

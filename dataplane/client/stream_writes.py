@@ -173,7 +173,7 @@ class StreamWrites:
         connection, ticket = self._connection, 0
         if admit.handing:
             connection.handing.add(admit.id)
-        connection.reserved(+1)  # heartbeats, without which the admission lapses
+        connection.heartbeat.due(+1)  # heartbeats, without which the admission lapses
         staged = "" if planned is None else self._next_scope()
         try:
             ticket = (await connection.request(admit, m.Admitted, deadline.remaining_s)).ticket
@@ -203,7 +203,7 @@ class StreamWrites:
             raise
         finally:
             connection.handing.discard(admit.id)
-            connection.reserved(-1)
+            connection.heartbeat.due(-1)
         return said.keys or self._names(reply, admit.rows)
 
     def _keep(self, admit: m.Admit) -> None:

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.small_columns import SmallColumns
-from dataplane.client import blocking, delivery, draft
+from dataplane.client import blocking, delivery, device_get, draft
 from dataplane.client.blocking import Blocking, of_inner
 from dataplane.client.blocking_calls import HistoryCalls, PlaneCalls, TableCalls, WeightsCalls
 from dataplane.client.connecting import Connecting
@@ -148,16 +147,12 @@ class Plane(PlaneCalls):
 
             batch = collective.get(ref, group, plane=self, device=device, timeout=timeout)
             device = None
-        return self._inner.placed(batch, device, out)
-
-    def _put_row(self, row: SmallColumns, timeout: float) -> tuple[bytes, int]:
-        """Store a row that `batch.small_columns` laid out. See `AsyncPlane._put_row`."""
-        return self._turns.ask(self._inner.putting_row(row, timeout))
+        return batch if device is None and out is None else device_get.placed(batch, device, out, self._inner.pool)
 
     def close(self) -> None:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once no process uses
         it."""
-        if self._open and not self._inner.in_child:
+        if self._open and not self._inner.connection.in_child:
             self._open = False
             try:
                 self._turns.wait(self._inner.aclose())

@@ -28,6 +28,7 @@ from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
+from dataplane.client.releasing import discard
 from dataplane.device import ordering
 from dataplane.observe.ring import CODE
 from dataplane.threads import stopped, together
@@ -187,14 +188,14 @@ class Writer:
         """Write the columns into their shard, which is then to be sealed."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
-        connection.reserved(+1)
+        connection.heartbeat.due(+1)
 
         def undo() -> None:
-            connection.discard([shard])
-            connection.reserved(-1)
+            discard(connection, [shard])
+            connection.heartbeat.due(-1)
 
         def finish(reply: m.Done) -> BatchRef:
-            connection.reserved(-1)
+            connection.heartbeat.due(-1)
             return self._meant(laid, shard)
 
         try:
@@ -257,17 +258,17 @@ class Writer:
             if self._connection.events is not None:
                 self._connection.events.record(CODE["put"], began, sum(sizes))
         except BaseException:
-            self._connection.discard(shards)
+            discard(self._connection, shards)
             raise
         finally:
-            self._connection.reserved(-1)
+            self._connection.heartbeat.due(-1)
         return shards
 
     async def reserve(self, sizes: list[int], timeout: float) -> m.Reserved:
         """Reserve room for shards of these sizes. Raises as `AsyncPlane.put`."""
         request = m.Reserve(self._connection.next_id(), sizes, timeout)
         reserved = await self._connection.request(request, m.Reserved, timeout)
-        self._connection.reserved(+1)
+        self._connection.heartbeat.due(+1)
         return reserved
 
     async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:

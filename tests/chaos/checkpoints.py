@@ -32,7 +32,7 @@ def worker(pipe: Any, address: str, path: Path, what: str, step: Any, nth: int) 
 
         CheckpointWriter.commit = commits  # type: ignore[method-assign]
     else:
-        before_requests(plane._inner._connection, lambda request: stop() if isinstance(request, step) else None)
+        before_requests(plane._inner.connection, lambda request: stop() if isinstance(request, step) else None)
     if what == "restore":
         plane.restore(path)
     else:

@@ -191,7 +191,7 @@ async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: P
         await stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
         before = await plane.stats()
         before_requests(
-            plane._connection,
+            plane.connection,
             lambda request: task.cancel() if isinstance(request, step) else None,
         )
         other = file.with_name("other")

@@ -15,7 +15,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from dataplane.batch.field import Field, check_field
 from dataplane.batch.frame import Cell, Shard
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.shard_ids import shard_of
+from dataplane.client import stored_rows
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.process import with_plane
 
@@ -114,7 +115,7 @@ def retained(several: Sequence[bytes]) -> list[bytes]:
     found: list[bytes] = [b""] * len(several)
     try:
         for node, places in by_node.items():
-            links = with_plane(methodcaller("_retain_rows", node, [wanted[at] for at in places]))
+            links = with_plane(partial(stored_rows.retain, node=node, rows=[wanted[at] for at in places]))
             for at, link in zip(places, links, strict=True):
                 cell = several[at]
                 found[at] = cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]

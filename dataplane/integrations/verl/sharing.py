@@ -15,6 +15,7 @@ from dataplane.batch import object_codec, object_rows
 from dataplane.batch.put_plan import values_of
 from dataplane.batch.small_columns import Single, SmallColumns, laid_out_row, single
 from dataplane.batch.values import Values
+from dataplane.client import stored_rows
 from dataplane.errors import Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.sharing import FEW, LocationCache, keys_of, keys_of_columns
@@ -50,7 +51,7 @@ def put_rows(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], tim
     ways = {name: how[name.partition(" ")[2]] for name in large}
     made = _shared(large, ways, timeout, FEW, _stored_apart) if large else {}
     try:
-        node, shards = with_plane(lambda plane: plane._put_rows(rows, timeout))
+        node, shards = with_plane(lambda plane: stored_rows.put_rows(plane, rows, timeout))
     except BaseException:
         cells.drop(made)
         raise
@@ -94,7 +95,7 @@ def _put_row(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: floa
         return _shared(_values(columns), how, timeout, FEW, _stored)
     made = _shared(_values(large), how, timeout, FEW, _stored) if large else {}
     try:
-        node, shard = with_plane(lambda plane: plane._put_row(row, timeout))
+        node, shard = with_plane(lambda plane: stored_rows.put_row(plane, row, timeout))
     except BaseException:
         cells.drop(made)
         raise

@@ -207,7 +207,7 @@ class ClusteredStreams:
             if isinstance(hosted.machine, StreamMachine)
             and hosted.replica.leads
             and (after is None or hosted.machine.name > after)
-            and (record := self.partitions.directory.find(hosted.machine.name)) is not None
+            and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
             and record.key == hosted.partition
         }
         measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
@@ -239,7 +239,7 @@ class ClusteredStreams:
             case pm.ReleaseColumns():
                 self.holders.release(request)
             case pm.StreamDropped():
-                self.partitions.directory.forget(request.name, request.generation)
+                self.partitions.directory.records.forget(request.name, request.generation)
             case _:
                 return None
         return Done(request.id)
@@ -257,7 +257,7 @@ class ClusteredStreams:
     async def dropped(self, stream: Stream) -> bool:
         """Whether the stream was dropped, according to the coordinator."""
         with suppress(Unavailable, OutcomeUnknown):
-            await self.partitions.directory.read(stream.name)
+            await self.partitions.directory.records.read(stream.name)
         return stream.dropped
 
     async def aclose(self) -> None:

@@ -101,7 +101,7 @@ class SingleNode:
     async def _is_named(self, partition: str) -> bool:
         """Whether a stream or table has this partition."""
         is_table, name = kind_of(partition) == TABLES, name_of(partition)
-        record = await (self.tables.directory if is_table else self.partitions.directory).read(name)
+        record = await (self.tables.directory if is_table else self.partitions.directory).records.read(name)
         return record is not None and record.key == partition
 
     async def aclose(self) -> None:

@@ -86,13 +86,13 @@ class Stream:
     @property
     def dropped(self) -> bool:
         """Whether the stream was dropped, according to this node's records."""
-        record = self._directory.find(self.name)
+        record = self._directory.records.find(self.name)
         return record is None or record.generation != self.generation
 
     @property
     def record(self) -> Record:
         """Its record as last seen here. Raises Closed if it was dropped."""
-        record = self._directory.find(self.name)
+        record = self._directory.records.find(self.name)
         if record is None or record.generation != self.generation:
             raise Closed("the stream was dropped")
         return record
@@ -132,7 +132,7 @@ class Streams:
         return stream
 
     async def _opened(self, name: str, settings: Settings | None) -> Record:
-        record = await self._directory.read(name)
+        record = await self._directory.records.read(name)
         if record is not None or settings is None:
             return record or await self._directory.open(name, None)
         followers = max(1, settings.replicas - 1)
@@ -140,7 +140,7 @@ class Streams:
             encoded = encode_settings(settings)
             return await self._directory.open(name, encoded, followers=followers, durable=settings.durable)
         except Misuse:
-            if self._directory.find(name) is None:
+            if self._directory.records.find(name) is None:
                 raise
             return await self._directory.open(name, None)  # another node has created it meanwhile
 

@@ -95,8 +95,8 @@ class TableDirectory(Directory):
     async def record(self, name: str) -> Record | None:
         """The record of a table: as last seen here if it had a partition, else as the coordinator has it now. Raises
         Unavailable, Corrupt."""
-        record = self.find(name)
-        return record if record is not None and record.key is not None else await self.read(name)
+        record = self.records.find(name)
+        return record if record is not None and record.key is not None else await self.records.read(name)
 
     async def made(self, name: str, *, durable: bool = False) -> Record:
         """The record of a table with a partition, which is created if there is none. Raises LimitExceeded,
@@ -112,14 +112,14 @@ class TableDirectory(Directory):
             try:
                 record = await self.placed(wanted, record)
             except Lost:  # the partition was ended as idle before the record named it
-                record = await self.read(name)
+                record = await self.records.read(name)
         return record
 
     async def _emptied(self, record: Record) -> Record | None:
         """The record after its partition, which is not durable, was ended. Raises Misuse if it has a table."""
         if not await self.retire(record.key or ""):
             raise Misuse(f"the table {record.name!r} was made not to be durable: drop it first, or open it so")
-        return await self.read(record.name)
+        return await self.records.read(record.name)
 
     # Ending
 
@@ -127,7 +127,7 @@ class TableDirectory(Directory):
         """Whether every replica of a partition that was not found has died; that is written into the record. Raises
         Unavailable, OutcomeUnknown, Corrupt."""
         await self.lost(name, key)
-        return token_of(key) in past(self.find(name)).lost
+        return token_of(key) in past(self.records.find(name)).lost
 
     def losing(self, record: Record, rows: Sequence[tuple[str, int]]) -> Record:
         lost = (*past(record).lost, token_of(record.key or ""))[-_LOST:]
@@ -140,7 +140,7 @@ class TableDirectory(Directory):
         answer = r.decode_result(await self._router.ask(key, r.encode_request(r.Retire()), Deadline.after(_ASK_S)))
         if not isinstance(answer, r.Retired) or not answer.gone:
             return False
-        record = await self.read(name)
+        record = await self.records.read(name)
         if record is not None and record.key == key:
             await self.records.swap(record, record.without(_encode(PastPartitions(answer.next, past(record).lost))))
         self._router.forget(key)

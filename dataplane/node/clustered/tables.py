@@ -161,7 +161,7 @@ class ClusteredTables:
             elif named is None:
                 self._unknown[key] = since
             else:
-                await self.directory.read(kinds.name_of(key))  # and watch it from here on
+                await self.directory.records.read(kinds.name_of(key))  # and watch it from here on
 
 
 class TableClient:

@@ -89,23 +89,11 @@ class Directory:
 
     # Records
 
-    def find(self, name: str) -> Record | None:
-        """The record as last seen here."""
-        return self.records.find(name)
-
-    async def read(self, name: str) -> Record | None:
-        """The record as it is now, watched from here on. Raises Unavailable, Corrupt."""
-        return await self.records.read(name)
-
     async def read_all(self, keys: Iterable[str]) -> None:
         """Read all records among these keys of the coordinator. Raises Unavailable, Corrupt."""
         for key in keys:
             if key.startswith(self.records.prefix):
-                await self.read(key.removeprefix(self.records.prefix))
-
-    def forget(self, name: str, generation: str) -> None:
-        """Forget the stream of this generation, which another node has dropped."""
-        self.records.forget(name, generation)
+                await self.records.read(key.removeprefix(self.records.prefix))
 
     def names(self, partition: str) -> bool:
         """Whether a record known here names the partition, or will."""
@@ -120,7 +108,7 @@ class Directory:
         """The record of a stream; with settings it is created if there is none. Raises Misuse if there is none, if
         it has other settings, or if it has to be durable and this node has no data directory; LimitExceeded,
         Unavailable, OutcomeUnknown."""
-        record = await self.read(name)
+        record = await self.records.read(name)
         if record is None:
             if settings is None:
                 raise Misuse(f"there is no {self._what} {name!r}; name its tasks to make it")
@@ -181,7 +169,7 @@ class Directory:
     async def prepare(self, name: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Record:
         """The record of a stream with a partition, unknown to others until it is published. Raises Misuse if there
         is a stream with this name; LimitExceeded, Unavailable, OutcomeUnknown, PeerUnavailable."""
-        if await self.read(name) is not None:
+        if await self.records.read(name) is not None:
             raise Misuse(f"there is a {self._what} {name!r} already")
         record = self._new(name, settings, followers, durable=durable).made_by(self._me)
         key = record.key or ""
@@ -210,7 +198,7 @@ class Directory:
 
     async def drop(self, name: str, generation: str = "") -> None:
         """Drop a stream; with `generation`, only that one. Raises Unavailable, OutcomeUnknown."""
-        while (record := await self.read(name)) is not None and generation in ("", record.generation):
+        while (record := await self.records.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
             if await self._take_away(record):
                 self.records.gone(name, record)
@@ -232,7 +220,7 @@ class Directory:
     async def lost(self, name: str, key: str) -> bool:
         """If the partition with this key is lost, write that into the record: every replica has died, or the
         coordinator has forgotten it and no replica reports it. Raises Unavailable, OutcomeUnknown, Corrupt."""
-        record = await self.read(name)
+        record = await self.records.read(name)
         if record is None or record.key != key or not await self._died(key):
             return False
         log.error("every replica of the partition of %s %r has died", self._what, name)

@@ -211,10 +211,10 @@ async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, c
 
 
 async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, connection: Connection) -> None:
-    connection.reserved(+1)
+    connection.heartbeat.due(+1)
     await scripted.until(lambda: scripted.kinds().count("Alive") >= 4)
-    connection.reserved(+1)
-    connection.reserved(-2)
+    connection.heartbeat.due(+1)
+    connection.heartbeat.due(-2)
     count = len(scripted.asked)
     await asyncio.sleep(3 * 0.2 / 5)
     assert len(scripted.asked) <= count + 1

@@ -104,7 +104,7 @@ class StreamBench(StoringBench):
 
     def hosted(self) -> Hosted:
         """The replica of the stream here."""
-        record = self.directory.find(S)
+        record = self.directory.records.find(S)
         hosted = None if record is None else self.replicas.find(record.key or "")
         assert hosted is not None
         return hosted
@@ -243,7 +243,7 @@ async def streaming(
     async with stream_nodes(count, **(options or {})) as nodes:
         for node in nodes:
             await node.opened(tasks, **settings)
-        key = nodes[0].directory.find(S).key  # type: ignore[union-attr]
+        key = nodes[0].directory.records.find(S).key  # type: ignore[union-attr]
         leader = await until(lambda: next((each for each in nodes if each.led(key or "", min(1, count - 1))), None))
         followers = [node for node, _ in leader.hosted().configuration.followers]
         others = sorted((each for each in nodes if each is not leader), key=lambda each: each.name not in followers)

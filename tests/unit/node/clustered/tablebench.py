@@ -134,7 +134,7 @@ def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1
 
 def hosted_at(node: TableBench, name: str = T) -> Hosted | None:
     """The node's replica of the table."""
-    record = node.tables.directory.find(name)
+    record = node.tables.directory.records.find(name)
     hosted = None if record is None or record.key is None else node.replicas.find(record.key)
     assert hosted is None or isinstance(hosted.machine, TableMachine)
     return hosted

@@ -31,7 +31,7 @@ async def test_a_record_that_somebody_changed_is_corrupt_and_left_as_it_is(
         before = await coordinator.read(key)
         await coordinator.swap(key, before, wrong)
         with pytest.raises(Corrupt, match="left as it is"):
-            await b.tables.directory.read(T)
+            await b.tables.directory.records.read(T)
         await until(lambda: "left as it is. Take the key away" in caplog.text)
         await a.client().write(["c"], "x")
         assert (await a.client().look("x")).keys == ["a", "c"]
@@ -110,8 +110,8 @@ async def test_who_asks_while_the_coordinator_has_no_answer_is_answered_after_it
     """A coordinator that was wiped is told its records again by their nodes, and says `Unavailable` until then."""
     async with table_nodes(2, tmp_path) as (a, b):
         await a.client().write(["a"], "x")
-        directory, refused = b.tables.directory, []
-        read = directory.read
+        records, refused = b.tables.directory.records, []
+        read = records.read
 
         async def forgotten(name: str) -> Record | None:
             if len(refused) < 2:
@@ -119,7 +119,7 @@ async def test_who_asks_while_the_coordinator_has_no_answer_is_answered_after_it
                 raise Unavailable("it has forgotten the table")
             return await read(name)
 
-        monkeypatch.setattr(directory, "find", lambda name: None)
-        monkeypatch.setattr(directory, "read", forgotten)
+        monkeypatch.setattr(records, "find", lambda name: None)
+        monkeypatch.setattr(records, "read", forgotten)
         assert len(await b.client().read(["a"], "x")) == 1
         assert refused == [T, T]

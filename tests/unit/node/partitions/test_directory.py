@@ -55,7 +55,7 @@ async def test_a_stream_has_one_partition_and_one_stream_of_a_name_is_made() -> 
 
         await nodes[2].directory.drop(S)
         await until(lambda: not [hosted for node in nodes for hosted in node.replicas if hosted.configuration.epoch])
-        await until(lambda: nodes[0].directory.find(S) is None)
+        await until(lambda: nodes[0].directory.records.find(S) is None)
         again = await nodes[0].directory.open(S, b"others")
         assert again.generation != made[0].generation
 
@@ -71,7 +71,7 @@ async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -
             await coordinator.swap(each, await coordinator.read(each), wrong)
         for node in nodes:
             with pytest.raises(Corrupt, match="left as it is"):
-                await node.directory.read(S)
+                await node.directory.records.read(S)
         await first.append(partition, "goes on")
         (other,) = (node for node in nodes if node is not first)
         first.replicas.end(first.replicas.find(partition), forget=True)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -
             await other.router._read(partition)
         assert await coordinator.read(key) == await coordinator.read(f"streams/{S}") == wrong
         await coordinator.swap(f"streams/{S}", wrong, None)
-        assert await nodes[0].directory.read(S) == record
+        assert await nodes[0].directory.records.read(S) == record
 
 
 async def test_a_coordinator_that_was_wiped_is_told_what_there_is() -> None:
@@ -97,7 +97,7 @@ async def test_a_coordinator_that_was_wiped_is_told_what_there_is() -> None:
 
 
 def lost(node: Bench) -> Sequence[LostPartition]:
-    found = node.directory.find(S)
+    found = node.directory.records.find(S)
     return () if found is None else found.lost
 
 
@@ -152,7 +152,7 @@ async def test_a_partition_whose_replicas_have_all_died_is_named_once_and_anothe
         await asyncio.gather(*(node.aclose() for node in both))
         other.replicas.retained = lambda partition: 5
         await until(lambda: lost(other))  # it takes care of the record itself
-        now = other.directory.find(S)
+        now = other.directory.records.find(S)
         assert now is not None
         again = await other.directory.placed(now, now)
         assert (again.number, again.generation) == (1, record.generation)

@@ -23,4 +23,4 @@ async def test_a_record_is_watched_on_though_somebody_wrote_what_is_none(caplog:
             await coordinator.swap(f"streams/{S}", before, b"\xc1")
             await until(lambda: "no record" in caplog.text)
         await coordinator.swap(f"streams/{S}", b"\xc1", encode(later))
-        await until(lambda: node.directory.find(S) == later)
+        await until(lambda: node.directory.records.find(S) == later)
