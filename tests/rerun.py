@@ -5,8 +5,11 @@
 The arguments are pytest's, options in one word each, as `-n5` or `--dist=loadfile`. What fails again is a failure. What
 passes the second time is printed as `unstable`, appended to the file that the environment names in `UNSTABLE`, and the
 run passes. No test is marked for it and none runs more than twice. An error of collection or of pytest itself is final,
-and so are more failures than `MANY`. A process that ends badly after all tests have passed, as one may that has used
-Ray, runs all of them once more. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
+and so are more failures than `MANY`. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
+
+A process that has used Ray ends without the destructors of its libraries. `ray.shutdown()` leaves native threads (of
+gRPC, and of Ray's clients), which may use what the destructors destroy: after their last test, some such processes
+ended by signal 11.
 
 This is run by its path: other distributions have a package `tests` too.
 """
@@ -30,11 +33,10 @@ MANY = 25
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """One run of pytest: the exit status of its process; whether all tests had `passed` before that ended; by test what
-    failed, in one line, and the seconds that it took."""
+    """One run of pytest: the exit status of its process; by test what failed, in one line, and the seconds that it
+    took."""
 
     code: int = pytest.ExitCode.INTERNAL_ERROR
-    passed: bool = False
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -59,8 +61,7 @@ class Reporter:
             lines = (crash.message if crash is not None else report.longreprtext).splitlines() or [""]
             self._report.failed.setdefault(report.nodeid, lines[0 if crash is not None else -1][:300])
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._report.passed = exitstatus == pytest.ExitCode.OK
+    def pytest_sessionfinish(self) -> None:
         self._file.write_text(json.dumps(dataclasses.asdict(self._report)))
 
 
@@ -84,28 +85,24 @@ def main(arguments: list[str]) -> int:
     """Run and, if need be, run again; the exit status."""
     if arguments and arguments[0].startswith(REPORT):  # in a process of its own, for `run`
         sys.path.insert(0, os.getcwd())  # as `python -m pytest` has it
-        return pytest.main(arguments[1:], plugins=[Reporter(Path(arguments[0].removeprefix(REPORT)))])
+        code = pytest.main(arguments[1:], plugins=[Reporter(Path(arguments[0].removeprefix(REPORT)))])
+        if "ray" in sys.modules:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     first = run(arguments)
-    if first.passed and first.code:
-        said = f"{arguments[-1]}: its process ended by {first.code} after all tests had passed"
-        print(f"\nonce more: {said}", flush=True)
-        code = run(arguments).code
-        return _told([] if code else [f"unstable: {said}"], code)
     if not first.by_chance:
         return first.code
     print(f"\nonce more, alone: {len(first.failed)} tests that failed", flush=True)
     again = run_again(arguments, first)
     passed = [test for test in first.failed if test in again.seconds and test not in again.failed]
-    return _told([f"unstable: {test} ({first.failed[test]})" for test in passed], again.code)
-
-
-def _told(unstable: list[str], code: int) -> int:
-    """Say what was unstable; the exit status."""
+    unstable = [f"unstable: {test} ({first.failed[test]})" for test in passed]
     print(*unstable, sep="\n", flush=True)
     if "UNSTABLE" in os.environ and unstable:
         with open(os.environ["UNSTABLE"], "a") as file:
             print(*unstable, sep="\n", file=file)
-    return code
+    return again.code
 
 
 if __name__ == "__main__":
