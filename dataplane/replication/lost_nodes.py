@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dataplane.errors import OwnerDied
+
 ALL = (1 << 63) - 1
 """A number above that of every shard."""
 
@@ -28,9 +30,15 @@ class LostNodes:
     def __contains__(self, node: object) -> bool:
         return node in self.away
 
-    def has(self, node: bytes, shard: int) -> bool:
-        """Whether this shard was lost with its node."""
-        return shard < self._before.get(node, 0)
+    def there(self, node: bytes, shard: int) -> bool:
+        """Whether this shard was not lost with its node. The shard ALL: whether the node is not away."""
+        return shard >= self._before.get(node, 0) and node not in self.away
+
+    def require(self, shards: Iterable[tuple[bytes, int]]) -> None:
+        """Raises OwnerDied if one of these shards of nodes was lost."""
+        for node, shard in shards:
+            if not self.there(node, shard):
+                raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
 
     def lose(self, node: bytes, before: int = ALL) -> None:
         """Mark a node's shards below this number as lost; by default all, and the node as away."""

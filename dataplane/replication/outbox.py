@@ -10,10 +10,12 @@ The nodes that have needed columns are counted too; these counts follow from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
+
+from dataplane.replication.lost_nodes import LostNodes
 
 _BYTES = 1 << 20  # bytes of entries in one message, unless the first has more
 
@@ -27,9 +29,11 @@ class OutboxState(msgspec.Struct, array_like=True):
 
 
 class Outboxes:
-    """The outboxes of a partition. Iteration gives the nodes with unconfirmed entries."""
+    """The outboxes of a partition; nodes that are `lost` get no entries. Iteration gives the nodes with unconfirmed
+    entries."""
 
-    def __init__(self, state: Sequence[OutboxState] = ()) -> None:
+    def __init__(self, lost: LostNodes, state: Sequence[OutboxState] = ()) -> None:
+        self._lost = lost
         self.holders: dict[bytes, int] = {}
         """The nodes that have columns that rows need, and the number of their references."""
         self._last = {each.node: each.last for each in state}
@@ -46,28 +50,27 @@ class Outboxes:
         for node in dict.fromkeys(nodes):
             self.holders[node] = self.holders.get(node, 0) + 1
 
-    def release(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """End a reference that no row needs any more: add the entry for the nodes that are not gone."""
+    def release(self, entry: bytes, nodes: Iterable[bytes]) -> None:
+        """End a reference that no row needs any more: add the entry for the nodes that are not lost."""
         for node in dict.fromkeys(nodes):
             held = self.holders.pop(node, 0) - 1
             if held > 0:
                 self.holders[node] = held
-        self.tell(entry, nodes, gone)
+        self.tell(entry, nodes)
 
-    def tell(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
-        """Add an entry that does not end a reference, for the nodes that are not gone."""
+    def tell(self, entry: bytes, nodes: Iterable[bytes]) -> None:
+        """Add an entry that does not end a reference, for the nodes that are not lost."""
         for node in dict.fromkeys(nodes):
-            if node not in gone:
+            if node not in self._lost:
                 self._last[node] = self._last.get(node, 0) + 1
                 self._entries.setdefault(node, deque()).append(entry)
 
-    def recount(self, needed: Iterable[Iterable[bytes]], gone: Container[bytes]) -> None:
-        """Count anew. `needed`: the nodes of each reference that rows need. Outboxes of nodes that are gone are
-        removed."""
+    def recount(self, needed: Iterable[Iterable[bytes]]) -> None:
+        """Count anew. `needed`: the nodes of each reference that rows need. Outboxes of lost nodes are removed."""
         self.holders.clear()
         for nodes in needed:
             self.hold(nodes)
-        for node in [node for node in self._entries if node in gone]:
+        for node in [node for node in self._entries if node in self._lost]:
             del self._entries[node]
 
     def first(self, node: bytes, most: int) -> tuple[tuple[bytes, ...], int]:

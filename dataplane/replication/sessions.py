@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dataplane.errors import Rejected
+
 WINDOW = 16
 """Numbers of a producer whose results are kept."""
 
@@ -24,10 +26,6 @@ class _Session(msgspec.Struct, array_like=True):
     results: dict[int, bytes] = {}
 
 
-class Settled(Exception):
-    """The sequence is below the window: it was answered, and its result is not kept any more."""
-
-
 class Sessions:
     """The table of one partition."""
 
@@ -37,12 +35,13 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def result(self, producer: str, sequence: int) -> bytes | None:
-        """The result of a command that was applied; None for one that was not. Raises Settled."""
+        """The result of a command that was applied; None for one that was not. Raises Rejected for a sequence below the
+        window: it was answered, and its result is not kept any more."""
         session = self._sessions.get(producer)
         if session is None:
             return None
         if sequence <= session.last - WINDOW:
-            raise Settled
+            raise Rejected(f"sequence {sequence} of {producer!r} was answered long ago")
         return session.results.get(sequence)
 
     def keep(self, producer: str, sequence: int, result: bytes) -> None:

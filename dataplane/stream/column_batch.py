@@ -6,7 +6,7 @@ copies; a row is lost once one of its columns is on none of these nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -61,12 +61,6 @@ class ColumnBatch:
         self.encoded = self.encoded or self.ref.encode()
         return self.encoded
 
-    def forget_spare(self, node: bytes) -> None:
-        """Remove a node that has no copies any more."""
-        self.spares = tuple(spare for spare in self.spares if spare != node)
-        for piece in self.pieces:
-            piece.forget_spare(node)
-
     def _in(self, which: There) -> Flags:
         """The rows of the reference that have some column in one of these shards."""
         flags = np.zeros(len(self.ref), np.bool_)
@@ -88,3 +82,36 @@ class ColumnBatch:
         if self.pieces:
             return np.ones(len(index), np.bool_)
         return self._in(lambda node, shard: not there(node, shard))[index]
+
+
+class Patches(dict[int, ColumnBatch]):
+    """The patches of a stream, by number; `next` is that of the next one.
+
+    Invariant: a patch is returned to be freed once, when no row and no reader needs it any more.
+    """
+
+    def __init__(self, patches: Mapping[int, ColumnBatch] | None = None, following: int = 0) -> None:
+        super().__init__(patches or {})
+        self.next = following
+
+    def add(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
+        """Add a patch that all rows of `ref` need. Returns its number."""
+        number = self.next
+        self.next += 1
+        self[number] = ColumnBatch(ref, len(ref), hold, tuple(spares))
+        return number
+
+    def release(self, numbers: Index) -> list[ColumnBatch]:
+        """Count one need less for each of these patches (-1: none). Returns those that are no longer needed."""
+        done = []
+        found, counts = np.unique(numbers, return_counts=True)
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+            if number >= 0:
+                self[number].left -= count
+                if not self[number].left:
+                    done.append(self.pop(number))
+        return done
+
+    def stored(self, after: int = -1) -> Iterator[tuple[int, ColumnBatch]]:
+        """The patches after this number, ascending, with their numbers. One in pieces is given piece by piece."""
+        return ((number, each) for number in sorted(self) if number > after for each in self[number].each)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady, Rejected
-from dataplane.replication.sessions import Settled
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
@@ -116,12 +115,7 @@ class Leader(Replicated):
         more, and for merged appends of which some were executed alone."""
         if isinstance(asked, r.Append) and asked.parts:
             return self.known_parts(asked.parts)
-        if not asked.sequence:
-            return None
-        try:
-            return self.sessions.result(asked.client, asked.sequence)
-        except Settled:
-            raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
+        return self.sessions.result(asked.client, asked.sequence) if asked.sequence else None
 
     def _decided(self, asked: r.AnyRequest, term: int, now: float) -> tuple[list[c.AnyCommand], r.AnyResult]:
         if term != self._term:

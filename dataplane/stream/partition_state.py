@@ -131,7 +131,7 @@ class StreamState:
 
     def unkept(self, kept: Index) -> None:
         """Free kept patches, which have no readers any more."""
-        self._release(self.rows.unkept(kept))
+        self._release(self.rows.patches.release(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
         """Raises Misuse for a row that does not exist. Rows whose flag in `once` is set may have existed before."""

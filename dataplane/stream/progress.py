@@ -86,7 +86,7 @@ class Progress:
 
     def ready(self, task: int, columns: tuple[str, ...], most: int) -> Index:
         """The first `most` rows that are pending for the task and have all these columns, ascending."""
-        need = self._rows.mask(columns)
+        need = self._rows.schema.mask(columns)
         if need is None:  # one of the columns has never been added
             return np.empty(0, np.int64)
         found: list[Index] = []
@@ -112,12 +112,12 @@ class Progress:
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
         """The rows among these that are ready now, without duplicates."""
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
-        need = self._rows.mask(columns)
+        need = self._rows.schema.mask(columns)
         if need is None:
             return rows[:0]
         rows = rows[self._rows.there(rows)]
         fine = np.zeros(len(rows), np.bool_)
-        for page, inside, chosen in self._rows.by_page(rows):
+        for page, inside, chosen in self._rows.places(rows):
             sheet = self._sheet(page)
             fine[chosen] = (
                 ((page.columns[inside] & need) == need)

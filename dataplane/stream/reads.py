@@ -71,7 +71,9 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
     """The first dead letters of a task. Raises Misuse."""
     partition = leader.leased.partition
     rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
-    columns = [name for name in partition.rows.schema if len(rows) and partition.rows.have(rows, name)]
+    columns = [
+        name for name in partition.rows.schema.fields if len(rows) and (partition.rows.holds(rows, name) > -2).all()
+    ]
     ref = partition.rows.ref(rows, columns) if columns else None
     groups, versions, tags = partition.labels(rows)
     return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
@@ -80,7 +82,7 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
 def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
     """References to columns that rows need of a node, in parts. Never refused."""
     refs, nbytes, following = [], 0, -1
-    for number, patch in leader.leased.partition.rows.patches_after(asked.after):
+    for number, patch in leader.leased.partition.rows.patches.stored(asked.after):
         if asked.node in patch.nodes or asked.node in patch.spares:
             refs.append(patch.encode())
             nbytes += len(refs[-1])

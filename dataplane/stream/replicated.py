@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, OwnerDied, Rejected
+from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, Rejected
 from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.outbox import Outboxes
-from dataplane.replication.sessions import Sessions, Settled
+from dataplane.replication.sessions import Sessions
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
@@ -76,17 +76,17 @@ class Replicated:
         self.opened = settings is not None
         settings = settings or _UNOPENED
         self.leased = LeasedRows(settings, self._released, mark=mark)
-        self.outboxes = Outboxes()
         self.sessions = Sessions()
         self.clock_s = 0.0
         self.lost_nodes = LostNodes()
+        self.outboxes = Outboxes(self.lost_nodes)
 
     def _released(self, patches: list[ColumnBatch]) -> None:
         if self.columns is not None:
             self.columns.free(patches)
             return
         for patch in patches:
-            self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares), self.lost_nodes)
+            self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares))
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
         """Count the nodes that have the columns of this reference, which rows need."""
@@ -109,8 +109,8 @@ class Replicated:
             return r.encode_result(self._done(command))
         try:
             known = self.sessions.result(*key)
-        except Settled:
-            return r.encode_result(r.Refused.of(Rejected("this sequence was answered long ago")))
+        except Rejected as error:
+            return r.encode_result(r.Refused.of(error))
         if known is None:
             known = r.encode_result(self._done(command))
             self.sessions.keep(*key, known)
@@ -137,7 +137,7 @@ class Replicated:
         applied, or not together; then each must be requested alone."""
         try:
             found = [self.sessions.result(client, sequence) for client, sequence, _ in parts]
-        except Settled:
+        except Rejected:
             raise Rejected("one of these appends was answered long ago; make each by itself") from None
         if all(each is None for each in found):
             return None
@@ -177,15 +177,10 @@ class Replicated:
             self._holds(command.ref, command.nodes)
         return r.Appended(first, count, new)
 
-    def _there(self, node: bytes, shard: int) -> bool:
-        return node not in self.lost_nodes and not self.lost_nodes.has(node, shard)
-
     def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
         """Raises OwnerDied if the columns were lost with the node that stored them."""
         if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
-            for node, shard in ref.shards():
-                if self.lost_nodes.has(node, shard):
-                    raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
+            self.lost_nodes.require(ref.shards())
 
     def _do_extend(self, command: c.Extend) -> r.AnyResult:
         _check_counts(len(command.rows), list(command.lengths.values()))
@@ -273,8 +268,10 @@ class Replicated:
 
     def _do_lose(self, command: r.Lose) -> r.AnyResult:
         self.lost_nodes.lose(command.node)
-        self.leased.partition.rows.forget_spare(command.node)
-        self._lose(self.leased.partition.rows.dead(self._there))
+        rows = self.leased.partition.rows
+        for _, patch in rows.patches.stored():
+            patch.spares = tuple(spare for spare in patch.spares if spare != command.node)
+        self._lose(rows.dead(self.lost_nodes.there))
         self._count_holders()
         return _DONE
 
@@ -289,8 +286,8 @@ class Replicated:
 
     def _count_holders(self) -> None:
         """Count the nodes that have needed columns anew."""
-        patches = self.leased.partition.rows.all_patches()
-        self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
+        patches = self.leased.partition.rows.patches.stored()
+        self.outboxes.recount((*patch.nodes, *patch.spares) for _, patch in patches)
 
     def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
         lost = self.leased.lost
@@ -399,7 +396,7 @@ class Replicated:
         self.opened = found.opened
         self.leased, self.sessions, self.clock_s = leased, sessions, found.clock_s
         self.lost_nodes = LostNodes(found.lost_nodes)
-        self.outboxes = Outboxes(found.outboxes)
+        self.outboxes = Outboxes(self.lost_nodes, found.outboxes)
         self._count_holders()
         self.began()
 

@@ -85,7 +85,7 @@ def candidates(
     """The candidates that a sampler of the task is shown of these rows. Raises Misuse for a column without lengths."""
     needs = getattr(sampler, "needs", ())
     for name in needs:
-        field = partition.rows.schema.get(name)
+        field = partition.rows.schema.fields.get(name)
         if field is not None and field.kind not in MEASURED:
             raise Misuse(f"a sampler needs the lengths of {name!r}, and a {field.kind} column has none")
     places = partition.rows.places(rows)

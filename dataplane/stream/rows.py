@@ -1,30 +1,27 @@
 """The rows of a stream: their columns, by page (`page`) and by append or extend (`column_batch`).
 
-A row has a number, in the order of arrival, which is never reused. A column gets a bit when its first patch arrives; a
-column that tasks only request has none.
+A row has a number, in the order of arrival, which is never reused.
 
-Invariants: a column of a row stays until the row is gone or the column is replaced; a patch is returned to be freed
-once, when no row needs it any more. No method loops over rows in Python, and no cost grows with the length of the
-stream.
+Invariants: a column of a row stays until the row is gone or the column is replaced. No method loops over rows in
+Python, and no cost grows with the length of the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from operator import ne
 from typing import TypeAlias
 
 import numpy as np
 
 from dataplane.batch.concat import concat
-from dataplane.batch.field import Field, merge_fields
+from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LimitExceeded, Misuse
-from dataplane.stream.column_batch import ColumnBatch, Hold, There
+from dataplane.errors import Misuse
+from dataplane.stream.column_batch import ColumnBatch, Hold, Patches, There
 from dataplane.stream.page import PAGE, Flags, Index, Page
+from dataplane.stream.stream_schema import StreamSchema
 
-MAX_COLUMNS = 64
 _NONE: Index = np.empty(0, np.int64)
 _RUNS = 32  # ranges of one patch: for more, rows are put in order afterwards
 
@@ -41,60 +38,16 @@ class Rows:
         self.next = 0
         """The number of the next row."""
         self.count = 0
-        self.schema: dict[str, Field] = {}
-        self._bits: dict[str, int] = {}
-        self._came: dict[tuple[str, ...], tuple[tuple[str, ...], np.uint64]] = {}
-        """By the columns of an append: their sorted names, and their bits."""
-        self._patches: dict[int, ColumnBatch] = {}
-        self.next_patch = 0
-        """The number of the next patch."""
-
-    # columns
-
-    def mask(self, columns: Iterable[str]) -> np.uint64 | None:
-        """The bits of these columns; None if one of them was never added."""
-        mask = 0
-        for name in columns:
-            bit = self._bits.get(name)
-            if bit is None:
-                return None
-            mask |= 1 << bit
-        return np.uint64(mask)
-
-    def _give_bits(self, columns: Sequence[str]) -> np.uint64:
-        """The bits of arriving columns. Raises LimitExceeded for too many."""
-        new = [name for name in columns if name not in self._bits]
-        if len(self._bits) + len(new) > MAX_COLUMNS:
-            raise LimitExceeded(
-                f"a stream has at most {MAX_COLUMNS} columns, and {new[MAX_COLUMNS - len(self._bits)]!r} is one more",
-                what="columns of a stream",
-                asked=len(self._bits) + len(new),
-                limit=MAX_COLUMNS,
-            )
-        for name in new:
-            self._bits[name] = len(self._bits)
-        return np.uint64(sum(1 << self._bits[name] for name in columns))
-
-    def fits(self, ref: BatchRef) -> None:
-        """Raises SchemaMismatch if the columns of `ref` do not fit the schema of this stream."""
-        for name, found in ref.schema.items():
-            known = self.schema.get(name)
-            if known is not None and known != found:
-                merge_fields(name, [known, found])
-
-    def _learn(self, ref: BatchRef) -> None:
-        for name, found in ref.schema.items():
-            known = self.schema.get(name)
-            if known is None or known != found:
-                self.schema[name] = found if known is None else merge_fields(name, [known, found])
+        self.schema = StreamSchema()
+        self.patches = Patches()
 
     # writing
 
     def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
         """Append rows with these columns; the nodes `spares` have copies. Returns the number of the first. Raises
         SchemaMismatch, LimitExceeded."""
-        names, need = self._columns(ref)
-        first, number = self.next, self._patch(ref, -1, spares)
+        names, need = self.schema.append(ref)
+        first, number = self.next, self.patches.add(ref, -1, spares)
         if len(ref) == 1:
             self._append_one(names, need, number)
             return first
@@ -124,19 +77,6 @@ class Rows:
         self.next += 1
         self.count += 1
 
-    def _columns(self, ref: BatchRef) -> tuple[tuple[str, ...], np.uint64]:
-        """The columns of new rows: their sorted names, and their bits. Raises SchemaMismatch, LimitExceeded."""
-        columns, schema = ref.columns, ref.schema
-        known = self._came.get(columns)
-        if known is None or any(map(ne, map(self.schema.__getitem__, columns), schema.values())):
-            self.fits(ref)
-            known = tuple(sorted(columns)), self._give_bits(columns)
-            self._learn(ref)
-            if len(self._came) >= MAX_COLUMNS:
-                self._came.clear()
-            self._came[columns] = known
-        return known
-
     def extend(
         self,
         rows: Index,
@@ -147,28 +87,28 @@ class Rows:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[ColumnBatch]]:
-        """Add columns to these existing rows, each named once. Returns the replaced patches, which stay until `unkept`
-        (none without `keep`), and the patches that are no longer needed.
+        """Add columns to these existing rows, each named once. Returns the numbers of the replaced patches, which
+        stay until they are released (none without `keep`), and the patches that are no longer needed.
 
         Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.
         """
-        self.fits(ref)
+        self.schema.fits(ref)
         if not len(rows):
             return _NONE, []
         pages = self.places(rows)
         if not replace:
-            known = np.uint64(sum(1 << self._bits[name] for name in ref.columns if name in self._bits))
+            bits = self.schema.bits
+            known = np.uint64(sum(1 << bits[name] for name in ref.columns if name in bits))
             for page, inside, chosen in pages:
                 there = page.columns[inside] & known
                 if there.any():
                     at = int(np.flatnonzero(there)[0])
-                    name = next(n for n in ref.columns if n in self._bits and int(there[at]) >> self._bits[n] & 1)
+                    name = next(n for n in ref.columns if n in bits and int(there[at]) >> bits[n] & 1)
                     raise Misuse(
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
-        need = self._give_bits(ref.columns)
-        self._learn(ref)
-        number, names = self._patch(ref, hold, spares), tuple(sorted(ref.columns))
+        need = self.schema.add(ref)
+        number, names = self.patches.add(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
             layer = page.layer(names)
@@ -182,39 +122,20 @@ class Rows:
         before = np.concatenate(over)
         kept = np.unique(before[before >= 0]) if keep else _NONE
         for number in kept.tolist():
-            self._patches[number].left += 1
-        return kept, self._unneeded(before)
-
-    def unkept(self, kept: Index) -> list[ColumnBatch]:
-        """End the reads of kept patches. Returns the patches that are no longer needed."""
-        return self._unneeded(kept)
-
-    def give_bits(self, ref: BatchRef) -> None:
-        """Give bits to the columns of a row in progress, after `fits`. Raises LimitExceeded for too many."""
-        self._give_bits(ref.columns)
-        self._learn(ref)
-
-    def change_patch(self, number: int, patch: ColumnBatch) -> None:
-        """Replace the patch of this number, which is of one row."""
-        self._patches[number] = patch
-
-    def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
-        number = self.next_patch
-        self.next_patch += 1
-        self._patches[number] = ColumnBatch(ref, len(ref), hold, tuple(spares))
-        return number
+            self.patches[number].left += 1
+        return kept, self.patches.release(before)
 
     def holds(self, rows: Index, column: str) -> Index:
         """For each row the delivery number under which its column was added: -1 for none, -2 if it lacks the column."""
         patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
-        for page, inside, chosen in self.by_page(rows):
+        for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
                 if column in names:  # several layers may have the column; the latest patch counts
                     later = layer.patch[inside] > patch[chosen]
                     patch[chosen[later]], index[chosen[later]] = layer.patch[inside[later]], layer.index[inside[later]]
         found = np.full(len(rows), -2)
         for number in np.unique(patch[patch >= 0]).tolist():
-            hold, of = self._patches[number].hold, patch == number
+            hold, of = self.patches[number].hold, patch == number
             found[of] = hold if isinstance(hold, int) else hold[index[of]]
         return found
 
@@ -245,25 +166,22 @@ class Rows:
         """The page of an existing row, and the row in the page."""
         return self.pages[row // PAGE], row % PAGE
 
-    def by_page(self, rows: Index) -> Iterator[tuple[Page, Index, Index]]:
-        """Existing rows by page: the page, the rows in the page, and their positions in `rows`."""
+    def places(self, rows: Index) -> Places:
+        """Existing rows by page."""
         numbers, order = rows // PAGE, None
-        if len(rows) and (numbers == numbers[0]).all():
-            yield self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows))
-            return
+        if len(rows) and (numbers == numbers[0]).all():  # the usual case
+            return [(self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows)))]
         edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         if len(edges) and (numbers[1:] < numbers[:-1]).any():
             order = np.argsort(numbers, kind="stable")
             numbers = numbers[order]
             edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        found: Places = []
         for start, stop in pairwise([0, *edges.tolist(), len(rows)]):
             if start < stop:
                 chosen = np.arange(start, stop) if order is None else order[start:stop]
-                yield self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen
-
-    def places(self, rows: Index) -> Places:
-        """As `by_page`, as a list."""
-        return list(self.by_page(rows))
+                found.append((self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen))
+        return found
 
     def there(self, rows: Index) -> Flags:
         """Flags of the rows that exist."""
@@ -284,7 +202,7 @@ class Rows:
     def ref(self, rows: Index, columns: Sequence[str]) -> BatchRef:
         """A reference to these columns of these rows, in this order. The rows must have the columns."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
-        for page, inside, chosen in self.by_page(rows):
+        for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
                 if not any(name in names for name in columns):
                     continue
@@ -299,35 +217,20 @@ class Rows:
             for names in layers[1:]:  # several layers have the column; the latest patch counts
                 later = found[names][0] > patch
                 patch, index = np.where(later, found[names][0], patch), np.where(later, found[names][1], index)
-            part = assembled(lambda number: self._patches[number].ref, patch, index, chosen_names)
+            part = assembled(lambda number: self.patches[number].ref, patch, index, chosen_names)
             made = part if made is None else made.union(part)
         if made is None:
             raise Misuse("a delivery has at least one column")
         return made if made.columns == tuple(columns) else made.select(*columns)
-
-    @property
-    def first(self) -> int:
-        """The lowest number of an existing row, or the next number."""
-        found = [page.first + int(page.present.argmax()) for page in self.pages.values() if page.left]
-        return min(found, default=self.next)
 
     def all(self) -> Index:
         """The numbers of all rows."""
         found = [page.first + np.flatnonzero(page.present) for page in self.pages.values()]
         return np.concatenate(found) if found else _NONE
 
-    def forget_spare(self, node: bytes) -> None:
-        """Remove a node that has no copies any more from all patches."""
-        for patch in self._patches.values():
-            patch.forget_spare(node)
-
-    def dead(self, there: There, of: Index | None = None) -> Index:
-        """The rows that have lost a column: among all rows, or among `of` and the other rows of their patches. `there`
-        tells whether a shard exists."""
-        came = self._patches.keys()
-        if of is not None:
-            came &= np.concatenate([_NONE, *(patches for _, patches, _ in self.layers(of))]).tolist()
-        lost = {number: self._patches[number] for number in came if not self._patches[number].lives(there)}
+    def dead(self, there: There) -> Index:
+        """The rows that have lost a column. `there` tells whether a shard exists."""
+        lost = {number: patch for number, patch in self.patches.items() if not patch.lives(there)}
         found = [_NONE]
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
@@ -337,30 +240,6 @@ class Rows:
                     found.append(page.first + at[lost[number].lost(there, index[at])])
         return np.unique(np.concatenate(found))
 
-    def have(self, rows: Index, column: str) -> bool:
-        """Whether all of these rows have the column."""
-        need = self.mask([column])
-        return need is not None and all(bool((page.columns[i] & need).all()) for page, i, _ in self.by_page(rows))
-
-    def by_columns(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """The columns of these rows, grouped by the rows that have them and their delivery numbers. For each group:
-        the columns, the rows, the delivery numbers."""
-        found: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
-        for name in self._bits:
-            holds = self.holds(rows, name)
-            has, under = rows[holds > -2], holds[holds > -2]
-            if len(has):
-                found.setdefault((has.tobytes(), under.tobytes()), ([], has, under))[0].append(name)
-        return [(tuple(names), has, under) for names, has, under in found.values()]
-
-    def all_patches(self) -> list[ColumnBatch]:
-        """All patches that rows need."""
-        return [each for patch in self._patches.values() for each in patch.each]
-
-    def patches_after(self, number: int) -> Iterator[tuple[int, ColumnBatch]]:
-        """As `all_patches`, with their numbers: those after this one, ascending."""
-        return ((n, each) for n in sorted(self._patches) if n > number for each in self._patches[n].each)
-
     # a copy, and from one
 
     def copy(self) -> Rows:
@@ -368,20 +247,14 @@ class Rows:
         copied = Rows()
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
-        copied.schema, copied._bits = dict(self.schema), dict(self._bits)
-        copied._patches = dict(self._patches)
+        copied.schema, copied.patches = self.schema.copy(), Patches(self.patches)
         return copied
-
-    @property
-    def patches(self) -> list[BatchRef]:
-        """References to all columns that rows need."""
-        return [patch.ref for patch in self.all_patches()]
 
     def restore(self, rows: Index) -> None:
         """Restore these rows, whose numbers are below `next`, without columns, also where there were rows before."""
         for number in np.unique(rows // PAGE).tolist():
             self._page(number)
-        for page, inside, _ in self.by_page(rows):
+        for page, inside, _ in self.places(rows):
             page.gone[inside] = False
             page.left += len(inside)
             page.columns[inside] = 0
@@ -391,54 +264,44 @@ class Rows:
 
     # as a replica's state
 
-    @property
-    def bits(self) -> list[str]:
-        """All columns added so far, in the order of their bits."""
-        return list(self._bits)
-
     def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
         """For each layer: its columns, and the patch (-1: none) and the row in the patch of each of these rows."""
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
-        for page, inside, chosen in self.by_page(rows):
+        for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
                 patch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
                 patch[chosen] = layer.patch[inside]
                 index[chosen] = np.where(layer.patch[inside] < 0, 0, layer.index[inside])
         return [(names, *found[names]) for names in sorted(found) if (found[names][0] >= 0).any()]
 
-    def patch(self, number: int) -> ColumnBatch:
-        """The patch of this number, which rows must need."""
-        return self._patches[number]
-
     def restore_columns(
         self,
         rows: Index,
         schema: Mapping[str, Field],
-        patches: Mapping[int, ColumnBatch],
+        patches: Patches,
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
         """Restore these layers of all rows, in a stream that had these columns; replaced patches are `kept`. Raises
         ValueError, LookupError or LimitExceeded if patches and layers contradict each other."""
-        self._give_bits(list(schema))
-        self.schema = dict(schema)
-        self._patches = dict(patches)
+        self.schema.give_bits(schema)
+        self.schema.fields, self.patches = dict(schema), patches
         for names, of, index in layers:
-            need = self._give_bits(names)
+            need = self.schema.give_bits(names)
             for number, at in _by_number(of).items():
-                patch = self._patches[number]
+                patch = patches[number]
                 if (names and set(patch.ref.columns) != set(names)) or not 0 <= index[at].min() <= index[
                     at
                 ].max() < len(patch.ref):
                     raise ValueError("a row of no patch")
                 patch.left += len(at)
-            for page, inside, chosen in self.by_page(rows):
+            for page, inside, chosen in self.places(rows):
                 layer = page.layer(names)
                 layer.patch[inside], layer.index[inside] = of[chosen], index[chosen]
                 page.columns[inside] |= np.where(of[chosen] >= 0, need, np.uint64(0))
                 page.changes += 1
         for number in (number for numbers in kept for number in numbers.tolist()):
-            self._patches[number].left += 1
+            patches[number].left += 1
         if not all(patch.left for patch in patches.values()):
             raise ValueError("a patch that no row needs")
 
@@ -447,30 +310,19 @@ class Rows:
     def remove(self, rows: Index) -> list[ColumnBatch]:
         """Remove these rows. Returns the patches that no row needs any more."""
         over: list[Index] = []
-        for page, inside, _ in list(self.by_page(rows)):
+        for page, inside, _ in self.places(rows):
             page.gone[inside] = True
             page.left -= len(inside)
             over.extend(layer.patch[inside] for layer in page.layers.values())
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
-        return self._unneeded(np.concatenate(over)) if over else []
-
-    def _unneeded(self, patches: Index) -> list[ColumnBatch]:
-        """Count one row less for each of these patches (-1: none). Returns those that are no longer needed."""
-        done = []
-        numbers, counts = np.unique(patches, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            if number >= 0:
-                self._patches[number].left -= count
-                if not self._patches[number].left:
-                    done.append(self._patches.pop(number))
-        return done
+        return self.patches.release(np.concatenate(over)) if over else []
 
     def clear(self) -> list[ColumnBatch]:
         """Remove all rows. Returns all patches."""
-        patches = list(self._patches.values())
-        self._patches.clear()
+        patches = list(self.patches.values())
+        self.patches.clear()
         self.pages.clear()
         self.count = 0
         return patches

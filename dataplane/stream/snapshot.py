@@ -18,14 +18,13 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
-from dataplane.stream.column_batch import ColumnBatch, Hold
+from dataplane.stream.column_batch import ColumnBatch, Hold, Patches
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.row_metadata import UNFINISHED
-from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot_format import (
     ColumnsState,
@@ -37,6 +36,7 @@ from dataplane.stream.snapshot_format import (
     encode_rows,
     refused,
 )
+from dataplane.stream.stream_schema import MAX_COLUMNS
 from dataplane.stream.unfinished import MAX_PIECES
 
 _COUNTED = (ACKED, EXPIRED, DEAD)
@@ -60,7 +60,7 @@ class Snapshot:
     @property
     def refs(self) -> list[BatchRef]:
         """References to all of its columns, which must be kept while the snapshot is read."""
-        return self._partition.rows.patches
+        return [patch.ref for _, patch in self._partition.rows.patches.stored()]
 
     def _there(self, first: int, count: int) -> Index:
         rows, partition = np.arange(first, first + count), self._partition
@@ -78,7 +78,13 @@ class Snapshot:
         reference."""
         rows, stored, begun = self._there(first, count), self._partition.rows, self._partition.unfinished
         found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
-        for names, having, holds in stored.by_columns(rows):
+        together: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
+        for name in stored.schema.bits:
+            holds = stored.holds(rows, name)
+            having, holds = rows[holds > -2], holds[holds > -2]
+            if len(having):
+                together.setdefault((having.tobytes(), holds.tobytes()), ([], having, holds))[0].append(name)
+        for names, having, holds in together.values():
             tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
             for task in np.unique(tasks).tolist():
                 of = having[tasks == task]
@@ -222,9 +228,9 @@ def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) ->
     stored, layers = partition.rows, partition.rows.layers(rows)
     needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
     return ColumnsState(
-        schema=[(name, stored.schema[name]) for name in stored.bits],
-        next=stored.next_patch,
-        patches=[_patch_state(int(number), stored.patch(int(number))) for number in needed if number >= 0],
+        schema=[(name, stored.schema.fields[name]) for name in stored.schema.bits],
+        next=stored.patches.next,
+        patches=[_patch_state(int(number), stored.patches[int(number)]) for number in needed if number >= 0],
         layers=[LayerState(names, pack(of), pack(index)) for names, of, index in layers],
         kept=[pack(np.array(of, np.int64)) for of in sorted(of.tolist() for of in kept)],
     )
@@ -254,9 +260,8 @@ def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) ->
     begun = np.isin(rows, list(partition.unfinished.begun))
     if any(names and (patch[begun] >= 0).any() for names, patch, _ in layers):
         raise ValueError("a row in progress that tasks are given")
-    patches = {each.number: _patch(each) for each in state.patches}
+    patches = Patches({each.number: _patch(each) for each in state.patches}, state.next)
     partition.rows.restore_columns(rows, dict(state.schema), patches, layers, kept)
-    partition.rows.next_patch = state.next
     partition.nbytes = sum(patch.nbytes for patch in patches.values())
     return kept
 

@@ -34,7 +34,7 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
         "oldest_unfinished_s": 0.0
         if (began := leased.partition.unfinished.oldest()) is None
         else max(0.0, now - began),
-        "columns": list(leased.partition.rows.schema) if leased.partition.rows.count else [],
+        "columns": list(leased.partition.rows.schema.fields) if leased.partition.rows.count else [],
         "waiting": sum(task is None for task, _ in waiting),
         "groups": leased.partition.groups.open,
         "behind": leased.partition.behind(),

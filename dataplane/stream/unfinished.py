@@ -69,10 +69,9 @@ class Unfinished:
             number, layer.patch[inside] = int(layer.patch[inside]), -1
             hidden = page.layer(())
             hidden.patch[inside], hidden.index[inside] = number, 0
-            first = self.rows.patch(number)
-            self.rows.change_patch(
-                number, ColumnBatch.whole(first.ref, (ColumnBatch(first.ref, 1, spares=first.spares),))
-            )
+            first = self.rows.patches[number]
+            piece = ColumnBatch(first.ref, 1, spares=first.spares)
+            self.rows.patches[number] = ColumnBatch.whole(first.ref, (piece,))
         page.columns[inside] = 0
 
     def require(self, row: int, *tokens: int) -> Begun:
@@ -101,7 +100,7 @@ class Unfinished:
         """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
-        self.rows.fits(ref)
+        self.rows.schema.fits(ref)
         pieces = self._patch(row).pieces
         for name, found in ref.schema.items():
             before = next((each.ref.schema[name] for each in reversed(pieces) if name in each.ref.columns), None)
@@ -112,11 +111,11 @@ class Unfinished:
         self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
     ) -> None:
         """Add the next piece, after `check`. Raises LimitExceeded."""
-        self.rows.give_bits(ref)
+        self.rows.schema.add(ref)
         begun, number = self.begun[row], self._number(row)
-        before = self.rows.patch(number)
+        before = self.rows.patches[number]
         more = ColumnBatch(ref, 1, spares=tuple(spares))
-        self.rows.change_patch(number, ColumnBatch.whole(before.ref, (*before.pieces, more)))
+        self.rows.patches[number] = ColumnBatch.whole(before.ref, (*before.pieces, more))
         places = self.rows.places(np.array([row]))
         for name, length in lengths.items():
             joined_to = self.metadata.lengths(places, name) if ref.schema[name].varying == 1 else 0
@@ -133,13 +132,13 @@ class Unfinished:
         """Finish the row: it may be delivered to tasks."""
         page, inside = self.rows.place(row)
         number = self._number(row)
-        patch = self.rows.patch(number)
+        patch = self.rows.patches[number]
         ref = joined([piece.ref for piece in patch.pieces])
-        self.rows.change_patch(number, ColumnBatch.whole(ref, patch.pieces))
+        self.rows.patches[number] = ColumnBatch.whole(ref, patch.pieces)
         page.layers[()].patch[inside] = -1
         layer = page.layer(tuple(sorted(ref.columns)))
         layer.patch[inside], layer.index[inside] = number, 0
-        mask = self.rows.mask(ref.columns)
+        mask = self.rows.schema.mask(ref.columns)
         page.columns[inside] = 0 if mask is None else mask
         page.changes += 1
         self.end(row)
@@ -263,7 +262,7 @@ class Unfinished:
         return int(page.layers[()].patch[inside])
 
     def _patch(self, row: int) -> ColumnBatch:
-        return self.rows.patch(self._number(row))
+        return self.rows.patches[self._number(row)]
 
     # in a snapshot
 

@@ -8,7 +8,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.outbox import Outboxes
@@ -17,14 +17,14 @@ from dataplane.table.write_effects import UnneededCells
 _CELLS = b"\xc1"
 
 
-def tell(over: Iterable[UnneededCells], outboxes: Outboxes, gone: Container[bytes]) -> None:
-    """Add entries to the outboxes of nodes that are not gone."""
+def tell(over: Iterable[UnneededCells], outboxes: Outboxes) -> None:
+    """Add entries to the outboxes of the nodes that store these cells."""
     for each in over:
         if each.done:
-            outboxes.release(each.written.encode(), each.written.nodes, gone)
+            outboxes.release(each.written.encode(), each.written.nodes)
         elif each.written.exact:
             ref = each.ref
-            outboxes.tell(_CELLS + ref.encode(), (node for node, _ in ref.shards()), gone)
+            outboxes.tell(_CELLS + ref.encode(), (node for node, _ in ref.shards()))
 
 
 def decode(entry: bytes) -> tuple[BatchRef, bool]:

@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
+from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.replication.outbox import Outboxes
-from dataplane.replication.sessions import Sessions, Settled
+from dataplane.replication.sessions import Sessions
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.requests import Done, HeldRows, Holding, Refused
 from dataplane.table import answers, cell_release
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
 from dataplane.table.table import Table
-from dataplane.table.write_effects import UnneededCells
 
 NOTHING = b""
 _UNREADY = 1024  # requests that are remembered because too few rows were ready
@@ -54,8 +53,8 @@ class TableMachine(StateMachine):
         self.changes = 0
         self.table = Table(self.name, self._change)
         self.sessions = Sessions()
-        self.outboxes = Outboxes()
         self.lost_nodes = LostNodes()
+        self.outboxes = Outboxes(self.lost_nodes)
 
     def _change(self) -> int:
         self.changes += 1
@@ -81,7 +80,7 @@ class TableMachine(StateMachine):
         if isinstance(asked, Holding):
             return Decision((), r.encode_result(self._held(asked)))
         if asked.sequence:
-            known = self._known(asked)
+            known = self.sessions.result(asked.client, asked.sequence)
             if known is not None:
                 return Decision((), r.encode_result(self._again(asked, known)))
         elif isinstance(asked, _OF_CLIENTS):
@@ -104,12 +103,6 @@ class TableMachine(StateMachine):
                 following = number
                 break
         return HeldRows(refs, following, self.outboxes.last(asked.node))
-
-    def _known(self, asked: r.Command) -> bytes | None:
-        try:
-            return self.sessions.result(asked.client, asked.sequence)
-        except Settled:
-            raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
         """The answer to a command that was executed before. For a write with `look`, the present state of its rows."""
@@ -152,7 +145,7 @@ class TableMachine(StateMachine):
         if not asked.sequence:
             return r.encode_result(self._done(asked))
         try:
-            before = self._known(asked)
+            before = self.sessions.result(asked.client, asked.sequence)
         except Rejected as error:
             return r.encode_result(Refused.of(error))
         if before is not None:
@@ -165,7 +158,7 @@ class TableMachine(StateMachine):
         try:
             if isinstance(asked, _OF_CLIENTS):
                 self._check_open()
-            return _APPLY[type(asked)](self, asked)
+            return _APPLY[type(asked)](self, asked) or Done()
         except DataplaneError as error:
             return Refused.of(error)
 
@@ -174,61 +167,41 @@ class TableMachine(StateMachine):
         answers.check_write(asked, ref)
         if not asked.keys:
             answers.there(self.name, self.table if self.there else None)
-        if ref is not None:
-            self._check_there(ref)
+        if ref is not None and self.lost_nodes:
+            self.lost_nodes.require(ref.shards())
         numbers, over = answers.write(self.table, asked, ref, encoded=asked.ref)
         self.there = True
         if ref is not None and len(ref):
             self.outboxes.hold(node for node, _ in ref.shards())
-        self._free(over)
+        cell_release.tell(over, self.outboxes)
         return answers.wrote(self.table, asked, numbers)
-
-    def _check_there(self, ref: BatchRef) -> None:
-        for node, shard in ref.shards() if self.lost_nodes else ():
-            if self.lost_nodes.has(node, shard):
-                raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
 
     def _act(self, asked: r.Clear | r.Claim | r.Release) -> r.AnyResult:
         if not self.there:
             return answers.given(None) if isinstance(asked, r.Claim) else Done()
         result, over = answers.act(self.table, asked)
-        self._free(over)
+        cell_release.tell(over, self.outboxes)
         return result
 
-    def _drop(self, asked: r.Drop) -> r.AnyResult:
+    def _drop(self, asked: r.Drop) -> None:
         if self.there:
-            self._free(self.table.drop())
+            cell_release.tell(self.table.drop(), self.outboxes)
             self.table = Table(self.name, self._change, self.table.next)
             self.there = False
-        return Done()
 
-    def _free(self, over: list[UnneededCells]) -> None:
-        cell_release.tell(over, self.outboxes, self.lost_nodes)
-
-    def _open(self, asked: r.Open) -> r.AnyResult:
+    def _open(self, asked: r.Open) -> None:
         if not self.changes or not self.there:
             self.table.next = max(self.table.next, asked.first)
             self.changes = max(self.changes, asked.changes)
-        return Done()
 
-    def _lose(self, asked: r.Lose) -> r.AnyResult:
+    def _lose(self, asked: r.Lose) -> None:
         self.lost_nodes.lose(asked.node, asked.before)
-        self.outboxes.recount((written.nodes for written in self.table.writes), self.lost_nodes)
-        return Done()
+        self.outboxes.recount(written.nodes for written in self.table.writes)
 
-    def _return(self, asked: r.Return) -> r.AnyResult:
-        self.lost_nodes.come_back(asked.node, asked.first)
-        return Done()
-
-    def _told(self, asked: r.OutboxReceived) -> r.AnyResult:
-        self.outboxes.confirm(asked.node, asked.last)
-        return Done()
-
-    def _end(self, asked: r.End) -> r.AnyResult:
+    def _end(self, asked: r.End) -> None:
         of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
         for client in (*asked.clients, *of_node):
             self.sessions.drop(client)
-        return Done()
 
     def _retire(self, asked: r.Retire) -> r.AnyResult:
         self.retired = self.retired or self.idle
@@ -297,8 +270,8 @@ class TableMachine(StateMachine):
             self.sessions.restore(found.sessions)
         self.there, self.retired, self.changes = found.there, found.retired, found.changes
         self.lost_nodes = LostNodes(found.lost_nodes)
-        self.outboxes = Outboxes(found.outboxes)
-        self.outboxes.recount((written.nodes for written in self.table.writes), self.lost_nodes)
+        self.outboxes = Outboxes(self.lost_nodes, found.outboxes)
+        self.outboxes.recount(written.nodes for written in self.table.writes)
 
 
 def _brief(result: r.AnyResult) -> r.AnyResult:
@@ -311,7 +284,7 @@ def _brief(result: r.AnyResult) -> r.AnyResult:
     return result
 
 
-_APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult]] = {
+_APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult | None]] = {
     r.Upsert: TableMachine._write,
     r.Clear: TableMachine._act,
     r.Claim: TableMachine._act,
@@ -319,8 +292,8 @@ _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult]] = {
     r.Drop: TableMachine._drop,
     r.Open: TableMachine._open,
     r.Lose: TableMachine._lose,
-    r.Return: TableMachine._return,
-    r.OutboxReceived: TableMachine._told,
+    r.Return: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
+    r.OutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
     r.End: TableMachine._end,
     r.Retire: TableMachine._retire,
 }

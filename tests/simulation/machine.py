@@ -12,7 +12,7 @@ import msgspec
 
 from dataplane.errors import Corrupt, LeaseExpired, Rejected
 from dataplane.replication.machine import Decision, StateMachine
-from dataplane.replication.sessions import Sessions, Settled
+from dataplane.replication.sessions import Sessions
 
 TASKS = ("train", "score")
 
@@ -111,10 +111,7 @@ class StreamMachine(StateMachine):
         asked = decode_request(request)
         if isinstance(asked, Lease):
             return Decision((), encode(self._lease(asked, term, now)))
-        try:
-            before = self.sessions.result(asked.client, asked.sequence)
-        except Settled:
-            raise Rejected("this sequence was settled long ago") from None
+        before = self.sessions.result(asked.client, asked.sequence)
         if before is not None:
             return Decision((), before)
         if isinstance(asked, Settle):
@@ -160,7 +157,7 @@ class StreamMachine(StateMachine):
         assert not isinstance(asked, Lease)
         try:
             result = self.sessions.result(asked.client, asked.sequence)
-        except Settled:
+        except Rejected:
             result = b""
         if result is None:
             result = encode(self._append(asked) if isinstance(asked, Append) else self._settle(asked))

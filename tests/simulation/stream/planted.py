@@ -188,7 +188,7 @@ def who_is_told_twice_frees_twice(plant: Plant) -> None:
 
 def a_copy_is_not_told(plant: Plant) -> None:
     release = Outboxes.release
-    plant(Outboxes, "release", lambda self, entry, nodes, gone: release(self, entry, nodes[:1], gone))
+    plant(Outboxes, "release", lambda self, entry, nodes: release(self, entry, nodes[:1]))
 
 
 def columns_that_came_before_are_told(plant: Plant) -> None:
@@ -198,7 +198,7 @@ def columns_that_came_before_are_told(plant: Plant) -> None:
     def told(self: Any, command: Any) -> Any:
         result = append(self, command)
         if isinstance(result, r.Appended) and not result.new:
-            self.outboxes.release(command.ref.encode(), (command.ref.shards()[0][0], *command.nodes), self.lost_nodes)
+            self.outboxes.release(command.ref.encode(), (command.ref.shards()[0][0], *command.nodes))
         return result
 
     plant(replicated, "_APPLY", {**replicated._APPLY, c.Append: told})

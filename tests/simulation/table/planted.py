@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from dataplane.errors import OwnerDied
 from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
-from dataplane.stream.requests import Done
 from dataplane.table import cell_release, machine
 from dataplane.table import requests as r
 from dataplane.table.claims import Claims
@@ -82,8 +82,8 @@ def a_cell_that_is_replaced_is_not_told(plant: Plant) -> None:
 def a_write_is_over_with_its_first_cell(plant: Plant) -> None:
     tell = cell_release.tell
 
-    def over(cells: Any, outboxes: Any, gone: Any) -> None:
-        tell([UnneededCells(each.written, each.columns, each.rows, done=True) for each in cells], outboxes, gone)
+    def over(cells: Any, outboxes: Any) -> None:
+        tell([UnneededCells(each.written, each.columns, each.rows, done=True) for each in cells], outboxes)
 
     plant(machine.cell_release, "tell", over)
 
@@ -100,26 +100,25 @@ def a_claim_is_made_again(plant: Plant) -> None:
 def numbers_begin_anew_when_a_table_is_dropped(plant: Plant) -> None:
     drop = TableMachine._drop
 
-    def anew(self: Any, asked: Any) -> Any:
+    def anew(self: Any, asked: Any) -> None:
         drop(self, asked)
         self.table.next = 0
-        return Done()
 
     plant(machine, "_APPLY", {**machine._APPLY, r.Drop: anew})
 
 
 def what_is_refused_has_changed_something(plant: Plant) -> None:
     """The columns are gone with their node, and the rows are made all the same."""
-    check = TableMachine._check_there
+    write = TableMachine._write
 
-    def after(self: Any, ref: Any) -> None:
+    def after(self: Any, asked: Any) -> Any:
         try:
-            check(self, ref)
-        except Exception:
+            return write(self, asked)
+        except OwnerDied:
             self.table.upsert(["left"], None)
             raise
 
-    plant(TableMachine, "_check_there", after)
+    plant(machine, "_APPLY", {**machine._APPLY, r.Upsert: after})
 
 
 def a_read_sees_what_is_not_committed(plant: Plant) -> None:

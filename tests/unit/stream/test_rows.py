@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataplane.stream.column_batch import ColumnBatch, There
+from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import PAGE
 from dataplane.stream.rows import Rows
 from tests.unit.stream.example_streams import stored
@@ -26,7 +26,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     rows.append(stored(2, 1, "x"))
     assert shards(rows.remove(again)) == []
     rows.restore(again)
-    assert not rows.have(again, "x")
+    assert rows.holds(again, "x").tolist() == [-2]
     rows.extend(again, stored(3, 1, "x"), replace=False)
     assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
     assert shards(rows.remove(again)) == [3], "and the first patch is needed still"
@@ -43,7 +43,3 @@ def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() ->
     ]
     rows.append(stored(2, 1, "x"))
     assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]
-
-
-def there(*nodes: bytes) -> There:
-    return lambda node, shard: node in nodes

@@ -141,7 +141,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
     states = leased.partition.progress.states(places, len(rows))
     done = (states == ACKED) | (states == EXPIRED)
     columns = {}
-    for name in leased.partition.rows.schema:
+    for name in leased.partition.rows.schema.fields:
         having = rows[leased.partition.rows.holds(rows, name) > -2]
         if len(having):
             columns[name] = having.tolist(), leased.partition.rows.ref(having, [name])
