@@ -10,6 +10,8 @@ The table is part of a state machine's state, and so of its snapshots; its entri
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from dataplane.errors import Rejected
@@ -61,9 +63,10 @@ class Sessions:
         """The producers that are remembered."""
         return list(self._sessions)
 
-    def drop(self, producer: str) -> None:
-        """Forget a producer that is known to have ended. Only to be called by commands."""
-        self._sessions.pop(producer, None)
+    def drop(self, producers: Iterable[str]) -> None:
+        """Forget producers that are known to have ended. Only to be called by commands."""
+        for producer in producers:
+            self._sessions.pop(producer, None)
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self._sessions)

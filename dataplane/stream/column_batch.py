@@ -6,14 +6,15 @@ copies; a row is lost once one of its columns is on none of these nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.lost_nodes import ALL
+from dataplane.stream.lease import Leases
 from dataplane.stream.page import Flags, Index
 
 Hold: TypeAlias = int | Index
@@ -115,3 +116,42 @@ class Patches(dict[int, ColumnBatch]):
     def stored(self, after: int = -1) -> Iterator[tuple[int, ColumnBatch]]:
         """The patches after this number, ascending, with their numbers. One in pieces is given piece by piece."""
         return ((number, each) for number in sorted(self) if number > after for each in self[number].each)
+
+
+@dataclass(slots=True, eq=False)
+class ReplacedPatch:
+    """The numbers of the patches that one extend replaced. `readers`: the leader's grants that may read them. `over`:
+    their removal is decided."""
+
+    patches: Index
+    readers: set[int] = field(default_factory=set)
+    over: bool = False
+
+
+class ReplacedPatches:
+    """The replaced patches of a stream. They stay until no grant reads them. Iteration gives their numbers."""
+
+    def __init__(self, patches: Iterable[Index] = ()) -> None:
+        self._replaced = [ReplacedPatch(each) for each in patches]
+
+    def __iter__(self) -> Iterator[Index]:
+        return (each.patches for each in self._replaced)
+
+    def keep(self, patches: Index, readers: set[int]) -> None:
+        """Keep these replaced patches."""
+        self._replaced.append(ReplacedPatch(patches, readers))
+
+    def unread(self, leases: Leases) -> list[ReplacedPatch]:
+        """Those that no grant reads any more and whose removal is not decided yet."""
+        return [
+            each
+            for each in self._replaced
+            if not each.over and all(leases.live(number) is None for number in each.readers)
+        ]
+
+    def remove(self, patches: Index) -> bool:
+        """Forget these patches. Returns whether they were kept."""
+        same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
+        if same:
+            self._replaced.remove(next((each for each in same if each.over), same[0]))
+        return bool(same)

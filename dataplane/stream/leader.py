@@ -11,7 +11,7 @@ the time of the last command, so that a row never looks older than it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN, Entry
+from dataplane.stream.extension import replaces
 from dataplane.stream.lease import Grant
 from dataplane.stream.page import Index
-from dataplane.stream.progress import ACKED
 from dataplane.stream.reads import Snapshots
+from dataplane.stream.refusal import refusal
 from dataplane.stream.replicated import Replicated
 from dataplane.stream.row_choice import Demand
 from dataplane.stream.sampler import TokenBalanced
@@ -88,7 +89,8 @@ class Leader(Replicated):
     def pending(self) -> Waiting:
         """The requests that wait at the driver."""
         found: list[tuple[int | None, tuple[str, ...]]] = []
-        for asked in self._waiting():
+        for waiting in self.waits():
+            asked = r.decode_request(waiting) if isinstance(waiting, bytes) else waiting
             if isinstance(asked, r.Consume | r.Look):
                 found.append((self.leased.settings.tasks.index(asked.task), asked.columns))
             elif isinstance(asked, r.Append | r.Admit):
@@ -122,17 +124,13 @@ class Leader(Replicated):
             self._lead(term, now)
         now += self._ahead_s
         self._ticket = 0
-        result = _DECIDE[type(asked)](self, asked, now)
+        result = _DECIDE[type(asked)](self, asked, now) or _DONE
         if result is asked:
             return [result], _DONE  # type: ignore[list-item]
         if isinstance(result, c.Command):
             result.client, result.sequence = asked.client, asked.sequence
             return [result], _DONE  # type: ignore[list-item]
-        if type(asked) is not r.Tick:
-            return [], result
-        commands: list[Any] = self.leased.commands
-        self.leased.commands = []
-        return commands, result
+        return (result, _DONE) if isinstance(result, list) else ([], result)
 
     def _append(self, asked: r.Append, now: float) -> c.Command:
         leased = self.leased
@@ -141,7 +139,7 @@ class Leader(Replicated):
         if admitted is None or admitted.client != asked.client:
             let_in = self.columns is not None and asked.ticket == LET_IN
             if leased.settings.limited and not let_in:
-                self._ticket = leased.admit(self.entry_of(asked))
+                self._ticket = self._admit(asked)
         elif not 1 <= len(asked.ref) <= admitted.rows:
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
         else:
@@ -167,18 +165,22 @@ class Leader(Replicated):
         version = int(asked.versions.max(initial=0))
         return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
-    def _admit(self, asked: r.Admit, now: float) -> r.AnyResult:
-        return r.Admitted(self.leased.admit(self.entry_of(asked)))
+    def _admit(self, asked: r.Append | r.Admit) -> int:
+        """A permit for an append. Raises Backpressure if a limit is exceeded now, Closed, LimitExceeded."""
+        self.leased.check_open()
+        ticket = self.leased.admission.admit(entry := self.entry_of(asked))
+        if ticket is None:
+            raise refusal(self.leased, entry)
+        return ticket
 
-    def _give_back(self, asked: r.GiveBack, now: float) -> r.AnyResult:
+    def _give_back(self, asked: r.GiveBack, now: float) -> None:
         entry = self.leased.admission.ticket(asked.ticket)
         if entry is not None and entry.client == asked.client:
             self.leased.admission.give_back(asked.ticket)
-        return _DONE
 
     def _extend(self, asked: r.Extend, now: float) -> c.Command:
         rows = self.leased.partition.keys.numbers(asked.keys) if asked.keys else asked.rows
-        replace = self.leased.replaces(rows, asked.ref, asked.holds) or asked.replace
+        replace = replaces(self.leased, rows, asked.ref, asked.holds) or asked.replace
         return c.Extend(
             rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
         )
@@ -219,17 +221,16 @@ class Leader(Replicated):
         before = unfinished.begun[row].token
         return c.TakeUp(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
 
-    def _give_up(self, asked: r.GiveUp, now: float) -> c.Command | r.AnyResult:
+    def _give_up(self, asked: r.GiveUp, now: float) -> c.Command | None:
         row = self._begun(asked, asked.token)
-        return _DONE if row is None else c.GiveUp(row=row, token=asked.token)
+        return None if row is None else c.GiveUp(row=row, token=asked.token)
 
-    def _hear(self, asked: r.Hear, now: float) -> r.AnyResult:
+    def _hear(self, asked: r.Hear, now: float) -> None:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.token)
         if row is not None and asked.free:
             unfinished.release(row, asked.token)
         elif row is not None:
             unfinished.heard(row, asked.token, now)
-        return _DONE
 
     def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
         leased = self.leased
@@ -265,7 +266,7 @@ class Leader(Replicated):
             grant.number,
             rows,
             leased.partition.rows.ref(rows, grant.columns),
-            leased.hold(grant),
+            grant.hold,
             leased.partition.keys.names(rows) if leased.partition.keys.given else [],
             groups,
             versions,
@@ -274,28 +275,6 @@ class Leader(Replicated):
             asked.replica,
         )
 
-    def _settled(self, act: Callable[[], None]) -> c.Command:
-        """The command of an ack or nack. It has no effect if other replicas have to ack too, or if the same was
-        decided before and may be in flight."""
-        gathered, self.leased.commands = self.leased.commands, []
-        try:
-            act()
-            made = self.leased.commands
-        finally:
-            self.leased.commands = gathered
-        return made[0] if made else c.Settle(task=0, rows=_NONE, state=ACKED)
-
-    def _ack(self, asked: r.Ack, now: float) -> c.Command:
-        return self._settled(lambda: self.leased.ack(asked.grant, asked.client, asked.replica))
-
-    def _nack(self, asked: r.Nack, now: float) -> c.Command:
-        leased, seen, reason = self.leased, asked.seen, asked.reason
-        return self._settled(lambda: leased.nack(asked.grant, asked.client, asked.replica, seen=seen, reason=reason))
-
-    def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
-        self.leased.leases.renew(asked.grant, asked.client, asked.replica, now)
-        return _DONE
-
     def _drop(self, asked: r.Drop, now: float) -> c.Command:
         partition = self.leased.partition
         of_keys = partition.keys.numbers(asked.keys) if asked.keys else _NONE
@@ -303,24 +282,17 @@ class Leader(Replicated):
         partition.require(rows)
         return c.Drop(rows=rows)
 
-    def _waiting(self) -> Iterator[r.AnyRequest]:
-        return (r.decode_request(asked) if isinstance(asked, bytes) else asked for asked in self.waits())
-
-    def _leave(self, asked: r.Leave, now: float) -> r.AnyResult | c.Command:
+    def _leave(self, asked: r.Leave, now: float) -> c.Command | None:
         self.snapshots.leave(self, asked.client)
         self.leased.leave(asked.client)
-        return c.End(clients=[asked.client]) if asked.ended else _DONE
+        return c.End(clients=[asked.client]) if asked.ended else None
 
-    def _leave_all(self, asked: r.LeaveAll, now: float) -> r.AnyResult | c.Command:
+    def _leave_all(self, asked: r.LeaveAll, now: float) -> c.Command | None:
         for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
             self.snapshots.leave(self, client)
             self.leased.leave(client)
         ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
-        return c.End(clients=ended) if ended else _DONE
-
-    def _tick(self, asked: r.Tick, now: float) -> r.AnyResult:
-        self.leased.tick(now)
-        return _DONE
+        return c.End(clients=ended) if ended else None
 
 
 def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
@@ -331,7 +303,7 @@ def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
 _DONE = r.Done()
 
 _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
-    r.Admit: Leader._admit,
+    r.Admit: lambda leader, asked, now: r.Admitted(leader._admit(asked)),
     r.GiveBack: Leader._give_back,
     r.Append: Leader._append,
     r.Extend: Leader._extend,
@@ -339,11 +311,13 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.Open: _itself,
     r.LeaveAll: Leader._leave_all,
     r.OutboxReceived: _itself,
-    r.Ack: Leader._ack,
-    r.Nack: Leader._nack,
-    r.Renew: Leader._renew,
+    r.Ack: lambda leader, asked, now: leader.leased.ack(asked.grant, asked.client, asked.replica),
+    r.Nack: lambda leader, asked, now: leader.leased.nack(
+        asked.grant, asked.client, asked.replica, seen=asked.seen, reason=asked.reason
+    ),
+    r.Renew: lambda leader, asked, now: leader.leased.leases.renew(asked.grant, asked.client, asked.replica, now),
     r.Drop: Leader._drop,
-    r.Close: lambda leader, asked, now: _DONE if leader.leased.closed else asked,
+    r.Close: lambda leader, asked, now: None if leader.leased.closed else asked,
     r.Clear: _itself,
     r.TakeLost: _itself,
     r.Lose: _itself,
@@ -365,6 +339,6 @@ _DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
     r.TakeUp: Leader._take_up,
     r.GiveUp: Leader._give_up,
     r.Hear: Leader._hear,
-    r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.leased.unfinished(asked.most, now)),
-    r.Tick: Leader._tick,
+    r.ListUnfinished: reads.unfinished,
+    r.Tick: lambda leader, asked, now: leader.leased.tick(now),
 }

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import LeaseExpired, Misuse
+from dataplane.stream.settings import MAX_TASKS
 
 Index = npt.NDArray[np.int64]
 
@@ -73,6 +74,11 @@ class Grant:
     def shared(self) -> bool:
         """Whether replicas share it."""
         return self.who.replica is not None
+
+    @property
+    def hold(self) -> int:
+        """The delivery number of its rows."""
+        return self.number * MAX_TASKS + self.task
 
     def done(self, replicas: set[int]) -> bool:
         """Whether all replicas that must ack have done so. `replicas`: those that the member ever had."""

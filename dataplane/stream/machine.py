@@ -38,9 +38,9 @@ class StreamMachine(Leader, StateMachine):
         leased = self.leased
         if self._term < 0:
             return now
-        due = leased.next_tick()
+        due = leased.leases.next_end()
         when = float("inf") if due is None else due - self._ahead_s
-        return now if leased.commands or leased.loose or leased.unread else when
+        return now if leased.commands or leased.loose or leased.replaced.unread(leased.leases) else when
 
     def tick(self) -> bytes:
         return _TICK_REQUEST

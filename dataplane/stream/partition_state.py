@@ -151,9 +151,9 @@ class StreamState:
         """Lease ready rows."""
         self.progress.lease(task, self.rows.places(rows))
 
-    def give_back(self, task: int, rows: Index, *, seen: bool = True) -> None:
+    def give_back(self, task: int, rows: Index, *, seen: bool = True) -> Index:
         """Make leased rows pending again or, after `max_deliveries` tries, dead. Unless they were `seen`, this is no
-        try."""
+        try. Returns the dead ones."""
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
@@ -161,6 +161,7 @@ class StreamState:
         dead, dropped = self.progress.give_back(task, places, versions, most)
         self.groups.dead(task, self.metadata.groups(places)[dead & ~dropped])
         self.let_go(rows[dropped])
+        return rows[dead]
 
     def settle(self, task: int, rows: Index, state: int) -> None:
         """Mark rows as ACKED or EXPIRED for a task. Rows with which all tasks are done are removed."""
@@ -291,10 +292,10 @@ class StreamState:
             ]
         return named, versions, tags
 
-    def listed(self, rows: Index, now: float) -> list[Listed]:
+    def listed(self, rows: Sequence[int], now: float) -> list[Listed]:
         """These rows in progress, in the form for users."""
         found = []
-        for row in rows.tolist():
+        for row in rows:
             one = np.array([row])
             groups, _, tags = self.labels(one)
             found.append(self.unfinished.listed(row, now, self.keys.names(one)[0], groups[0], tags))

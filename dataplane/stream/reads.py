@@ -79,6 +79,12 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
     return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
 
 
+def unfinished(leader: Leader, asked: r.ListUnfinished, now: float) -> r.UnfinishedRows:
+    """The rows in progress, the oldest first. Never refused."""
+    partition = leader.leased.partition
+    return r.UnfinishedRows(partition.listed(sorted(partition.unfinished.begun)[: max(0, asked.most)], now))
+
+
 def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
     """References to columns that rows need of a node, in parts. Never refused."""
     refs, nbytes, following = [], 0, -1

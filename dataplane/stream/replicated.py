@@ -24,11 +24,12 @@ from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
-from dataplane.stream.column_batch import ColumnBatch
+from dataplane.stream.column_batch import ColumnBatch, ReplacedPatches
+from dataplane.stream.extension import extend
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Begin
-from dataplane.stream.progress import DEAD
+from dataplane.stream.progress import PENDING
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import (
@@ -93,11 +94,6 @@ class Replicated:
         if self.columns is None:
             self.outboxes.hold((*(node for node, _ in ref.shards()), *nodes))
 
-    @property
-    def settings(self) -> Settings:
-        """The settings of the stream."""
-        return self.leased.settings
-
     # Applying
 
     def applied(self, command: c.AnyCommand) -> bytes:
@@ -156,11 +152,11 @@ class Replicated:
 
     def act(self, command: c.AnyCommand) -> r.AnyResult:
         """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses it; then
-        nothing has changed."""
-        return _APPLY[type(command)](self, command)
+        nothing has changed but the clock."""
+        self.clock_s = max(self.clock_s, getattr(command, "time_s", 0.0))
+        return _APPLY[type(command)](self, command) or _DONE
 
     def _do_append(self, command: c.Append) -> r.AnyResult:
-        self.clock_s = max(self.clock_s, command.time_s)
         begin = None if command.begin is None else Begin(*command.begin, command.client)
         arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
         count = len(command.ref)
@@ -182,57 +178,51 @@ class Replicated:
         if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
             self.lost_nodes.require(ref.shards())
 
-    def _do_extend(self, command: c.Extend) -> r.AnyResult:
+    def _do_extend(self, command: c.Extend) -> None:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        self.leased.extend(
-            command.rows,
-            command.ref,
-            command.lengths,
-            replace=command.replace,
-            holds=command.holds,
-            spares=command.nodes,
-        )
+        extend(self.leased, command)
         self._holds(command.ref, command.nodes)
-        return _DONE
 
     def _do_grow(self, command: c.Grow) -> r.AnyResult:
-        self.clock_s = max(self.clock_s, command.time_s)
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        new = self.leased.grow(command.row, command.piece, command.ref, command.lengths, self.clock_s, command.nodes)
+        partition, row = self.leased.partition, command.row
+        new = partition.grow(row, command.piece, command.ref, command.lengths, command.nodes, self.clock_s)
         if new:
             self._holds(command.ref, command.nodes)
-        return r.Appended(command.row, 1, new)
+        return r.Appended(row, 1, new)
 
     def _do_take_up(self, command: c.TakeUp) -> r.AnyResult:
-        self.clock_s = max(self.clock_s, command.time_s)
-        self.leased.partition.unfinished.require(command.row, command.before, command.token)
-        return r.UnfinishedRows(
-            [self.leased.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
-        )
+        unfinished, row = self.leased.partition.unfinished, command.row
+        unfinished.require(row, command.before, command.token)
+        unfinished.take(row, command.token, command.client, command.lease_s, self.clock_s)
+        (listed,) = self.leased.partition.listed([row], self.clock_s)
+        return r.UnfinishedRows([msgspec.structs.replace(listed, columns=unfinished.columns(row).encode())])
 
-    def _do_give_up(self, command: c.GiveUp) -> r.AnyResult:
-        self.leased.give_up(command.row, command.token)
-        return _DONE
+    def _do_give_up(self, command: c.GiveUp) -> None:
+        unfinished = self.leased.partition.unfinished
+        if command.token not in unfinished.ended:
+            unfinished.require(command.row, command.token)
+            unfinished.end(command.row)
+            self.leased.partition.drop_rows(np.array([command.row]))
 
-    def _do_settle(self, command: c.Settle) -> r.AnyResult:
+    def _do_settle(self, command: c.Settle) -> None:
         """Settle the rows that are open for the task. If a client asked and some rows are lost, settle none."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
-            return _DONE
+            return
         if self.columns is not None:  # without a log, no other command came between the decision and this
             self._settle(command)
-            return _DONE
+            return
         there = partition.rows.there(rows)
         if not there.all():
             rows = rows[there]
             if command.client:
                 places = partition.rows.places(rows)
                 partition.progress.unlease(places, command.task)
-                partition.let_go(
-                    rows[partition.progress.dropped(places, len(rows))]
-                )  # the last lease of these rows has ended
+                # The last lease of the dropped ones has ended.
+                partition.let_go(rows[partition.progress.dropped(places, len(rows))])
                 raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
         places = partition.rows.places(rows)
         fits = partition.progress.open(command.task, places, len(rows))
@@ -240,49 +230,41 @@ class Replicated:
             rows = rows[fits]
         if len(rows):
             self._settle(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
-        return _DONE
 
     def _settle(self, command: c.Settle) -> None:
-        progress, rows = self.leased.partition.progress, self.leased.partition.rows
-        dead = progress.counts[command.task][DEAD]
-        self.leased.do(command)
-        if progress.counts[command.task][DEAD] > dead:
-            there = command.rows[rows.there(command.rows)]
-            states = progress.states(rows.places(there), len(there))[command.task]
-            self.died(command.task, there[states == DEAD], command.reason)
+        partition, task, rows = self.leased.partition, command.task, command.rows
+        if command.state != PENDING:
+            partition.settle(task, rows, command.state)
+        elif len(dead := partition.give_back(task, rows)):
+            self.died(task, dead, command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
         """Called with rows that have become dead letters of the task, and the reason of their last nack."""
 
-    def _do_drop(self, command: c.Drop) -> r.AnyResult:
-        rows = command.rows[self.leased.partition.rows.there(command.rows)]
-        if len(rows):
-            self.leased.do(c.Drop(rows=rows))
-        return _DONE
-
-    def _do_remove(self, command: c.Remove) -> r.AnyResult:
+    def _do_drop(self, command: c.Drop) -> None:
         partition = self.leased.partition
         rows = command.rows[partition.rows.there(command.rows)]
-        self.leased.do(c.Remove(rows=rows[partition.progress.dropped(partition.rows.places(rows), len(rows))]))
-        return _DONE
+        if len(rows):
+            partition.drop_rows(rows)
 
-    def _do_lose(self, command: r.Lose) -> r.AnyResult:
-        self.lost_nodes.lose(command.node)
-        rows = self.leased.partition.rows
-        for _, patch in rows.patches.stored():
-            patch.spares = tuple(spare for spare in patch.spares if spare != command.node)
-        self._lose(rows.dead(self.lost_nodes.there))
-        self._count_holders()
-        return _DONE
-
-    def _lose(self, dead: Index) -> None:
-        """Lose rows that have lost a column. The holder of a dropped row may go on."""
+    def _do_remove(self, command: c.Remove) -> None:
         partition = self.leased.partition
-        self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
+        rows = command.rows[partition.rows.there(command.rows)]
+        partition.remove(rows[partition.progress.dropped(partition.rows.places(rows), len(rows))])
 
-    def _do_return(self, command: r.Return) -> r.AnyResult:
-        self.lost_nodes.come_back(command.node, command.first)
-        return _DONE
+    def _do_unkeep(self, command: c.Unkeep) -> None:
+        if self.leased.replaced.remove(command.patches):
+            self.leased.partition.unkept(command.patches)
+
+    def _do_lose(self, command: r.Lose) -> None:
+        """Lose rows that have lost a column. The holder of a dropped row may go on."""
+        self.lost_nodes.lose(command.node)
+        partition = self.leased.partition
+        for _, patch in partition.rows.patches.stored():
+            patch.spares = tuple(spare for spare in patch.spares if spare != command.node)
+        dead = partition.rows.dead(self.lost_nodes.there)
+        self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
+        self._count_holders()
 
     def _count_holders(self) -> None:
         """Count the nodes that have needed columns anew."""
@@ -293,63 +275,26 @@ class Replicated:
         lost = self.leased.lost
         return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
-    def _do_close(self, command: r.Close) -> r.AnyResult:
-        self.leased.close()
-        return _DONE
+    def _do_clear(self, command: r.Clear) -> None:
+        leased = self.leased
+        for grant in leased.leases:
+            leased.leases.end(grant)
+        leased.replaced = ReplacedPatches()
+        leased.partition.clear()
+        leased.close()
 
-    def _do_clear(self, command: r.Clear) -> r.AnyResult:
-        self.leased.closed = True
-        for grant in self.leased.leases:
-            self.leased.leases.end(grant)
-        self.leased.forget_kept()
-        self.leased.partition.clear()
-        self.leased.close()
-        return _DONE
-
-    def _do_end(self, command: c.End) -> r.AnyResult:
-        for client in command.clients:
-            self.sessions.drop(client)
-        return _DONE
-
-    def _do_open(self, command: r.Open) -> r.AnyResult:
+    def _do_open(self, command: r.Open) -> None:
         if not self.opened:
             self._begin(command.settings, command.mark)
             self.leased.partition.rows.next = command.first
             self.began()
-        return _DONE
-
-    def _do_told(self, command: r.OutboxReceived) -> r.AnyResult:
-        self.outboxes.confirm(command.node, command.last)
-        return _DONE
-
-    def _do_unkeep(self, command: c.Unkeep) -> r.AnyResult:
-        self.leased.do(command)
-        return _DONE
 
     # From a snapshot for users
 
-    def _do_restore(self, command: r.Restore) -> r.AnyResult:
-        leased = self.leased
-        if leased.partition.rows.next or command.head.settings.tasks != leased.settings.tasks:
-            raise Misuse(f"the stream {self.name!r} is not new, or has other tasks")
-        restore_head(leased, command.head)  # generated keys get this partition's prefix
-        return _DONE
-
-    def _do_put_back(self, command: c.PutBack) -> r.AnyResult:
-        self.clock_s = max(self.clock_s, command.time_s)
-        put_back(self.leased, command.block, command.time_s)
-        return _DONE
-
-    def _do_put_columns(self, command: r.PutColumns) -> r.AnyResult:
+    def _do_put_columns(self, command: r.PutColumns) -> None:
         self._require_there(command.ref, command.nodes)
         put_columns(self.leased, command.rows, command.task, command.ref, command.nodes)
         self._holds(command.ref, command.nodes)
-        return _DONE
-
-    def _do_finish_restore(self, command: r.FinishRestore) -> r.AnyResult:
-        finish(self.leased)
-        self.leased.partition.look_again()
-        return _DONE
 
     # The state as bytes
 
@@ -361,7 +306,7 @@ class Replicated:
                 name=self.name,
                 head=head_of(leased),
                 rows=rows_state(partition, rows, 0.0),
-                columns=columns_state(partition, rows, leased.kept),
+                columns=columns_state(partition, rows, list(leased.replaced)),
                 tag_names=sorted(partition.metadata.tag_names),
                 clock_s=self.clock_s,
                 lost=[(row, *told) for row, told in leased.lost.items()],
@@ -386,8 +331,8 @@ class Replicated:
         with refused(f"a snapshot of the stream {self.name!r} that no replica made"):
             restore_head(leased, found.head)
             restore_rows(partition, found.rows, 0.0)
-            for kept in restore_columns(partition, np.sort(partition.rows.all()), found.columns):
-                leased.keep(kept)
+            kept = restore_columns(partition, np.sort(partition.rows.all()), found.columns)
+            leased.replaced = ReplacedPatches(kept)
             sessions.restore(found.sessions)
         partition.metadata.know_tags(found.tag_names)
         partition.unfinished.ended = dict.fromkeys(found.ended)
@@ -412,26 +357,26 @@ def _check_counts(rows: int, listed: list[Sized]) -> None:
         raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
 
 
-_APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
+_APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult | None]] = {
     c.Append: Replicated._do_append,
     c.Extend: Replicated._do_extend,
     c.Settle: Replicated._do_settle,
     c.Drop: Replicated._do_drop,
     c.Remove: Replicated._do_remove,
-    r.Lose: Replicated._do_lose,
-    r.Return: Replicated._do_return,
-    r.TakeLost: Replicated._do_take_lost,
-    r.Close: Replicated._do_close,
-    r.Clear: Replicated._do_clear,
-    c.End: Replicated._do_end,
-    r.Open: Replicated._do_open,
-    r.OutboxReceived: Replicated._do_told,
     c.Unkeep: Replicated._do_unkeep,
-    r.Restore: Replicated._do_restore,
-    c.PutBack: Replicated._do_put_back,
-    r.PutColumns: Replicated._do_put_columns,
-    r.FinishRestore: Replicated._do_finish_restore,
     c.Grow: Replicated._do_grow,
     c.TakeUp: Replicated._do_take_up,
     c.GiveUp: Replicated._do_give_up,
+    c.End: lambda machine, command: machine.sessions.drop(command.clients),
+    c.PutBack: lambda machine, command: put_back(machine.leased, command.block, command.time_s),
+    r.Lose: Replicated._do_lose,
+    r.Return: lambda machine, command: machine.lost_nodes.come_back(command.node, command.first),
+    r.OutboxReceived: lambda machine, command: machine.outboxes.confirm(command.node, command.last),
+    r.TakeLost: Replicated._do_take_lost,
+    r.Close: lambda machine, command: machine.leased.close(),
+    r.Clear: Replicated._do_clear,
+    r.Open: Replicated._do_open,
+    r.Restore: lambda machine, command: restore_head(machine.leased, command.head),
+    r.PutColumns: Replicated._do_put_columns,
+    r.FinishRestore: lambda machine, command: finish(machine.leased),
 }

@@ -110,8 +110,11 @@ def head_of(leased: LeasedRows) -> Head:
 
 
 def restore_head(leased: LeasedRows, head: Head) -> None:
-    """Restore the head into a new stream, except settings and mark. Raises Corrupt."""
+    """Restore the head into a new stream, except settings and mark: new keys are generated with its own. Raises Misuse
+    for a stream that is not new or has other tasks, Corrupt."""
     partition = leased.partition
+    if partition.rows.next or head.settings.tasks != leased.settings.tasks:
+        raise Misuse("the stream is not new, or has other tasks")
     fits = len(head.counts) == len(leased.settings.tasks) and all(len(of) == len(_COUNTED) for of in head.counts)
     totals = [head.next, head.appended, *(count for of in head.counts for count in of)]
     if not fits or not all(0 <= n < _MOST for n in totals) or not -(1 << 63) <= head.latest < 1 << 63:

@@ -200,8 +200,7 @@ class TableMachine(StateMachine):
 
     def _end(self, asked: r.End) -> None:
         of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
-        for client in (*asked.clients, *of_node):
-            self.sessions.drop(client)
+        self.sessions.drop((*asked.clients, *of_node))
 
     def _retire(self, asked: r.Retire) -> r.AnyResult:
         self.retired = self.retired or self.idle

@@ -15,6 +15,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.admission import LAG, Entry
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
+from dataplane.stream.refusal import refusal
 from dataplane.stream.replicated import Columns
 from dataplane.stream.settings import Settings
 
@@ -47,7 +48,7 @@ class UnreplicatedStream:
             changes = leased.changes
             try:
                 if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
-                    raise leased.refusal(self.machine.entry_of(asked))
+                    raise refusal(leased, self.machine.entry_of(asked))
                 return self.machine.run(asked, now)
             except NotReady:  # settle rows that its sampler has expired, and try again
                 self.settle(now)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dataplane.replication.outbox import Outboxes, OutboxState
 from dataplane.stream import commands as c
-from dataplane.stream import leader, replicated
+from dataplane.stream import extension, leader, replicated
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.groups import Groups
@@ -42,14 +42,14 @@ def an_ack_of_a_superseded_lease_is_taken(plant: Plant) -> None:
 
 def a_command_is_done_twice(plant: Plant) -> None:
     """Within the machine, so that no sequence sees it."""
-    do = LeasedRows.do
+    settle = Replicated._settle
 
     def twice(self: Any, command: Any) -> None:
-        do(self, command)
-        if isinstance(command, c.Settle) and command.state == PENDING and self.partition.rows.there(command.rows).all():
-            do(self, command)
+        settle(self, command)
+        if command.state == PENDING and self.leased.partition.rows.there(command.rows).all():
+            settle(self, command)
 
-    plant(LeasedRows, "do", twice)
+    plant(Replicated, "_settle", twice)
 
 
 def a_nack_forgets_the_count(plant: Plant) -> None:
@@ -74,14 +74,16 @@ def a_failover_keeps_rows_leased(plant: Plant) -> None:
 
 def rows_on_their_way_are_given_again(plant: Plant) -> None:
     """What is acked, and not committed."""
-    decide = LeasedRows._decide
+    decided = Leader._decided
 
-    def open_again(self: Any, command: Any) -> None:
-        if isinstance(command, c.Settle):
-            self.partition.progress.unlease(self.partition.rows.places(command.rows), command.task)
-        decide(self, command)
+    def open_again(self: Any, asked: Any, term: int, now: float) -> Any:
+        commands, result = decided(self, asked, term, now)
+        partition = self.leased.partition
+        for rows, task in [(each.rows, each.task) for each in commands if isinstance(each, c.Settle)]:
+            partition.progress.unlease(partition.rows.places(rows[partition.rows.there(rows)]), task)
+        return commands, result
 
-    plant(LeasedRows, "_decide", open_again)
+    plant(Leader, "_decided", open_again)
 
 
 def a_dropped_row_goes_where_nobody_holds_it(plant: Plant) -> None:
@@ -144,7 +146,7 @@ def a_lost_row_is_named_twice(plant: Plant) -> None:
 
 
 def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
-    plant(LeasedRows, "_extends_again", lambda self, rows, hold, columns: True)
+    plant(extension, "_holder_again", lambda leased, rows, hold, columns: True)
 
 
 def limits_forget_what_is_on_its_way(plant: Plant) -> None:

@@ -17,6 +17,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.page import Index
+from dataplane.stream.refusal import refusal
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
 from dataplane.stream.statistics import figures
@@ -131,10 +132,10 @@ class Home:
 
     def withdraw(self, entry: Entry, now: float = 0.0) -> str:
         """It waits no longer; why it did."""
-        refusal = str(self.alone.leased.refusal(self.alone.machine.entry_of(entry.asked())))
+        why = str(refusal(self.alone.leased, self.alone.machine.entry_of(entry.asked())))
         self.alone.waiters.withdraw(self._waiting[entry])
         self.alone.settle(now)
-        return refusal.removeprefix("the stream is full (").removesuffix(")")
+        return why.removeprefix("the stream is full (").removesuffix(")")
 
     def append(
         self, ticket: int, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float

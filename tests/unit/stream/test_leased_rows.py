@@ -134,7 +134,7 @@ class Stream:
     ) -> int:
         """More columns, brought by a holder or, if nobody is named, by key; the shard that they are in."""
         self.shards += 1
-        holds = None if by is None else np.full(len(rows), self.leased.hold(by.grant))
+        holds = None if by is None else np.full(len(rows), by.grant.hold)
         ref = stored(self.shards, len(rows), *columns)
         self.leased.extend(np.array(rows), ref, {}, now, replace=replace, holds=holds)
         return self.shards
@@ -415,4 +415,4 @@ class TestTheEnd:
         assert [type(error) for error in stream.consume().errors] == [Closed]
         figures = stream.figures()
         assert (figures["rows"], figures["bytes"], figures["groups"], figures["behind"]) == (0, 0, 0, [])
-        assert stream.leased.next_tick() is None
+        assert stream.leased.leases.next_end() is None

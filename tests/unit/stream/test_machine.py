@@ -202,11 +202,11 @@ def test_what_was_replaced_stays_while_somebody_reads_it(part: Partition) -> Non
         if number == 1:
             part.nack(given.grant)
     assert not part.leader.waiting()
-    assert len(part.leader.leased.kept) == 1
+    assert len(list(part.leader.leased.replaced)) == 1
     part.ack(given.grant)
     assert not part.leader.waiting()
     part.ack(reader.grant)
-    assert not part.leader.leased.kept
+    assert not list(part.leader.leased.replaced)
     assert b"node-z-1".hex() in part.leader.waiting()
 
 

@@ -71,7 +71,7 @@ class Stream:
     def extend(self, rows: Any, *columns: str, under: Grant | None = None, replace: bool = False) -> None:
         self.shards += 1
         rows = np.asarray(rows, np.int64)
-        holds = None if under is None else np.full(len(rows), self.leased.hold(under))
+        holds = None if under is None else np.full(len(rows), under.hold)
         ref = stored(self.shards, len(rows), *columns)
         self.leased.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
 
