@@ -53,18 +53,18 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
             return numbered(there(name, table).numbers(asked.keys) if asked.keys else _NONE)
         case r.Read():
             found = there(name, table)
-            rows = named(asked.keys, asked.rows)
-            numbers = rows if isinstance(rows, np.ndarray) else found.numbers(rows)
+            numbers = found.numbers(named(asked.keys, asked.rows))
             return r.Referred(found.read(numbers, asked.columns).encode())
         case r.Describe():
-            described = None if table is None else table.described()
-            return r.Referred(b"" if described is None else described.encode())
+            if table is None or not table.cells.schema:
+                return r.Referred(b"")
+            return r.Referred(table.cells.empty(table.cells.schema).encode())
         case r.Look():
             return _look(name, table, asked)
         case r.Ready():
             return _ready(table, asked)
         case r.FindClaim():
-            return given(None if table is None else table.find_claim(asked.task, asked.claim_id))
+            return given(None if table is None else table.claims.find(asked.task, asked.claim_id))
         case r.Claimed():
             return _claimed(name, table, asked)
 
@@ -89,15 +89,14 @@ def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
         most = max(1, min(_PAGE, _PAGE_BYTES // max(1, len(asked.columns) // 8)))
         numbers, more = table.after(asked.after, most, _PAGE_BYTES)
     else:
-        rows, more = named(asked.keys, asked.rows), False
-        numbers = rows if isinstance(rows, np.ndarray) else table.numbers(rows)
+        numbers, more = table.numbers(named(asked.keys, asked.rows)), False
     seen = table.look(numbers, asked.columns, tags=asked.tags)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), more)
 
 
 def seen_all(table: Table, numbers: Index) -> r.Looked:
     """The metadata of these rows of one write, and the columns of the table."""
-    names = list(table.schema)
+    names = list(table.cells.schema)
     seen = table.look(numbers, names)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)
 
@@ -109,7 +108,7 @@ def _bits(have: Any) -> bytes:
 def _ready(table: Table | None, asked: r.Ready) -> r.Numbered | None:
     if table is None:
         return numbered(_NONE) if asked.least <= 0 else None
-    given_before = table.find_claim(asked.task, asked.claim_id) if asked.claim_id else None
+    given_before = table.claims.find(asked.task, asked.claim_id) if asked.claim_id else None
     if given_before is not None:
         return numbered(given_before)
     numbers = table.ready(asked.columns, asked.task or None)
@@ -173,7 +172,7 @@ def act(table: Table, asked: r.Clear | r.Claim | r.Release) -> tuple[r.AnyResult
     LimitExceeded."""
     match asked:
         case r.Clear():
-            return Done(), table.cleared(named(asked.keys, asked.rows))
+            return Done(), table.clear(named(asked.keys, asked.rows))
         case r.Claim():
             return given(table.claim(asked.task, asked.rows, asked.give, asked.claim_id)), []
         case r.Release():

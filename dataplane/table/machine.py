@@ -95,8 +95,8 @@ class TableMachine(StateMachine):
     def _held(self, asked: Holding) -> HeldRows:
         """References to the columns that rows need of a node: each write of which a cell is left, as a whole."""
         refs, nbytes, following = [], 0, -1
-        for number, written in self.table.writes_after(asked.after):
-            if asked.node in written.nodes:
+        for number, written in self.table.cells.writes.items():
+            if number > asked.after and asked.node in written.nodes:
                 refs.append(written.encode())
                 nbytes += len(refs[-1])
             if nbytes > _HELD:
@@ -196,7 +196,7 @@ class TableMachine(StateMachine):
 
     def _lose(self, asked: r.Lose) -> None:
         self.lost_nodes.lose(asked.node, asked.before)
-        self.outboxes.recount(written.nodes for written in self.table.writes)
+        self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
     def _end(self, asked: r.End) -> None:
         of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
@@ -270,7 +270,7 @@ class TableMachine(StateMachine):
         self.there, self.retired, self.changes = found.there, found.retired, found.changes
         self.lost_nodes = LostNodes(found.lost_nodes)
         self.outboxes = Outboxes(self.lost_nodes, found.outboxes)
-        self.outboxes.recount(written.nodes for written in self.table.writes)
+        self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
 
 def _brief(result: r.AnyResult) -> r.AnyResult:

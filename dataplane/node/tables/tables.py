@@ -115,7 +115,12 @@ class Tables:
 
 def figures_of(table: Table) -> dict[str, Any]:
     """Statistics of a table."""
-    return {"rows": len(table), "bytes": table.nbytes, "columns": list(table.schema), "tasks": table.tasks}
+    return {
+        "rows": len(table),
+        "bytes": table.cells.nbytes,
+        "columns": list(table.cells.schema),
+        "tasks": table.claims.tasks,
+    }
 
 
 class Tabling:

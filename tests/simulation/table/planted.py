@@ -127,7 +127,7 @@ def a_read_sees_what_is_not_committed(plant: Plant) -> None:
     def early(self: Any, request: bytes, term: int, now: float) -> Any:
         decision = decide(self, request, term, now)
         if decision.commands and isinstance(r.decode_request(request), r.Clear):
-            self.table.cleared(r.decode_request(request).keys)
+            self.table.clear(r.decode_request(request).keys)
         return decision
 
     plant(TableMachine, "decide", early)

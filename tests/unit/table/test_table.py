@@ -12,7 +12,8 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, SchemaMismatch
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
-from dataplane.table.table import MAX_COLUMNS, Table
+from dataplane.table.table import Table
+from dataplane.table.table_cells import MAX_COLUMNS
 
 INT = Field("dense", "int64", ())
 FLOAT = Field("dense", "float32", ())
@@ -36,7 +37,7 @@ def test_a_column_that_no_other_row_has_may_become_another() -> None:
     with pytest.raises(SchemaMismatch):
         table.upsert(["a"], stored(2, 1, "x", field=FLOAT))
     table.upsert(["a", "b"], stored(3, 2, "x", field=FLOAT))
-    assert table.schema == {"x": FLOAT}
+    assert table.cells.schema == {"x": FLOAT}
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
 
 
@@ -47,17 +48,17 @@ def test_a_claim_is_what_was_given_first() -> None:
         given = table.claim("t", chosen, claim_id="step-1")
         assert given is not None
         assert given.tolist() == [0, 1]
-    assert table.claimed("t").tolist() == [True, True, False, False]
+    assert table.claimed("t", numbers(0, 1, 2, 3)).tolist() == [True, True, False, False]
     given = table.claim("t", numbers(2), numbers(2, 2), claim_id="step-2")
     assert given is not None
     assert given.tolist() == [2, 2]
     table.clear(numbers(0))
-    assert table.find_claim("t", "step-1") is not None
+    assert table.claims.find("t", "step-1") is not None
     table.clear(numbers(1))
-    assert table.find_claim("t", "step-1") is None
+    assert table.claims.find("t", "step-1") is None
     table.release("t", numbers(2))
-    assert table.find_claim("t", "step-2") is None
-    assert table.find_claim("other", "step-2") is None
+    assert table.claims.find("t", "step-2") is None
+    assert table.claims.find("other", "step-2") is None
 
 
 def test_tasks_and_claims_are_bounded() -> None:
@@ -69,9 +70,9 @@ def test_tasks_and_claims_are_bounded() -> None:
         table.claim("one more", numbers())
     for number in range(MAX_CLAIMS + 1):
         table.claim("t0", numbers(), numbers(0), f"c{number}")
-    assert table.find_claim("t0", "c0") is None
-    assert table.find_claim("t0", "c1") is not None
+    assert table.claims.find("t0", "c0") is None
+    assert table.claims.find("t0", "c1") is not None
     with pytest.raises(LimitExceeded, match="columns"):
         table.upsert(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
     table.release()
-    assert table.tasks == []
+    assert table.claims.tasks == []
