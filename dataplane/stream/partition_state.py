@@ -219,9 +219,8 @@ class StreamState:
             self.progress.let_go(places, self.metadata.versions(places))
             self._remove(rows)
 
-    def lose(self, rows: Index) -> Index:
-        """Remove rows as if they had never been appended; leased rows are dropped instead. Returns the rows that were
-        not dropped before."""
+    def lose(self, rows: Index) -> None:
+        """Remove rows as if they had never been appended; leased rows are dropped instead."""
         places = self.rows.places(rows)
         states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
         held = (states == LEASED).any(axis=0)
@@ -233,7 +232,6 @@ class StreamState:
             self.progress.lose(places, self.metadata.versions(places))
             self.groups.lose(self.metadata.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
             self._forget(free)
-        return rows[~before]
 
     def _remove(self, rows: Index) -> None:
         if not len(rows):
