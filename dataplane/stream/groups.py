@@ -15,12 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.errors import Misuse
-
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from dataplane.stream.page import Flags, Index
 
 _LEAST = 8  # groups for which the arrays have room at first
 

@@ -13,11 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.errors import Misuse
-
-Index = npt.NDArray[np.int64]
+from dataplane.stream.page import Index
 
 _UNNAMED = "~"
 

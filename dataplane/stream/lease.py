@@ -22,12 +22,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.errors import LeaseExpired, Misuse
+from dataplane.stream.page import Index
 from dataplane.stream.settings import MAX_TASKS
-
-Index = npt.NDArray[np.int64]
 
 _SLACK = 64  # entries of ended leases that may stay in the heap
 _REPLICAS = 1 << 20  # the most replicas of a member

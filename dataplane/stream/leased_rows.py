@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Misuse
@@ -24,13 +23,12 @@ from dataplane.stream.admission import Admission, Usage
 from dataplane.stream.column_batch import ColumnBatch, ReplacedPatches
 from dataplane.stream.commands import Command, Remove, Settle, Unkeep
 from dataplane.stream.lease import Grant, Leases
+from dataplane.stream.page import Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, PENDING
 from dataplane.stream.row_choice import Demand, choose, least
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
-
-Index = npt.NDArray[np.int64]
 
 LostRow = tuple[str, str | int | None, int, int]
 """Key, group and policy version of a lost row, and the tasks that had acked it (bit t for task t)."""

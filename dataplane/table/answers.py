@@ -14,10 +14,11 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.stream.page import Index
 from dataplane.stream.requests import Done
 from dataplane.table import requests as r
 from dataplane.table.table import Table
-from dataplane.table.write_effects import Index, UnneededCells
+from dataplane.table.write_effects import UnneededCells
 
 MAX_TAG_BYTES = 64 << 10
 """Bytes of the tags of one row."""

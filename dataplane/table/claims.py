@@ -12,15 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.packing import pack, unpack
+from dataplane.stream.page import Flags, Index
 from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TaskState
-
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 MAX_TASKS = 256
 """Tasks that have claimed rows of a table."""

@@ -17,8 +17,8 @@ import numpy as np
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.replication.lost_nodes import ALL
 from dataplane.stream.packing import Packed, hook, unhook
+from dataplane.stream.page import Index
 from dataplane.stream.requests import Done, HeldRows, Holding, Refused, Request, Result
-from dataplane.table.write_effects import Index
 
 _NONE: Index = np.empty(0, np.int64)
 

@@ -13,19 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.stream.packing import pack, unpack
+from dataplane.stream.page import Flags, Index
 from dataplane.table.claims import Claims
 from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TableState
 from dataplane.table.table_cells import TableCells
 from dataplane.table.write_effects import UnneededCells, WriteEffect
-
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
 _FEW = 1024  # lines: from then on, those of removed rows are deleted once they are the majority

@@ -12,19 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded
 from dataplane.stream.packing import pack, unpack
+from dataplane.stream.page import Flags, Index
 from dataplane.stream.rows import assembled
 from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import ColumnState, WrittenState
 from dataplane.table.write_effects import UnneededCells, WriteEffect
-
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 MAX_COLUMNS = 1024
 """Columns of a table."""

@@ -8,12 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from dataplane.batch.ref import BatchRef
-
-Index = npt.NDArray[np.int64]
+from dataplane.stream.page import Index
 
 
 @dataclass(slots=True, eq=False)
