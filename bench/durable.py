@@ -54,7 +54,7 @@ def opened(scratch: Path, memory: int = 256 * MIB) -> Store:
 
 async def put(store: Store, data: bytes, described: bytes) -> int:
     """As a client's append: bytes are written into the arena once."""
-    (reserved,) = await store.reserve("p", [len(data)], Deadline.after(_WAIT_S))
+    (reserved,) = await store.reservations.reserve("p", [len(data)], Deadline.after(_WAIT_S))
     with store.arena.view(reserved.extent) as view:
         view[:] = data
     store.seal("p", [(reserved.shard, described)], scope="", holder="p")
@@ -67,10 +67,9 @@ class Appender:
     def __init__(self, scratch: Path) -> None:
         self.store = opened(scratch)
         assert self.store.persistence is not None
-        identity = self.store.persistence.durable.directory.identity
-        self._node = identity.node
+        self._node = self.store.persistence.durable.directory.identity.node
         needed = NeededShards(self._node, self.store)
-        self.durable = SingleNode(self._node, self.store, needed, identity.starts)
+        self.durable = SingleNode(self.store.persistence, needed)
         self._client = StreamClient(self.durable.streams, StagedColumns(needed))
         self._numbers = itertools.count(1)
         self._token = b""
@@ -172,7 +171,7 @@ print(asyncio.run(first_row(Path(sys.argv[1]), began)))
 async def first_row(scratch: Path, began: float) -> str:
     """Seconds until the first durable row is in memory, and until all is known."""
     node = Appender(scratch)
-    mover = asyncio.create_task(node.store.run())
+    mover = asyncio.create_task(node.store.residency.run())
     await node.start()
     known = time.perf_counter() - began
     ref = (await node.take(1)).ref
@@ -202,7 +201,7 @@ def recovery(scratch: Path) -> list[Row]:
 
 async def _fill(scratch: Path, appends: int, nbytes: int) -> None:
     node = Appender(scratch)
-    mover = asyncio.create_task(node.store.run())
+    mover = asyncio.create_task(node.store.residency.run())
     await node.start()
     each = -(-nbytes // appends // MIB) * MIB
     data, described = np.random.default_rng(0).bytes(each), layout(ROWS, each)

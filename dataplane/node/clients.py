@@ -132,7 +132,7 @@ class Client:
 
     def revoke_silent(self) -> None:
         """Revoke the client's permits to append to streams if it shows no sign of life."""
-        if self._rows.expected and self._store.silent(self):
+        if self._rows.expected and self._store.reservations.silent(self):
             self._rows.revoke()
 
     def _closed(self, error: DataplaneError | None) -> bool:
@@ -146,7 +146,7 @@ class Client:
         _complaints.log(logging.WARNING, f"pid {self.pid}", "client %s was cut off: %s", self.label, line(error))
         self._leaving = True
         self._rows.leave()
-        self._store.revoke(self)
+        self._store.reservations.revoke(self)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         try:
@@ -184,7 +184,7 @@ class Client:
     # Requests
 
     def _received(self, request: m.FromClient) -> None:
-        self._store.touch(self)
+        self._store.reservations.touch(self)
         identifier = getattr(request, "id", 0)
         waiting.asked.set((self.number, identifier))
         if not self._greeted and not isinstance(request, m.Hello):
@@ -292,7 +292,7 @@ class Client:
             minor=min(m.MINOR, request.minor),
             node=self._services.node,
             capacity=self._store.budget.capacity,
-            lease_s=self._store.lease_s,
+            lease_s=self._store.reservations.lease_s,
             grants=grants,
             prewarm=nbytes,
             token=self.token,

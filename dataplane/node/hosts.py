@@ -115,11 +115,11 @@ class Hosts:
         self.partitions: Partitions | None = None
         """The partitions of streams and tables here, once it has started."""
         self._retained = RetainedShards(needed)
-        self._keeping = None if store.persistence is None else PartitionStorage(store)
+        self._keeping = None if store.persistence is None else PartitionStorage(store.persistence)
         self._era: Era | None = None
         self._columns = None
         if self._keeping is not None:
-            self._columns = DurableColumns(self._keeping, store, needed, self._retained)
+            self._columns = DurableColumns(self._keeping, needed, self._retained)
         self.streams: ClusteredStreams | None = None
         """The streams of the cluster, once it has started."""
         self.tables: ClusteredTables | None = None
@@ -335,7 +335,7 @@ class Hosts:
         left, described = pm.MAX_INLINE_ALL, []
         shards = self._store.descriptions.describe(request.shards, apart=request.apart)
         for shard, what in zip(request.shards, shards, strict=True):
-            payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
+            payload = self._store.descriptions.payload(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
             described.append((*what, payload))

@@ -37,6 +37,7 @@ from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.tables.tables import Tables
 from dataplane.node.telemetry import Telemetry
+from dataplane.store.arena import OWN
 from dataplane.store.directory_claim import DirectoryClaim
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
@@ -96,7 +97,7 @@ class Node:
             """The node's identity: new with each start, unless its data directory has one."""
             self._store = Store(config, directory=directory, clock=clock)
             undo.callback(self._store.abandon)
-            self._trimming = MemoryTrim(self._store.cool)
+            self._trimming = MemoryTrim(lambda: self._store.arena.cool(OWN))
             self._needed = NeededShards(self.id, self._store)
             self._streams = LocalStreams(self._needed, clock)
             self._streams.freed = self._trimming.due
@@ -109,10 +110,10 @@ class Node:
             )
             self._store.disk.timed = self._observing.timed
             self._single: SingleNode | None = None
-            if directory is not None and cluster is None:
+            if self._store.persistence is not None and cluster is None:
                 from dataplane.node.clustered.single_node import SingleNode  # with ZeroMQ, as below
 
-                self._single = SingleNode(self.id, self._store, self._needed, directory.identity.starts)
+                self._single = SingleNode(self._store.persistence, self._needed)
             if cluster is not None:
                 self.hosts = self._join(cluster, durable=directory is not None)
             self._services = self._serving(Waits(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed))
@@ -175,7 +176,7 @@ class Node:
                 self._observing.export(*self.config.metrics_at)
             self._hear()
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(_lasting(self._store.run))]
+                background = [group.create_task(_lasting(self._store.residency.run))]
                 background.append(group.create_task(_lasting(self._watch_leases)))
                 if self.hosts is not None:
                     background.append(group.create_task(_lasting(self.hosts.run)))
@@ -251,8 +252,9 @@ class Node:
     async def _watch_leases(self) -> None:
         while True:
             await asyncio.sleep(self.config.reservation_lease_s / 4)
-            self._store.tend()
-            for client in self._store.revoke_silent():
+            if self._store.persistence is not None:
+                self._store.persistence.reserve_numbers()
+            for client in self._store.reservations.revoke_silent():
                 log.warning("client %s gave no sign of life: its unsealed bytes were taken back", client)
             for each in list(self._clients):
                 each.revoke_silent()

@@ -79,7 +79,7 @@ class ShardRequests:
             case m.Replicate():
                 return self._replicate(request)
             case m.Abort():
-                self._store.abort(self._client, request.shards)
+                self._store.reservations.abort(self._client, request.shards)
             case m.Keep():
                 self._keep(request)
             case m.Landed():
@@ -94,7 +94,7 @@ class ShardRequests:
 
     def _reserve(self, request: m.Reserve) -> Coroutine[Any, Any, None] | None:
         bound("reservation of so many shards", m.MAX_SHARDS, len(request.sizes))
-        made = self._store.reserve_now(self._client, request.sizes)
+        made = self._store.reservations.reserve_now(self._client, request.sizes)
         if made is None:
             return self._reserve_later(request)
         self._send_reserved(request.id, made)
@@ -110,7 +110,8 @@ class ShardRequests:
 
     async def _reserve_later(self, request: m.Reserve) -> None:
         self._send_reserved(
-            request.id, await self._store.reserve(self._client, request.sizes, deadline_of(request.timeout_s))
+            request.id,
+            await self._store.reservations.reserve(self._client, request.sizes, deadline_of(request.timeout_s)),
         )
 
     def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
@@ -223,7 +224,7 @@ class ShardRequests:
                 live = len(lives)
             numbers += shard, extent.segment, extent.offset, extent.size, layouts.setdefault(layout, len(layouts)), live
         gone = self.grants.gone()
-        carried = self._store.carry(self._client, held, m.MAX_CARRIED) if request.carry and not (kept or apart) else b""
+        carried = self._carried(held) if request.carry and not (kept or apart) else b""
         if carried:
             at = 0
             for first, size in enumerate(numbers[3 :: places.WIDTH]):
@@ -234,6 +235,15 @@ class ShardRequests:
         packed = places.pack(numbers)
         reply = m.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
         self._channel.send(reply, descriptors)
+
+    def _carried(self, held: Sequence[Pinned]) -> bytes:
+        """The bytes of pinned shards, one after another, and one pin less on each; none, and nothing done, if they are
+        more than `m.MAX_CARRIED`."""
+        if len(held) > m.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > m.MAX_CARRIED:
+            return b""
+        found = [self._store.arena.read(each.extent) for each in held]
+        self._store.unpin(self._client, [each.shard for each in held])
+        return b"".join(found)
 
     def _inherit(self, request: m.InheritPins) -> None:
         for client in self._others:

@@ -37,6 +37,10 @@ _FREELY = 1 << 30
 """Bytes of addresses that may be mapped however small the capacity is."""
 
 
+OWN = "node"
+"""The owner of extents that the node itself writes: restored shards, and small ones that came in a message."""
+
+
 def pages(nbytes: int) -> int:
     """`nbytes`, rounded up to whole pages; at least one page."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
@@ -234,10 +238,8 @@ class Arena:
 
     def release(self, extent: Extent, punched: int = 0) -> None:
         """Free the extent, in which `punched` bytes were punched. Its pages stay warm."""
-        self._give(self._segments[extent.segment], extent)
+        segment = self._segments[extent.segment]
         self.used -= extent.size - punched
-
-    def _give(self, segment: Segment, extent: Extent) -> None:
         segment.free.give(extent.offset, extent.size)
         segment.extents -= 1
         if segment.retired:
@@ -251,16 +253,10 @@ class Arena:
         self.used -= nbytes
         self._punch(self._segments[extent.segment], extent.offset + start, extent.offset + end)
 
-    def quarantine(self, extent: Extent) -> None:
-        """Take the memory of the extent but not its addresses: a stopped client may still write there."""
-        self.used -= extent.size
-        self._punch(self._segments[extent.segment], extent.offset, extent.end)
-
     def readmit(self, extent: Extent) -> None:
-        """End a quarantine: no client can write there any more."""
-        segment = self._segments[extent.segment]
-        segment.punch(extent.offset, extent.end)  # pages written meanwhile, which are not counted
-        self._give(segment, extent)
+        """Free an extent that was punched as a whole while a client could still write there."""
+        self._segments[extent.segment].punch(extent.offset, extent.end)  # pages written since, which are not counted
+        self.release(extent, extent.size)
 
     def prewarm(self, owner: Hashable, nbytes: int) -> tuple[Segment, int]:
         """A segment for `owner`, and how many bytes at its start it may warm. They count as resident."""

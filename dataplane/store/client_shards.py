@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataplane.errors import DataplaneError, OwnerDied
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
+from dataplane.store.shards import Shards
 
 
 class ClientShard:
@@ -70,11 +71,9 @@ class ClientShard:
 class ClientShards:
     """The kept shards of one store, by the numbers of their handles."""
 
-    def __init__(self, shards: dict[int, Shard], pins: Pins, find: Callable[[int], Shard]) -> None:
-        """`shards`: all of the store; `find` raises as `Store.pin`."""
+    def __init__(self, shards: Shards, pins: Pins) -> None:
         self._shards = shards
         self._pins = pins
-        self._find = find
         self._handles: dict[int, ClientShard] = {}
 
     def __bool__(self) -> bool:
@@ -96,7 +95,7 @@ class ClientShards:
 
     def find(self, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
         """The shards among these whose bytes a client keeps. Raises as `Store.pin`."""
-        shards = [self._find(number) for number in numbers]
+        shards = map(self._shards.find, numbers)
         return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, ClientShard)]
 
     def map(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:

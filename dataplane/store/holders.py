@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from dataplane.clock import Clock
+from dataplane.config import format_size
+from dataplane.store.budget import Holders
 from dataplane.store.client_shards import ClientShards
 from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
-from dataplane.store.shard import Shard
+from dataplane.store.residency import Residency
+from dataplane.store.shards import Shards
+from dataplane.store.spill import Disk
 
 _HOLDERS = 64  # that are named
 _HOLDERS_S = 1.0  # between two scans of many shards
@@ -18,22 +21,24 @@ _MANY = 4096
 
 
 class MemoryHolders:
-    """The holders of the memory of one store. `find`: a shard that exists, or was freed while it is pinned."""
+    """The holders of the memory of one store."""
 
     def __init__(
         self,
-        shards: dict[int, Shard],
-        find: Callable[[int], Shard],
+        shards: Shards,
         pins: Pins,
         reservations: Reservations,
         kept: ClientShards,
+        residency: Residency,
+        disk: Disk,
         clock: Clock,
     ) -> None:
         self._shards = shards
-        self._any = find
         self._pins = pins
         self._reservations = reservations
         self._kept = kept
+        self._residency = residency
+        self._disk = disk
         self._clock = clock
         self._last_holders: tuple[dict[str, Any], ...] = ()
         self._holders_until = 0.0
@@ -49,6 +54,16 @@ class MemoryHolders:
         self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
         return self._last_holders
 
+    def explain(self) -> Holders:
+        """The holders, and the reason why no more can go to disk."""
+        return Holders(self.all(), self._disk.error or self._disk_full())
+
+    def _disk_full(self) -> str:
+        if not self._disk.quota:
+            return "spilling is off"
+        used, quota = format_size(self._disk.used), format_size(self._disk.quota)
+        return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
+
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
         """See `all`."""
         held: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -58,7 +73,7 @@ class MemoryHolders:
         for client, numbers in self._pins.by_client().items():
             for number in numbers:
                 if number not in self._kept:  # a handle keeps memory of a client
-                    shard = self._any(number)
+                    shard = self._shards.held(number)
                     key = str(client), "pinned", shard.owner or _scope(shard.scope)
                     held[key] += shard.held
                     since[key] = min(since.get(key, now), shard.since_s)

@@ -6,7 +6,7 @@ numbered when it is placed, so one that waited for room is younger than those th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,21 +14,20 @@ from dataplane.batch.layout import aligned
 from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Corrupt, ProtocolMismatch
-from dataplane.store.arena import Arena
+from dataplane.store.arena import OWN, Arena
 from dataplane.store.budget import Budget
-from dataplane.store.residency import OWN
 from dataplane.store.shard import Shard, check_cost
 from dataplane.store.small_extents import MOST, SmallExtents
 
 
 class InlinePuts:
-    """Puts such shards into the memory of one store. `number()` returns the next shard number."""
+    """Puts such shards into the memory of one store. `numbers`: of the next shards."""
 
-    def __init__(self, budget: Budget, arena: Arena, small: SmallExtents, number: Callable[[], int]) -> None:
+    def __init__(self, budget: Budget, arena: Arena, small: SmallExtents, numbers: Iterator[int]) -> None:
         self._budget = budget
         self._arena = arena
         self._small = small
-        self._number = number
+        self._numbers = numbers
 
     def put_now(self, payload: bytes, layout: bytes, *, scope: str, holder: str) -> Shard | None:
         """The placed shard, or None if it would have to wait for room. Raises as `put`."""
@@ -57,7 +56,7 @@ class InlinePuts:
         spare = given - (self._arena.used - before)
         if spare:
             self._budget.release(spare)
-        shard.number, shard.extent, shard.shared = self._number(), extent, shared
+        shard.number, shard.extent, shard.shared = next(self._numbers), extent, shared
         return shard
 
 

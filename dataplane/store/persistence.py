@@ -8,20 +8,20 @@ nothing on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Misuse
 from dataplane.store.arena import Arena
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.durable.shards import DurableShard, DurableShards, DurableStatistics, IndexEntry
+from dataplane.store.durable.shards import DurableShard, DurableShards, IndexEntry
 from dataplane.store.residency import Residency
 from dataplane.store.shard import Shard
+from dataplane.store.shards import Shards
 
 RETRY_S = 0.25  # between attempts to write to a full disk
 
-Find = Callable[[int], Shard]
 Pin = Callable[[Hashable, Sequence[int], Deadline], Awaitable[object]]
 Unpin = Callable[[Hashable, Iterable[int]], None]
 
@@ -34,24 +34,33 @@ class Persistence:
         directory: DataDirectory,
         arena: Arena,
         residency: Residency,
-        shards: dict[int, Shard],
-        find: Find,
+        shards: Shards,
+        numbers: Iterator[int],
         pin: Pin,
         unpin: Unpin,
     ) -> None:
-        """Owns the directory from now on. Raises OSError if the system starts no thread."""
+        """Owns the directory from now on. `numbers`: of the next shards. Raises OSError if the system starts no
+        thread."""
         self.durable = DurableShards(directory)
         self._arena = arena
         self._residency = residency
         self._shards = shards
-        self._find = find
+        self._numbers = numbers
         self._pin = pin
         self._unpin = unpin
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._full: Backpressure | None = None  # why the last write was refused
 
-    async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool) -> None:
-        """See `Store.persist`."""
+    async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
+        """Return once these shards, or those of links, are durable: the next node on the directory has them under the
+        same numbers, unless they were freed. Concurrent calls share a sync. `with_next`: only their bytes are on disk
+        then, and the rest will be before any later write of the directory's journal: a command that names the shards
+        costs no further sync.
+
+        Raises Freed or Corrupt as `Store.pin`, Backpressure at the deadline if the disk is full or slow,
+        DirectoryUnusable if it refuses, Misuse for shards that were not put here. Cancelled, or late, they may become
+        durable later.
+        """
         left = dict.fromkeys(map(shard_of, numbers))
         while wanted := [number for number in left if not self._is_durable(number)]:
             fresh = [number for number in wanted if number not in self._under_way]
@@ -86,7 +95,7 @@ class Persistence:
         try:
             await self._pin(self, numbers, deadline)
             try:
-                await self._save(list(map(self._find, numbers)), deadline, with_next)
+                await self._save(self._shards.find_all(numbers), deadline, with_next)
             finally:
                 self._unpin(self, numbers)
         finally:
@@ -132,7 +141,8 @@ class Persistence:
             await asyncio.sleep(RETRY_S)
 
     async def recover(self) -> list[int]:
-        """See `Store.recover`."""
+        """Adopt the shards in the data directory that earlier processes of this node stored and did not free. The
+        caller frees those that it does not need. To be called once, before the first put. Raises Corrupt."""
         found = await self.durable.recover()
         for what, durable in found:
             shard = Shard(
@@ -141,9 +151,9 @@ class Persistence:
             self._shards[what.number] = shard
         return [what.number for what, _ in found]
 
-    def statistics(self) -> DurableStatistics:
-        """Statistics of durable shards."""
-        return self.durable.statistics()
+    def reserve_numbers(self) -> None:
+        """Reserve more shard numbers if necessary. To be called regularly."""
+        self.durable.tend(next(self._numbers))
 
     async def aclose(self) -> None:
         """Wait for writes in progress, as far as the disk answers, and release the directory."""

@@ -7,7 +7,7 @@ its client is silent for the lease. If a stopped client may still write, its add
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +29,13 @@ class Reservation:
 
 
 class Reservations:
-    """The reservations of one store. `number()` returns the next shard number. `lease_s`: seconds of silence after
+    """The reservations of one store. `numbers`: of the next shards. `lease_s`: seconds of silence after
     which a client's reservations are taken back."""
 
-    def __init__(self, budget: Budget, arena: Arena, number: Callable[[], int], lease_s: float, clock: Clock) -> None:
+    def __init__(self, budget: Budget, arena: Arena, numbers: Iterator[int], lease_s: float, clock: Clock) -> None:
         self._budget = budget
         self._arena = arena
-        self._number = number
+        self._numbers = numbers
         self.lease_s = lease_s
         self._clock = clock
         self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
@@ -69,7 +69,7 @@ class Reservations:
         try:
             for size in sizes:
                 following -= pages(size)
-                made.append(Reservation(self._number(), self._arena.allocate(owner, size, following)))
+                made.append(Reservation(next(self._numbers), self._arena.allocate(owner, size, following)))
         except OSError as error:
             for reservation in made:
                 self._arena.release(reservation.extent)
@@ -133,7 +133,7 @@ class Reservations:
     def revoke(self, client: Hashable) -> None:
         """Take the reservations of the client back. It may still write there, so their addresses wait until it goes."""
         for number, extent in self._reserved.pop(client, {}).items():
-            self._arena.quarantine(extent)
+            self._arena.punch(extent, 0, extent.size, extent.size)
             self._revoked[client][number] = extent
             self._budget.release(extent.size)
 

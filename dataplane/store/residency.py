@@ -24,26 +24,23 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import DataplaneError, Freed
-from dataplane.store.arena import Arena, Extent
+from dataplane.store.arena import OWN, Arena
 from dataplane.store.budget import Budget
 from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
+from dataplane.store.shards import Shards
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import SpillFile, aligned
 
 log = logging.getLogger(__name__)
-
-OWN = "node"
-"""The owner in the arena of extents that the node itself writes: restored shards, and small ones that came in a
-message."""
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
@@ -62,7 +59,7 @@ class Residency:
         small: SmallExtents,
         disk: Disk,
         pins: Pins,
-        shards: Mapping[int, Shard],
+        shards: Shards,
     ) -> None:
         self._high = int(config.high_watermark * budget.capacity)
         self._low = int(config.low_watermark * budget.capacity)
@@ -146,10 +143,6 @@ class Residency:
                 self._arena.punch(extent, start, end, nbytes)
                 self._budget.release(nbytes)
 
-    def _release(self, extent: Extent) -> None:
-        self._arena.release(extent)
-        self._budget.release(extent.size)
-
     def _drop_file(self, shard: Shard) -> None:
         if shard.file is not None:
             if shard.clean:
@@ -219,7 +212,8 @@ class Residency:
             self._disk.refused("reading back", error)
         finally:
             if shard.extent is None:
-                self._release(extent)
+                self._arena.release(extent)
+                self._budget.release(extent.size)
             self._settle(shard)
 
     def fill(self, shard: Shard, payload: bytes) -> None:
@@ -292,7 +286,8 @@ class Residency:
             clean = self._pop(clean=True)
             if clean is None:
                 break
-            self._evict(clean)
+            self._clean_bytes -= clean.held
+            self._let_go(clean)
         dirty = self._budget.used - self._clean_bytes
         late = sum(self._writing.values())
         self._ahead = dirty > (self._low if self._ahead else self._high)
@@ -379,11 +374,6 @@ class Residency:
         if len(sizes) < 2:
             return list(sizes)
         return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]
-
-    def _evict(self, shard: Shard) -> None:
-        if shard.extent is not None:
-            self._clean_bytes -= shard.held
-            self._let_go(shard)
 
     async def _write(self, shard: Shard) -> None:
         """Make the shard clean. Raises OSError if the disk refuses."""

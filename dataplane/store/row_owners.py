@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.errors import Corrupt, LimitExceeded
-from dataplane.store.freeings import Freeings
 from dataplane.store.links import Links, Selected
 from dataplane.store.shard import Shard
+from dataplane.store.shards import Shards
 
 _LINKS = 64 << 20  # bytes that the owners of shards with several may take
 
@@ -20,18 +20,10 @@ _LINKS = 64 << 20  # bytes that the owners of shards with several may take
 class RowOwners:
     """The owners of the rows of one store's shards."""
 
-    def __init__(
-        self,
-        shards: dict[int, Shard],
-        find: Callable[[int], Shard],
-        free: Callable[[Iterable[int]], None],
-        freeings: Freeings,
-    ) -> None:
-        """`shards`: all of the store; `find` raises as `Store.pin`; `free`: as `Store.free`."""
+    def __init__(self, shards: Shards, free: Callable[[Iterable[int]], None]) -> None:
+        """`free`: as `Store.free`."""
         self._shards = shards
-        self._find = find
         self._free = free
-        self._freeings = freeings
         self.nbytes = 0
         """The bytes that the owners of shards with several take, about."""
         self.retained: Callable[[int, Selected], None] = lambda number, selected: None
@@ -42,17 +34,28 @@ class RowOwners:
         shard = self._shards.get(number)
         return shard is not None and shard.links is not None
 
+    def put_by(self, number: int) -> tuple[str, str] | None:
+        """The client that put the shard, and its scope, or the client that created the link, which has none; None if
+        it is gone."""
+        shard = self._shards.of(number)
+        if shard is None:
+            return None
+        if not link_of(number):
+            return shard.holder, shard.scope
+        holder = None if shard.links is None else shard.links.holder(link_of(number))
+        return None if holder is None else (holder, "")
+
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
-        shard = self._find(shard_of(number))
+        shard = self._shards.find(shard_of(number))
         self._check(shard, columns, rows)
         owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
         if not owned:
-            raise self._freeings.error(number)
+            raise self._shards.freeings.error(number)
 
     def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if no owner has this part of a shard."""
-        self._check(self._find(number), columns, rows)
+        self._check(self._shards.find(number), columns, rows)
 
     def _check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if no owner has this part of the shard."""
@@ -62,7 +65,7 @@ class RowOwners:
                 shard=shard.number,
             )
         if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
-            raise self._freeings.error(shard.number)
+            raise self._shards.freeings.error(shard.number)
 
     def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
         """Create a link to these cells of each shard, which then stay until they are freed under the link too. Returns
@@ -73,7 +76,7 @@ class RowOwners:
         """
         cost = 0
         for number, selected in wanted:
-            shard = self._find(shard_of(number))
+            shard = self._shards.find(shard_of(number))
             for columns, rows in selected:
                 self._check(shard, columns, rows)
             links = shard.links or self._links(shard)
@@ -95,7 +98,7 @@ class RowOwners:
 
     def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
         """As `retain`, for all existing cells of one shard; `link`: its number where the shard was put."""
-        shard = self._find(shard_of(number))
+        shard = self._shards.find(shard_of(number))
         if shard.links is None:
             shard.links = self._links(shard)
             self.nbytes += shard.links.nbytes
@@ -107,7 +110,7 @@ class RowOwners:
 
     def relink(self, number: int) -> None:
         """Restore a link that a shard had in an earlier life, to all of it. Raises Freed, Corrupt."""
-        shard = self._find(shard_of(number))
+        shard = self._shards.find(shard_of(number))
         everything = [(range(shard.columns), Rows.range(0, shard.rows))]
         self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
 

@@ -49,7 +49,7 @@ class Segment:
         self.free = FreeList(size)
         self.warm = RangeSet()
         self.extents = 0
-        """The number of its extents, those in quarantine included."""
+        """The number of its extents, punched ones included."""
         self.retired = False
         """Whether it gets no new extents: its owner has gone, or it cannot give memory back."""
         self._lease: int | None = None

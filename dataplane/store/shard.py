@@ -98,6 +98,11 @@ class Shard:
         """Whether its memory can be taken without writing first."""
         return self.extent is not None and self.file is not None
 
+    @property
+    def coming(self) -> bool:
+        """Whether it is in memory, or being read or written."""
+        return self.extent is not None or self.moving is not None
+
     def free_part(self, columns: Sequence[int], rows: Rows) -> bool:
         """Mark these columns of these rows as freed. Returns whether nothing is left of the shard.
 

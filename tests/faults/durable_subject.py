@@ -28,7 +28,7 @@ async def shard(store: Store) -> int:
     column = ColumnLayout(Field("dense", "uint8", (MIB,)), 1, 1, ((0, MIB),))
     layout = ShardLayout((("x", column),)).encode()
     number = await store.put("p", b"x" * MIB, layout, Deadline.after(10), scope="", holder="p")
-    await store.persist([number], Deadline.after(0.3))
+    await store.persistence.persist([number], Deadline.after(0.3))
     return number
 
 

@@ -68,7 +68,7 @@ async def test_a_disk_that_fails(tmp_path: Path, shim: Path) -> None:
     assert entries[:3] == [Entry(1, b"entry 1"), Entry(1, b"entry 2"), Entry(1, b"entry 3")]
     assert entries[3:] in ([], [Entry(1, b"entry 4")]), "what was told as failed may be there"
     store = Store(NodeConfig(memory=32 * MIB, spill=0, spill_dir=tmp_path, prewarm=0), directory=directory)
-    assert await store.recover() == [4]
+    assert await store.persistence.recover() == [4]
     (pinned,) = await store.pin("r", [4], Deadline.after(10))
     assert store.arena.read(pinned.extent) == b"x" * MIB
     assert len(list((tmp_path / "data" / "shards").iterdir())) == 1

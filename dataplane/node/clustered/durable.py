@@ -26,7 +26,6 @@ from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.store.store import Store
 from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
@@ -56,10 +55,10 @@ class DurableColumns:
 
     partitions: Partitions
 
-    def __init__(self, keeping: PartitionStorage, store: Store, needed: NeededShards, retained: RetainedShards) -> None:
+    def __init__(self, keeping: PartitionStorage, needed: NeededShards, retained: RetainedShards) -> None:
         """Raises Corrupt if the data directory was changed."""
         self._me = bytes.fromhex(keeping.me)
-        self._store = store
+        self._persistence = keeping.persistence
         self._needed = needed
         self._retained = retained
         self._notes = keeping.notes("columns")
@@ -89,7 +88,7 @@ class DurableColumns:
         with_next = hosted is not None and hosted.replica.leads
         copies = {copy_name(key): _encode(shard_of(self._number(key))) for key in shards if key[0] != self._me}
         numbers = [self._number(key) for key in shards]
-        persisted = self._store.persist(numbers, Deadline.after(_PERSIST_S), with_next=with_next)
+        persisted = self._persistence.persist(numbers, Deadline.after(_PERSIST_S), with_next=with_next)
         await (asyncio.gather(persisted, self._copies.write(copies)) if copies else persisted)
 
     def _number(self, key: ShardKey) -> int:
@@ -121,7 +120,7 @@ class DurableColumns:
     async def recover(self, ready: asyncio.Event | None = None) -> None:
         """Load the columns on disk and, once `ready` is set, begin to ask which of them partitions need. Called once,
         when partitions can be asked. Raises Corrupt."""
-        shards = {number: (self._me, number) for number in await self._store.recover()}
+        shards = {number: (self._me, number) for number in await self._persistence.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
             if number in shards:

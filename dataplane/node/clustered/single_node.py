@@ -27,7 +27,7 @@ from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.store.store import Store
+from dataplane.store.persistence import Persistence
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Message
 from dataplane.wire.peer import Peers
@@ -36,12 +36,13 @@ _LEAD_S = 10.0  # timeout for a partition to be led here
 
 
 class SingleNode:
-    """See the module. `life`: the number of times that the directory was opened."""
+    """See the module."""
 
-    def __init__(self, node: bytes, store: Store, needed: NeededShards, life: int) -> None:
+    def __init__(self, persistence: Persistence, needed: NeededShards) -> None:
         """Raises Corrupt if the data directory was changed."""
+        node, life = persistence.durable.directory.identity.node, persistence.durable.directory.identity.starts
         self._me = node.hex()
-        self._keeping = keeping = PartitionStorage(store)
+        self._keeping = keeping = PartitionStorage(persistence)
         self._notes = notes = keeping.notes("coordinator")
         values = notes.load()
         self._kept = set(values)
@@ -50,7 +51,7 @@ class SingleNode:
             del values[key]
         self._coordinator = ProcessCoordinator(values=values, keep=self._keep)
         retained = RetainedShards(needed)
-        self._columns = DurableColumns(keeping, store, needed, retained)
+        self._columns = DurableColumns(keeping, needed, retained)
         peers = Peers("", Key(b"", b""), _unasked)  # never started: there are no other nodes
         self.partitions = Partitions(
             Membership(self._coordinator, self._me, Member(secrets.randbits(48), "", self._me, keeps=True)),

@@ -7,15 +7,15 @@ from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.storage import MemoryStorage, Storage
 from dataplane.store.durable.log import JournaledLog, names
 from dataplane.store.durable.notes import Notes
-from dataplane.store.store import Store
+from dataplane.store.persistence import Persistence
 
 
 class PartitionStorage:
-    """The data directory of one store, if it has one. `me`: the node."""
+    """The data directory of one store. `me`: the node."""
 
-    def __init__(self, store: Store) -> None:
-        assert store.persistence is not None
-        durable = store.persistence.durable
+    def __init__(self, persistence: Persistence) -> None:
+        self.persistence = persistence
+        durable = persistence.durable
         self._database = durable.directory.database
         self._journal = durable.journal
         self.me = durable.directory.identity.node.hex()

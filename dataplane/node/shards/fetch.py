@@ -84,10 +84,12 @@ class Fetcher:
     def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
         """Whether the shard is known here, and its owner is a member or the wanted parts are in memory."""
         copy = self._copies.get(key)
-        if copy is None or not self._store.mend(copy):
+        if copy is None or not self._store.shards.clear_error(copy):
             return False
         remote = self._remotes[copy]
-        return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
+        return remote.source in self._membership.members or (
+            self._store.shards.find(copy).coming and remote.covers(wants)
+        )
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
         """The local number of a known shard. If it is in memory without the wanted parts, fetch them first."""
@@ -96,7 +98,7 @@ class Fetcher:
             return replica
         number = self._copies[key]
         remote = self._remotes[number]
-        if remote.want(wants) and self._store.coming(number):
+        if remote.want(wants) and self._store.shards.find(number).coming:
             (held,) = await self._store.pin(self, [number], deadline)
             try:
                 with self._store.arena.view(held.extent) as view:
@@ -146,7 +148,7 @@ class Fetcher:
         for (shard, there), described in zip(numbered, reply.shards, strict=True):
             key = (owner, shard)
             copy = self._copies.get(key)
-            if copy is not None and self._store.mend(copy) and self._remotes[copy].source == source:
+            if copy is not None and self._store.shards.clear_error(copy) and self._remotes[copy].source == source:
                 continue  # another request has learned it meanwhile
             if copy is not None:
                 self._forget(key)
@@ -220,7 +222,7 @@ class Fetcher:
                     self._store.free_part(copy, columns, Rows.decode(rows))
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
-            if not self._store.mend(copy):
+            if not self._store.shards.clear_error(copy):
                 self._forget((owner, shard))
 
     async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
@@ -254,7 +256,7 @@ class Fetcher:
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The local number of a shard that is in memory here as a whole, for others to read."""
         number = self._copies.get((owner, shard))
-        there = number is not None and self._remotes[number].complete and self._store.ready(number)
+        there = number is not None and self._remotes[number].complete and self._store.shards.ready(number)
         return number if there else None
 
     async def aclose(self) -> None:

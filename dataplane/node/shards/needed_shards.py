@@ -44,11 +44,18 @@ class NeededShards:
             if self._needed[key] <= 0:
                 self._store.free_part(shard, columns, rows, punch=True)
                 continue
-            self._store.check_part(shard, columns, rows)
+            if (found := self._store.shards.of(shard)) is not None:
+                found.check_part(columns, rows)
             if len(self._spent[key]) >= _MAX_SPENT:
                 what = "parts of a shard that are freed while streams need others"
                 raise LimitExceeded(f"more than {_MAX_SPENT} {what}", what=what, limit=_MAX_SPENT)
             self._spent[key].append((tuple(columns), rows))
+
+    def _attribute(self, number: int, owner: str) -> None:
+        """Note the stream or table whose rows need the shard (empty: none), for statistics."""
+        shard = self._store.shards.of(number)
+        if shard is not None:
+            shard.owner = owner
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
         """Free a part of a replica, or all of it (None), that its owner freed: now, or with the last need."""
@@ -96,7 +103,7 @@ class NeededShards:
                 self._store.owners.require(shard, columns, rows)
         self.keep_too(ref)
         for _, shard in ref.shards():
-            self._store.attribute(shard, owner)
+            self._attribute(shard, owner)
 
     def need(self, ref: BatchRef, owner: str) -> tuple[ShardKey, ...]:
         """Add a need of each local shard of `ref`, for rows of a partition, wherever it is led. `owner`: its stream
@@ -109,7 +116,7 @@ class NeededShards:
                 for columns, rows in selected:
                     self._store.owners.require(number, columns, rows)
                 found.append(key)
-                self._store.attribute(number, owner)
+                self._attribute(number, owner)
         self._needed.update(found)
         return tuple(found)
 
@@ -144,7 +151,7 @@ class NeededShards:
         """As `keep`, for a whole shard with `nbytes` bytes of values that was stored here just now."""
         _check_bytes(nbytes)
         self._needed[self._node, shard] += 1
-        self._store.attribute(shard, owner)
+        self._attribute(shard, owner)
 
     def keep_too(self, ref: BatchRef) -> None:
         """Add a need of each shard."""
@@ -198,11 +205,11 @@ class NeededShards:
                 if number is not None:
                     for columns, rows in spent:
                         self._store.free_part(number, columns, rows)
-                    self._store.attribute(number, "")
+                    self._attribute(number, "")
 
     def unscope(self, ref: BatchRef) -> None:
         """Remove the local shards of `ref` from their scopes: rows keep them now."""
-        self._store.unscope(number for node, number in ref.shards() if node == self._node)
+        self._store.scopes.remove(number for node, number in ref.shards() if node == self._node)
 
     def number(self, key: ShardKey) -> int | None:
         """The local number of a shard, which may be a replica; None if it is not here."""
@@ -210,19 +217,19 @@ class NeededShards:
 
     def free_scope(self, scope: str) -> None:
         """Free the shards under a scope: now, or with the last need if rows need them."""
-        for number in self._store.scope(scope):
+        for number in self._store.scopes[scope]:
             key = (self._node, number)
             if self._needed[key] > 0:
                 self._whole.add(key)
-                self._store.unscope([number])
+                self._store.scopes.remove([number])
             else:
                 del self._needed[key]
-        self._store.free_scope(scope)
+        self._store.free(self._store.scopes[scope])
 
     def free_unhanded(self, numbers: Iterable[int], holder: str) -> None:
         """Free the shards among these that the holder put under no scope and that no row needs."""
         own = [number for number in numbers if self._needed[self._node, number] <= 0]
-        self._store.free(number for number in own if self._store.put_by(number) == (holder, ""))
+        self._store.free(number for number in own if self._store.owners.put_by(number) == (holder, ""))
 
 
 def _check_bytes(nbytes: int) -> None:

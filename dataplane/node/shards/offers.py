@@ -18,7 +18,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.sources import SHARED, Sources
-from dataplane.store.spill_file import CHUNK
+from dataplane.store.spill_file import CHUNK, SpillFile
 from dataplane.store.store import Store
 from dataplane.transport.base import Memory, SendsFiles, Transport
 from dataplane.wire import peer_messages as pm
@@ -93,7 +93,7 @@ class Offers:
         deadline = Deadline.after(_WAIT * timeout_s)
         reader, shard = _Reader(request.node), self._number(request)
         async with AsyncExitStack() as undo:
-            size = self._store.size(shard)
+            size = self._store.shards.find(shard).room
             place = self._node
             if request.whole and not request.owner and size >= SHARED:
                 patience_s = min(_SLOW_S + size / _SLOW_RATE, _SLOWEST_S)
@@ -105,7 +105,7 @@ class Offers:
                 if offered is None:
                     offered = await self._offer_memory(transport, request, shard, deadline, undo)
             else:
-                self._store.size(shard)  # raises if it was freed meanwhile
+                self._store.shards.find(shard)  # raises if it was freed meanwhile
                 offered = pm.Offered(request.id, secrets.token_bytes(16), place)
             self._check_member(request.node)  # it may have ended while it waited
             until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
@@ -140,13 +140,16 @@ class Offers:
         self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
     ) -> pm.Offered | None:
         """Offer a shard on disk to a reader that checks it. It is sent from the file and takes no memory."""
+        found = self._store.shards.find(shard)
         if not request.checks or not isinstance(transport, SendsFiles):
             return None
-        opened = await self._store.opened(shard)
+        if found.extent is not None or not isinstance(found.file, SpillFile):
+            return None
+        opened = await self._store.disk.open(found.file, found.room)
         if opened is None:
             return None
         undo.callback(opened.close)
-        ticket = transport.offer_file(Memory(opened.fd, 0, self._store.size(shard)))
+        ticket = transport.offer_file(Memory(opened.fd, 0, found.room))
         undo.push_async_callback(transport.withdraw, ticket)
         return pm.Offered(request.id, ticket, b"", CHUNK, opened.sums)
 

@@ -72,13 +72,13 @@ class Patching:
 
     def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
         """A local base of the copy, and the keys of the deltas from there; None if no base is here."""
-        if self._store.coming(number):
+        if self._store.shards.find(number).coming:
             return None
         needed: list[ShardKey] = []
         for node, base, delta_node, delta in steps:
             needed.insert(0, (delta_node, delta))
             here = base if node == self._node else self._fetcher.copy(node, base)
-            if here is not None and self._store.ready(here):
+            if here is not None and self._store.shards.ready(here):
                 return here, needed
         return None
 

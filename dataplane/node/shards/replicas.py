@@ -104,14 +104,14 @@ class Replicas:
     def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
         """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed; all of it if
         `rows` is None."""
-        if shard_of(number) in self._keys and self._store.put_by(shard_of(number)) is None:
+        if shard_of(number) in self._keys and shard_of(number) not in self._store.shards:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
             self.forgotten(key)
         nodes = self._elsewhere.get(shard_of(number))
         if nodes is None:
             return
-        if self._store.put_by(shard_of(number)) is None:
+        if shard_of(number) not in self._store.shards:
             del self._elsewhere[shard_of(number)]
         part: Part = (number, list(columns), (0, 0, b"") if rows is None else rows.encode())
         for node in nodes:
@@ -159,7 +159,7 @@ class Replicas:
     async def _keep(
         self, owner: bytes, shard: int, size: int, layout: bytes, payload: bytes, deadline: Deadline
     ) -> int:
-        (made,) = await self._store.reserve(self, [size], deadline)
+        (made,) = await self._store.reservations.reserve(self, [size], deadline)
         try:
             with self._alive(), self._store.arena.view(made.extent) as view:
                 if payload:
@@ -168,7 +168,7 @@ class Replicas:
                     wanted = WantedRanges(owner, shard, view, [(0, size)], [], whole=True, fresh=True)
                     await self._reading.read(wanted)
         except BaseException:
-            self._store.abort(self, [made.shard])
+            self._store.reservations.abort(self, [made.shard])
             raise
         self._store.seal(self, [(made.shard, layout)], scope="", holder=f"replica of {owner.hex()}")
         return made.shard
@@ -180,8 +180,8 @@ class Replicas:
 
         def sign() -> None:
             if going:
-                self._store.touch(self)
-                loop.call_later(self._store.lease_s / 4, sign)
+                self._store.reservations.touch(self)
+                loop.call_later(self._store.reservations.lease_s / 4, sign)
 
         sign()
         try:

@@ -28,7 +28,7 @@ def content(seed: int, nbytes: int) -> bytes:
 async def moving(settings: dict[str, Any], **more: Any) -> AsyncIterator[Store]:
     """A store with these settings, until it has ended in good order."""
     store = Store(NodeConfig(**({"prewarm": 0} | settings)), **more)
-    mover = asyncio.create_task(store.run())
+    mover = asyncio.create_task(store.residency.run())
     try:
         yield store
         assert not mover.done(), mover.exception()

@@ -64,17 +64,16 @@ async def test_the_next_node_has_them(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         shards = {await put(store, content(size, size)): size for size in SIZES}
         await put(store, b"not durable")
-        await store.persist(shards, soon())
+        await store.persistence.persist(shards, soon())
         before = store.descriptions.describe(shards)
     async with running(tmp_path) as store:
-        assert await store.recover() == list(shards)
+        assert await store.persistence.recover() == list(shards)
         assert store.descriptions.describe(shards) == before
         for number, size in shards.items():
             assert (await read(store, number))[:size] == content(size, size)
         assert await put(store, b"new") > 1 << 20 > max(shards)
-        await store.persist(shards, soon())  # as they are already
-        assert store.persistence is not None
-        assert store.persistence.statistics().shards == len(SIZES)
+        await store.persistence.persist(shards, soon())  # as they are already
+        assert store.persistence.durable.statistics().shards == len(SIZES)
 
 
 async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
         for seed in range(12):
             number = await put(store, content(seed, MIB))
             shards[number] = seed
-            await store.persist([number], soon())
+            await store.persistence.persist([number], soon())
         for _ in range(2):
             for number, seed in shards.items():
                 assert await read(store, number) == content(seed, MIB)
@@ -92,7 +91,7 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
-        await store.persist(numbers, soon())
+        await store.persistence.persist(numbers, soon())
         (file,) = kept(tmp_path)
         store.free([numbers[-1]])
         async with asyncio.timeout(60):
@@ -101,30 +100,30 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
         store.free(numbers[1:3])
     async with running(tmp_path) as store:
         left = [number for number in numbers if number not in (*numbers[1:3], numbers[-1])]
-        assert await store.recover() == left
+        assert await store.persistence.recover() == left
         for number in left:
             size = SIZES[numbers.index(number)]
             assert (await read(store, number))[:size] == content(size, size)
         store.free(left)
         await removed(tmp_path, 0)
     async with running(tmp_path) as store:
-        assert await store.recover() == []
+        assert await store.persistence.recover() == []
 
 
 async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
-        await store.persist(numbers, soon())
+        await store.persistence.persist(numbers, soon())
     async with running(tmp_path) as store:
-        assert await store.recover() == numbers
-        await store.persist([await put(store, content(0, MIB))], soon())
+        assert await store.persistence.recover() == numbers
+        await store.persistence.persist([await put(store, content(0, MIB))], soon())
     one, other = kept(tmp_path)
     with one.open("r+b") as file:
         file.seek(-MIB, os.SEEK_END)
         file.write(b"wrong")
     other.unlink()
     async with running(tmp_path) as store:
-        *sound, gone = await store.recover()
+        *sound, gone = await store.persistence.recover()
         for number in (sound.pop(), gone):
             with pytest.raises(Corrupt, match=r"\.shards") as refused:
                 await read(store, number)
@@ -135,15 +134,15 @@ async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> 
 
 async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
-        await store.persist([await put(store, content(0, MIB))], soon())
+        await store.persistence.persist([await put(store, content(0, MIB))], soon())
     folder = tmp_path / "data" / "shards"
     (folder / files.name(99)).write_bytes(bytes(MIB))
     (folder / "notes.txt").write_text("mine")
     async with running(tmp_path) as store:
-        assert len(await store.recover()) == 1
+        assert len(await store.persistence.recover()) == 1
         assert len(kept(tmp_path)) == 2
         number = await put(store, content(1, MIB))
-        await store.persist([number], soon())
+        await store.persistence.persist([number], soon())
         assert len(kept(tmp_path)) == 3
 
 
@@ -157,21 +156,21 @@ def small(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_is_backpressure(small: Path) -> None:
     async with running(small) as store:
         fits = await put(store, content(0, 4 * MIB))
-        await store.persist([fits], soon())
+        await store.persistence.persist([fits], soon())
         number = await put(store, content(1, 4 * MIB))
-        hasty = asyncio.create_task(store.persist([number], soon(0.3)))
-        patient = asyncio.create_task(store.persist([number], soon()))
+        hasty = asyncio.create_task(store.persistence.persist([number], soon(0.3)))
+        patient = asyncio.create_task(store.persistence.persist([number], soon()))
         with pytest.raises(Backpressure) as refused:
             await hasty
         assert "No space left" in refused.value.spill_error
-        waiting = asyncio.create_task(store.persist([number], soon()))
+        waiting = asyncio.create_task(store.persistence.persist([number], soon()))
         await asyncio.sleep(0)
         assert not patient.done()
         store.free([fits])
         await asyncio.gather(waiting, patient)
         assert len(kept(small)) == 1
     async with running(small) as store:
-        assert await store.recover() == [number]
+        assert await store.persistence.recover() == [number]
         assert await read(store, number) == content(1, 4 * MIB)
 
 

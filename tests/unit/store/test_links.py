@@ -99,7 +99,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
             assert made not in self.owners
             self.owners[made] = wanted
             assert self.retained[-1] == made
-            assert self.store.put_by(made) == ("b", "")
+            assert self.store.owners.put_by(made) == ("b", "")
         else:
             with pytest.raises(Freed):
                 self.store.owners.retain([(shard, selected)], holder="b")
@@ -121,7 +121,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
     @rule()
     def free_scope(self) -> None:
-        self.store.free_scope("s")
+        self.store.free(self.store.scopes["s"])
         for number in self.scopes.pop("s", []):
             self.owners[number] = set()
 

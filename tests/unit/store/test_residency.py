@@ -51,7 +51,7 @@ async def at_rest(store: Store) -> None:
     quiet = 0
     while quiet < 50:
         await asyncio.sleep(0)
-        moving = any(shard.moving for shard in store._shards.values()) or store._residency._wake.is_set()
+        moving = any(shard.moving for shard in store.shards.values()) or store.residency._wake.is_set()
         quiet = 0 if moving else quiet + 1
         if moving:
             await asyncio.sleep(0.0005)
@@ -158,7 +158,7 @@ async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: 
         assert store.disk.used <= quota + SIZE + 4096
         assert not set(later) & set(gone)
         for number in gone:
-            assert store._shards[number].extent is not None
+            assert store.shards[number].extent is not None
 
 
 async def test_with_memory_and_disk_full_whatever_is_on_disk_can_be_read(tmp_path: Path) -> None:

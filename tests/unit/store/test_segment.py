@@ -133,7 +133,7 @@ def test_a_writer_that_seals_its_segment_harms_nobody_else() -> None:
         with pytest.raises(OSError, match="does not take free pages back"):
             arena.allocate("b", 32 * PAGE)
         assert arena.allocate("b", 16 * PAGE).size == 16 * PAGE
-        arena.quarantine(mine)
+        arena.punch(mine, 0, mine.size, mine.size)
         assert arena.used == 16 * PAGE
         arena.readmit(mine)
         arena.depart("a")

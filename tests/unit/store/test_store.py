@@ -121,7 +121,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
         self.store = Store(NodeConfig(**_settings(Path(self.directory.name), compression="never")), clock=self.clock)
-        self.mover = self.loop.create_task(self.store.run())
+        self.mover = self.loop.create_task(self.store.residency.run())
         self.reserved: dict[int, tuple[str, Extent]] = {}
         self.revoked: dict[int, tuple[str, Extent]] = {}
         self.sealed: dict[int, Known] = {}
@@ -145,7 +145,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     def fixed(self) -> int:
         """Pages that can not be taken from anybody."""
         reserved = sum(extent.size for _, extent in self.reserved.values()) // PAGE
-        return reserved + sum(self.store._any(number).held // PAGE for number in self.held())
+        return reserved + sum(self.store.shards.held(number).held // PAGE for number in self.held())
 
     def new(self, size: int) -> bytes:
         self.seed += 1
@@ -169,15 +169,17 @@ class StoreAgainstAModel(RuleBasedStateMachine):
         nbytes = [size * PAGE - 8 for size in sizes]
         if sum(sizes) > CAPACITY:
             with pytest.raises(LimitExceeded):
-                self.run(self.store.reserve(client, nbytes, soon()))
+                self.run(self.store.reservations.reserve(client, nbytes, soon()))
             return
         if sum(sizes) + self.fixed() > CAPACITY:
             with pytest.raises(Backpressure) as caught:
-                self.run(self.store.reserve(client, nbytes, Deadline.after(0.002)))
+                self.run(self.store.reservations.reserve(client, nbytes, Deadline.after(0.002)))
             assert caught.value.needed == sum(sizes) * PAGE
             assert sum(holder["bytes"] for holder in caught.value.holders) >= self.fixed() * PAGE
             return
-        made = self.store.reserve_now(client, nbytes) or self.run(self.store.reserve(client, nbytes, soon()))
+        made = self.store.reservations.reserve_now(client, nbytes) or self.run(
+            self.store.reservations.reserve(client, nbytes, soon())
+        )
         assert [r.extent.size for r in made] == [size * PAGE for size in sizes]
         self.reserved |= {r.shard: (client, r.extent) for r in made}
 
@@ -216,7 +218,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     @rule(data=st.data(), client=CLIENTS)
     def abort(self, data: st.DataObject, client: str) -> None:
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.reserved | self.revoked)), min_size=1))
-        self.store.abort(client, numbers)
+        self.store.reservations.abort(client, numbers)
         for number in numbers:
             for place in (self.reserved, self.revoked):
                 if number in place and place[number][0] == client:
@@ -255,7 +257,9 @@ class StoreAgainstAModel(RuleBasedStateMachine):
             known = self.sealed[p.shard]
             assert self.extents.setdefault(p.shard, p.extent) == p.extent, "it has moved"
             assert p.layout == layout(len(known.data))
-            assert p.live == (b"" if known.live.all() else np.packbits(known.live).tobytes())
+            assert (b"" if p.cells is None else p.cells.encode()) == (
+                b"" if known.live.all() else np.packbits(known.live).tobytes()
+            )
             self.pins[client, p.shard] += 1
 
     @precondition(lambda self: self.gone)
@@ -302,7 +306,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
 
     @rule(scope=st.sampled_from(["step-1", "step-2", "no such"]))
     def free_scope(self, scope: str) -> None:
-        self.store.free_scope(scope)
+        self.store.free(self.store.scopes[scope])
         for number in [number for number, known in self.sealed.items() if known.scope == scope]:
             self.forget(number)
 
@@ -318,9 +322,9 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def all_but_one_fall_silent(self, client: str) -> None:
         self.clock.now += LEASE_S + 1
-        self.store.touch(client)
+        self.store.reservations.touch(client)
         expected = {who for who, _ in self.reserved.values()} - {client}
-        assert set(self.store.revoke_silent()) == expected
+        assert set(self.store.reservations.revoke_silent()) == expected
         for number in [number for number, (who, _) in self.reserved.items() if who != client]:
             self.revoked[number] = self.reserved.pop(number)
 
@@ -418,7 +422,7 @@ def nonsense() -> dict[str, bytes]:
 @each_case("what", nonsense())
 async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path: Path, what: str) -> None:
     async with running(tmp_path) as store:
-        (good, bad) = await store.reserve("a", [PAGE, PAGE], soon())
+        (good, bad) = await store.reservations.reserve("a", [PAGE, PAGE], soon())
         write(store, bad.extent, b"\xff" * PAGE)
         with refused(store, Corrupt, ProtocolMismatch):
             store.seal("a", [(good.shard, layout(PAGE)), (bad.shard, nonsense()[what])], scope="s", holder="a")
@@ -430,7 +434,7 @@ async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path:
         assert store.budget.used == 0
         with pytest.raises(Freed):
             store.pin_now("a", [good.shard])
-        store.free_scope("s")
+        store.free(store.scopes["s"])
 
 
 # Several at once

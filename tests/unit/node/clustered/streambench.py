@@ -100,7 +100,7 @@ class StreamBench(StoringBench):
     @property
     def kept(self) -> int:
         """The shards in the store."""
-        return len(self.store._shards)
+        return len(self.store.shards)
 
     def hosted(self) -> Hosted:
         """The replica of the stream here."""

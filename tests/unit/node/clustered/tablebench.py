@@ -63,7 +63,7 @@ class TableBench(StoringBench):
     def live(self) -> int:
         """How many cells are stored here."""
         found = 0
-        for _, rows, columns, _, live in self.store.descriptions.describe([*self.store._shards]):
+        for _, rows, columns, _, live in self.store.descriptions.describe([*self.store.shards]):
             bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
             found += int(bits.sum()) if live else rows * columns
         return found

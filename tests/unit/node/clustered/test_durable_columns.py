@@ -33,12 +33,13 @@ class _Keeping:
 
     def __init__(self) -> None:
         self.of = _Notes()
+        self.persistence = _Persistence()
 
     def notes(self, kind: str) -> _Notes:
         return self.of
 
 
-class _Store:
+class _Persistence:
     async def persist(self, shards: object, deadline: object, *, with_next: bool) -> None:
         return
 
@@ -58,10 +59,9 @@ class _Partitions:
 async def test_a_partition_whose_name_could_not_be_kept_is_kept_with_the_next_columns() -> None:
     """Or after a restart nobody asks what it needs here, and what it needs is freed."""
     keeping: Any = _Keeping()
-    store: Any = _Store()
     nothing: Any = None
     homes: Any = _Homes()
-    columns = DurableColumns(keeping, store, homes, nothing)
+    columns = DurableColumns(keeping, homes, nothing)
     partitions: Any = _Partitions()
     columns.partitions = partitions
     with pytest.raises(DirectoryUnusable):

@@ -33,7 +33,7 @@ class Kept:
 
     @property
     def shards(self) -> int:
-        return len(self.store._shards)
+        return len(self.store.shards)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def content(seed: int) -> bytes:
 
 
 async def put(store: Store, seed: int) -> int:
-    (made,) = await store.reserve("client", [SIZE], Deadline.after(5))
+    (made,) = await store.reservations.reserve("client", [SIZE], Deadline.after(5))
     with store.arena.view(made.extent) as view:
         view[:] = content(seed)
     store.seal("client", [(made.shard, layout(SIZE))], scope="", holder="client")
@@ -108,7 +108,7 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     """What is on disk takes no memory; freed meanwhile it is as whoever reads was promised."""
     shards = [await put(store, seed) for seed in range(8)]
     await until(lambda: store.statistics().spilled_shards)
-    spilled = next(seed for seed, shard in enumerate(shards) if not store.ready(shard))
+    spilled = next(seed for seed, shard in enumerate(shards) if not store.shards.ready(shard))
     assert on_disk(tmp_path, shards[spilled])
     before, descriptors = store.statistics().budget.used, len(os.listdir("/proc/self/fd"))
     made = await offered.offer(offer(shards[spilled], checks=True))

@@ -1,0 +1,61 @@
+"""The shards of a store by number, and the errors for those that are gone.
+
+Invariants: a shard that exists is an item; one that was freed while it is pinned is in `freed` instead, until its last
+pin is dropped. Only the store adds and removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import cast
+
+from dataplane.batch.shard_ids import shard_of
+from dataplane.store.freeings import Freeings
+from dataplane.store.shard import Shard
+
+_damage_of = attrgetter("damage")
+
+
+class Shards(dict[int, Shard]):
+    """The shards of one store."""
+
+    def __init__(self, freeings: Freeings) -> None:
+        self.freeings = freeings
+        self.freed: dict[int, Shard] = {}
+
+    def find(self, number: int) -> Shard:
+        """The shard. Raises Freed or Corrupt if it is gone."""
+        shard = self.get(number)
+        if shard is None:
+            raise self.freeings.error(number)
+        if shard.damage is not None:
+            raise shard.damage.with_traceback(None)  # it is raised again for each caller
+        return shard
+
+    def find_all(self, numbers: Sequence[int]) -> list[Shard]:
+        """As `find`, for all of these: in a few passes that create no object for each shard."""
+        found = list(map(self.get, numbers))
+        if not all(found) or any(map(_damage_of, found)):
+            return [self.find(number) for number in numbers]
+        return cast("list[Shard]", found)
+
+    def of(self, number: int) -> Shard | None:
+        """The shard with this number, or with a link of this number; None if it is gone."""
+        return self.get(shard_of(number))
+
+    def held(self, number: int) -> Shard:
+        """A pinned shard, whether or not it was freed."""
+        return self.get(number) or self.freed[number]
+
+    def ready(self, number: int) -> bool:
+        """Whether the shard is in memory, and can be pinned at once."""
+        shard = self.get(number)
+        return shard is not None and shard.extent is not None and shard.damage is None
+
+    def clear_error(self, number: int) -> bool:
+        """Whether the shard exists. One that could not be read is tried again at its next use."""
+        shard = self.get(number)
+        if shard is not None:
+            shard.damage = None
+        return shard is not None
