@@ -22,7 +22,7 @@ import numpy as np
 from bench.measure import Row, row, table, timed, write_json
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.locations import ref_to
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.node.clustered.single_node import SingleNode
@@ -87,7 +87,7 @@ class Appender:
     async def append(self, data: bytes, described: bytes) -> None:
         """512 rows in groups of 8, as a client's append after its put."""
         shard = await put(self.store, data, described)
-        ref = BatchRef.of(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
+        ref = ref_to(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
         number = next(self._numbers)
         admitted = await self._ask(m.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
         groups: list[str | int] = [ROWS * number + row // 8 for row in range(ROWS)]

@@ -22,6 +22,7 @@ from bench.measure import Row, row, table, timed, write_json
 from bench.peers import inside as peers
 from bench.workloads import generate
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.node.streams.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
@@ -49,7 +50,7 @@ class _Books:
     def _ref(self, names: tuple[str, ...]) -> BatchRef:
         self.shards += 1
         field = Field("dense", "float32", ())
-        return BatchRef.of(b"n" * 8, BLOCK, [(n, field, 4 * BLOCK, self.shards, i) for i, n in enumerate(names)])
+        return ref_to(b"n" * 8, BLOCK, [(n, field, 4 * BLOCK, self.shards, i) for i, n in enumerate(names)])
 
     def append(self) -> None:
         groups = np.repeat(np.arange(self.shards * BLOCK, self.shards * BLOCK + BLOCK // 8), 8).tolist()

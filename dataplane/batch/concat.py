@@ -67,8 +67,8 @@ def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows
 
 
 def described(ref: BatchRef) -> tuple[bytes, list[tuple[str, Field, int, int, int]]]:
-    """The arguments of `BatchRef.of`: the node, and of each column name, field, logical bytes, shard and ordinal. For a
-    reference with rows, as a put returns it."""
+    """The arguments of `locations.ref_to`: the node, and of each column name, field, logical bytes, shard and ordinal.
+    For a reference with rows, as a put returns it."""
     found = []
     for name, (field, frame, slot) in ref._columns.items():
         shard, ordinal, nbytes = ref._frames[frame].parts[0].cells[slot]

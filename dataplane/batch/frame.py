@@ -23,10 +23,10 @@ process, so nothing is trusted beyond its being a valid frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
 from dataplane.batch.rows import Index, Rows
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, SchemaMismatch
 
 #: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
 #: a row number one or two.
@@ -71,6 +71,21 @@ class ColumnPlace(NamedTuple):
     field: Field
     frame: int
     slot: int
+
+
+def place_of(columns: Mapping[str, ColumnPlace], name: Any) -> ColumnPlace:
+    """The place of a column. Raises SchemaMismatch if there is none of this name."""
+    try:
+        return columns[name]
+    except (KeyError, TypeError):
+        there = ", ".join(columns)
+        hint = "" if isinstance(name, str) else '; names are given one by one: select("a", "b")'
+        raise SchemaMismatch(
+            f"there is no column {name!r}; there are {there}{hint}",
+            column=str(name),
+            expected=f"one of {there}",
+            found=repr(name),
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

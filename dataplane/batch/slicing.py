@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import cuts
-from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Cut, Index, Number, Step
+from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Index, Number, Step
 from dataplane.batch.field import Field
-from dataplane.batch.frame import Cell, ColumnPlace
-from dataplane.batch.rows import Rows
+from dataplane.batch.frame import ColumnPlace, place_of
 from dataplane.errors import Misuse, SchemaMismatch
 
 if TYPE_CHECKING:
-    from dataplane.batch.ref import BatchRef, ShardKey
+    from dataplane.batch.ref import BatchRef
 
 
 def slice_step(start: Any, stop: Any, rows: int) -> Step:
@@ -112,7 +111,7 @@ def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> 
     places, frames = dict(ref._columns), list(ref._frames)
     chosen: dict[tuple[int, int], dict[str, None]] = {}
     for name in [names] if isinstance(names, str) else names:
-        field, frame, _ = ref._require(name)
+        field, frame, _ = place_of(ref._columns, name)
         chosen.setdefault((frame, axis_of(name, field, axis)), {})[name] = None
     for (number, at), together in chosen.items():
         whole = ref._frames[number]
@@ -128,24 +127,6 @@ def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> 
         frames.append(whole.pick([ref._columns[name].slot for name in together]).with_cut(cut))
     found = type(ref)(len(ref), places, tuple(frames), ref._origin, ref.traces)
     return found.select(*places)  # drops unused frames and slots
-
-
-def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]]:
-    """As `BatchRef.footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
-    found: dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]] = {}
-    for frame in ref._frames:
-        for cells, rows, cut in frame.wanted():
-            for key, ordinals in ordinals_of(cells):
-                found.setdefault(key, []).append((ordinals, rows, cut))
-    return found
-
-
-def ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ...]]]:
-    """The columns that are meant of each shard."""
-    found: dict[ShardKey, set[int]] = {}
-    for cell in cells:
-        found.setdefault(cell.shard[:2], set()).add(cell.ordinal)
-    return ((key, tuple(sorted(ordinals))) for key, ordinals in found.items())
 
 
 def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int = 1) -> tuple[Index, Index]:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane.batch import gather
-from dataplane.batch import ref as refs
+from dataplane.batch import gather, locations
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
@@ -43,7 +42,7 @@ def _indexed(column: ColumnHeader) -> bool:
     return column.indexed or any(map(_indexed, column.children))
 
 
-def _sorted(sources: Sequence[refs.Piece], by: Index) -> tuple[Index, Index]:
+def _sorted(sources: Sequence[locations.Piece], by: Index) -> tuple[Index, Index]:
     """The order of the pieces by these numbers, and the new position of each of their rows."""
     order = np.argsort(by, kind="stable")
     lengths = np.array([len(piece.rows) for piece in sources])
@@ -52,7 +51,9 @@ def _sorted(sources: Sequence[refs.Piece], by: Index) -> tuple[Index, Index]:
     return order, np.arange(int(lengths.sum())) + np.repeat(moved - starts, lengths)
 
 
-def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[refs.Piece, ...], Index | None]:
+def _once(
+    sources: tuple[locations.Piece, ...], order: Index | None
+) -> tuple[tuple[locations.Piece, ...], Index | None]:
     """The same rows, with one piece for each stored column: rows that share a value come as many pieces of few
     columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
@@ -63,7 +64,7 @@ def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[r
     rows: dict[int, list[Index]] = {}
     for number, piece in zip(own, sources, strict=True):
         rows.setdefault(number, []).append(piece.rows.array())
-    pieces = [refs.Piece(*key, Rows.index(np.concatenate(rows[number]))) for key, number in numbers.items()]
+    pieces = [locations.Piece(*key, Rows.index(np.concatenate(rows[number]))) for key, number in numbers.items()]
     return tuple(pieces), places if order is None else places[order]
 
 
@@ -128,9 +129,9 @@ class ColumnAssembly:
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
         """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
-        frame, slot = refs.frame_of(ref, name)
+        frame, slot = locations.frame_of(ref, name)
         if frame.cut and frame.bounds is None:
-            pieces, order = _once(*ref.sources(name))
+            pieces, order = _once(*locations.sources(ref, name))
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
             return Column.of(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
@@ -152,7 +153,7 @@ class ColumnAssembly:
                 stacked = self._stacked(name, field, ordinal, keys, self._rows(frame))
                 if stacked is not None:
                     return Column.of(name, field, [stacked], None if frame.order is None else frame.order.array())
-        sources, order = _once(*ref.sources(name))
+        sources, order = _once(*locations.sources(ref, name))
         numbers: dict[tuple[object, int], int] = {}
         kinds = np.array([numbers.setdefault(self._kind(piece), len(numbers)) for piece in sources], np.int64)
         runs = 1 + np.count_nonzero(np.diff(kinds))
@@ -186,14 +187,14 @@ class ColumnAssembly:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
-    def _kind(self, piece: refs.Piece) -> tuple[object, int]:
+    def _kind(self, piece: locations.Piece) -> tuple[object, int]:
         """A key that is equal for pieces with the same layout and column number. Raises Misuse if the shard has no such
         column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
-    def _are_worth_a_pass(self, sources: Sequence[refs.Piece], kinds: Index) -> bool:
+    def _are_worth_a_pass(self, sources: Sequence[locations.Piece], kinds: Index) -> bool:
         """Whether pieces of some kind are enough, and small enough, to be read in one pass."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
             pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
@@ -208,7 +209,7 @@ class ColumnAssembly:
             return False
         return self._stack(keys).nbytes(ordinal) <= _MOST * len(keys)
 
-    def _opened(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Sequence[Selection]:
+    def _opened(self, name: str, field: Field, ordinal: int, pieces: Sequence[locations.Piece]) -> Sequence[Selection]:
         keys = tuple([(piece.node, piece.shard) for piece in pieces])
         if len(pieces) >= _LEAST:
             stacked = self._stacked(name, field, ordinal, keys, _Several([piece.rows for piece in pieces]))

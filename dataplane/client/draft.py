@@ -21,6 +21,7 @@ import numpy as np
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
@@ -219,7 +220,7 @@ class Draft:
             for ordinal, (name, layout) in enumerate(self._layouts)
         ]
         rows = next(iter(self._specs.values())).rows
-        return BatchRef.of(self._connection.welcome.node, rows, columns)
+        return ref_to(self._connection.welcome.node, rows, columns)
 
     def drop(self) -> None:
         """Release the memory unsealed. Existing arrays must not be used any more. Idempotent."""

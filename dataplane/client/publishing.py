@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch import tensors
+from dataplane.batch import locations, tensors
 from dataplane.batch.concat import concat
 from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_sources import RowSource
 from dataplane.batch.values import dense
@@ -129,7 +130,7 @@ class Older:
         self.part = part
         self._rows = rows
         self._held = held
-        self._pieces = rows.unlinked().pieces(COLUMN)
+        self._pieces = locations.pieces(locations.unlinked(rows), COLUMN)
 
     def row(self, chunk: int) -> BatchRef:
         """The location of a chunk."""
@@ -174,7 +175,7 @@ class Publication:
     def placement(self, layout: bytes) -> bytes:
         """The locations of the chunks of a part with this layout (`Placement`)."""
         refs = self.refs
-        pieces = concat(refs).unlinked().pieces(COLUMN) if refs else ()
+        pieces = locations.pieces(locations.unlinked(concat(refs)), COLUMN) if refs else ()
         shards = np.array([piece.shard for piece in pieces], "<i8").tobytes()
         return Placement(layout, self._connection.welcome.node, shards).encode()
 
@@ -335,7 +336,7 @@ class _Reserved:
         self._sealed = True
         node = self._connection.welcome.node
         cells = [(COLUMN, FIELD, size, shard, 0) for size, shard in zip(self._sizes, self._shards, strict=True)]
-        return [BatchRef.of(node, 1, [cell]) for cell in cells]
+        return [ref_to(node, 1, [cell]) for cell in cells]
 
     async def __aenter__(self) -> _Reserved:
         return self

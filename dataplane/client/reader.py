@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.batch import cuts, slicing
+from dataplane.batch import cuts, locations
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import ColumnLayout
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
+from dataplane.batch.locations import Span
+from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
 from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
@@ -61,10 +62,10 @@ class Getter:
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[m.Held, Batch] | None:
         """The first request of a get, which is mostly the only one; None if nothing must be asked for."""
-        span = span_of(ref)
+        span = locations.span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
             return self._getting_span(ref, span, timeout)
-        ref = ref.unlinked()
+        ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         if not mine and not others:
             return None
@@ -82,7 +83,7 @@ class Getter:
     ) -> dict[ShardKey, PinnedShard]:
         """The shards of a reference, held, without their columns being read. Those of other hosts are fetched in an
         order of this host's own; `chunks`: which part of each, and how it may be made, as in `Pin`. Raises as `get`."""
-        ref = ref.unlinked()
+        ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
         wanted = _wanted(ref, others)
@@ -223,7 +224,7 @@ class Getter:
     async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
         """Raises Freed if a row of the reference was freed by itself, for large shards with these local numbers: the
         node is asked for the live bits of the columns in question, some rows at a time."""
-        for key, selected in ref.footprint().items():
+        for key, selected in locations.footprint(ref).items():
             for ordinals, rows in selected if key in numbers else ():
                 for first in range(rows.start, rows.stop, m.MAX_LIVE):
                     count = min(m.MAX_LIVE, rows.stop - first)
@@ -240,7 +241,7 @@ class Getter:
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
         """Have the node read a reference into memory. Does not wait."""
-        ref = ref.unlinked()
+        ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
         wanted, parts = _wanted(ref, others), _parts(ref, others)
@@ -275,7 +276,7 @@ def _opened(ref: BatchRef, holding: Holding) -> Batch:
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
     """The parts of these shards that the reference refers to."""
-    footprint = ref.footprint() if keys else {}
+    footprint = locations.footprint(ref) if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
@@ -283,13 +284,13 @@ def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
     """The parts of the rows of these shards that the reference refers to; nothing if it refers to whole rows."""
     if not keys or not ref.is_sliced():
         return []
-    wanted = slicing.wanted(ref)
+    wanted = locations.wanted(ref)
     return [[(list(o), rows.encode(), cuts.encode(cut)) for o, rows, cut in wanted[key]] for key in keys]
 
 
 def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, CheckedLayout]]) -> None:
     """Raises Freed if a row of the reference was freed by itself, for shards with these live bits."""
-    for key, selected in ref.footprint().items():
+    for key, selected in locations.footprint(ref).items():
         if key not in live:
             continue
         told, layout = live[key]
@@ -312,7 +313,7 @@ def with_columns(error: Freed, ref: BatchRef) -> Freed:
 
 
 def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
-    return any(shard_of(piece.shard) == shard_of(shard) for piece in ref.sources(column)[0])
+    return any(shard_of(piece.shard) == shard_of(shard) for piece in locations.sources(ref, column)[0])
 
 
 def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:

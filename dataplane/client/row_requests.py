@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
@@ -29,7 +30,7 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
     """Retain each reference: the same rows under new links. Raises as `AsyncPlane.retain`; then nothing is retained."""
     by_node: defaultdict[bytes, list[Placed]] = defaultdict(list)
     for at, ref in enumerate(refs):
-        for (node, number), selected in ref.footprint().items():
+        for (node, number), selected in locations.footprint(ref).items():
             selection = [(list(ordinals), rows.encode()) for ordinals, rows in selected]
             by_node[node].append((at, (number, selection)))
     made: list[dict[ShardKey, int]] = [{} for _ in refs]
@@ -45,7 +46,7 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
             for (node, _), link in [item for links in made for item in links.items()]:
                 unlink(connection, node, [link])
         raise
-    return [ref.numbered(links.__getitem__) for ref, links in zip(refs, made, strict=True)]
+    return [locations.numbered(ref, links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
 
 async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -98,7 +99,7 @@ _ORDINAL = 2  # for each column
 async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:
     """Free a reference, and the rows put under the scope (empty: no scope). Raises as `AsyncPlane.free`."""
     parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
-    for (owner, shard), selected in ({} if ref is None else ref.footprint()).items():
+    for (owner, shard), selected in ({} if ref is None else locations.footprint(ref)).items():
         parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
     if scope:
         await connection.request(m.Free(connection.next_id(), [], [], scope), m.Done, 0.0)

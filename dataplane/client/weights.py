@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.batch import locations
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.client import arguments
@@ -131,7 +132,7 @@ class AsyncWeights:
             roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # it is held while the new one is written
             if part.chunks and roomy:
                 rows = await self._read([_chunk_key(version, rank, at) for at in range(len(part.chunks))], COLUMN)
-                pieces = rows.unlinked().pieces(COLUMN)
+                pieces = locations.pieces(locations.unlinked(rows), COLUMN)
                 if all(piece.node == self._connection.welcome.node for piece in pieces):
                     held = await self._getter.hold(rows, deadline.remaining_s)
                     return Older(part, rows, [held[piece.node, piece.shard] for piece in pieces])
@@ -245,7 +246,7 @@ class AsyncWeights:
         if not wanted:
             return {}
         ref = await self._read([_chunk_key(version, *place) for place in wanted], COLUMN)
-        shards = [(piece.node, piece.shard) for piece in ref.unlinked().pieces(COLUMN)]
+        shards = [(piece.node, piece.shard) for piece in locations.pieces(locations.unlinked(ref), COLUMN)]
         own = self._connection.welcome.node
         asked: dict[ShardKey, tuple[bytes, list[m.Step]]] = {}
         if any(node != own for node, _ in shards):
@@ -286,7 +287,7 @@ class AsyncWeights:
             while left:
                 left = [(rank, chunk) for rank, chunk in left if rank in of and chunk in of[rank].bases]
                 keys = [_delta_key(of[rank].version, rank, chunk) for rank, chunk in left]
-                pieces = (await self._read(keys, COLUMN)).unlinked().pieces(COLUMN) if keys else ()
+                pieces = locations.pieces(locations.unlinked(await self._read(keys, COLUMN)), COLUMN) if keys else ()
                 for place, piece in zip(left, pieces, strict=True):
                     base = of[place[0]].bases[place[1]]
                     steps.setdefault(place, []).append((base.node, base.shard, piece.node, piece.shard))

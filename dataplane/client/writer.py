@@ -23,6 +23,7 @@ import numpy as np
 
 from dataplane.batch import put_options, tensors
 from dataplane.batch.layout import ALIGNMENT
+from dataplane.batch.locations import ref_to, ref_to_shard
 from dataplane.batch.put_options import Narrow
 from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.ref import BatchRef
@@ -154,7 +155,7 @@ class Writer:
 
     def _reference(self, planned: Plan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
-        return BatchRef.of(self._connection.welcome.node, planned.rows, columns)
+        return ref_to(self._connection.welcome.node, planned.rows, columns)
 
     def inline(self, planned: Plan) -> m.Inline | None:
         """The columns as they are sent in a message with another request; None if they do not fit."""
@@ -182,7 +183,7 @@ class Writer:
     def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
         """The reference to an entire shard."""
         sizes = [nbytes for *_, nbytes in laid.columns]
-        return BatchRef.whole(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
+        return ref_to_shard(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
     def _written(self, laid: SmallColumns, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
         """Write the columns into their shard, which is then to be sealed."""

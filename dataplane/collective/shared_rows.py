@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from dataplane.batch import locations
 from dataplane.batch.batch import Batch, Column, taken
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
@@ -42,7 +43,7 @@ def _meant(refs: Sequence[BatchRef]) -> dict[tuple[ShardKey, int], list[tuple[in
     """For each stored column that several references use: the rows that each of them uses."""
     found: dict[tuple[ShardKey, int], list[tuple[int, Index]]] = {}
     for number, ref in enumerate(refs):
-        for key, selected in ref.unlinked().footprint().items():
+        for key, selected in locations.footprint(locations.unlinked(ref)).items():
             for ordinals, rows in selected:
                 for ordinal in ordinals:
                     found.setdefault((key, ordinal), []).append((number, rows.array()))

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from dataplane.batch.frame import ColumnPlace
 from dataplane.batch.layout import Outline
 from dataplane.batch.layout_check import check_layout
+from dataplane.batch.locations import ref_to_shard
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
@@ -276,7 +277,7 @@ def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
     named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
         raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
-    return BatchRef.whole(node, laid.rows, named, columns.nbytes, shard)
+    return ref_to_shard(node, laid.rows, named, columns.nbytes, shard)
 
 
 @lru_cache(maxsize=256)

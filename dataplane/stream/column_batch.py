@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.lost_nodes import ALL
 from dataplane.stream.lease import Leases
@@ -66,7 +67,7 @@ class ColumnBatch:
         """The rows of the reference that have some column in one of these shards."""
         flags = np.zeros(len(self.ref), np.bool_)
         for name in self.ref.columns:
-            pieces, order = self.ref.sources(name)
+            pieces, order = locations.sources(self.ref, name)
             found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
             flags |= found if order is None else found[order]
         return flags

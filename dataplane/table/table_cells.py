@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from dataplane.batch.field import Field, merge_fields
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded
 from dataplane.stream.packing import pack, unpack
@@ -152,7 +153,7 @@ class TableCells:
 
     def empty(self, columns: Iterable[str]) -> BatchRef:
         """A reference without rows, to these columns."""
-        return BatchRef.of(bytes(8), 0, [(name, self.schema[name], 0, 0, 0) for name in columns])
+        return ref_to(bytes(8), 0, [(name, self.schema[name], 0, 0, 0) for name in columns])
 
     # its state
 

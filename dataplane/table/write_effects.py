@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef
 from dataplane.stream.page import Index
 
@@ -59,5 +60,5 @@ class UnneededCells(NamedTuple):
 
 def _exact(ref: BatchRef) -> bool:
     """Whether each cell of the reference is stored by itself."""
-    stored = sum(len(columns) * len(rows) for parts in ref.footprint().values() for columns, rows in parts)
+    stored = sum(len(columns) * len(rows) for parts in locations.footprint(ref).values() for columns, rows in parts)
     return stored == len(ref) * len(ref.columns)

@@ -100,6 +100,7 @@ ARROWLESS_MODULES = [
     "dataplane.batch.dtypes",
     "dataplane.batch.rows",
     "dataplane.batch.ref",
+    "dataplane.batch.locations",
 ]
 
 

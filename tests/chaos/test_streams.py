@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.batch.locations import ref_to
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from tests.cases import each_case
@@ -283,12 +284,12 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
     refs = {
         "more rows than admitted": there,
         "no rows": there[:0],
-        "rows beyond the shard": dp.BatchRef.of(own, 1 << 40, [("x", field, 8, number, 0)])[1 << 39 :][:1],
-        "a column beyond": dp.BatchRef.of(own, 6, [("x", field, 8, number, 7)])[:1],
-        "very many rows": dp.BatchRef.of(own, 1 << 40, [("x", field, 8, number, 0)]),
-        "many bytes": dp.BatchRef.of(own, 1, [(f"{i}", field, (1 << 62) - 1, number, 0) for i in range(8)]),
-        "no shard": dp.BatchRef.of(own, 1, [("x", field, 8, 999_999, 0)]),
-        "another node's": dp.BatchRef.of(b"elsewher", 1, [("x", field, 8, number, 0)]),
+        "rows beyond the shard": ref_to(own, 1 << 40, [("x", field, 8, number, 0)])[1 << 39 :][:1],
+        "a column beyond": ref_to(own, 6, [("x", field, 8, number, 7)])[:1],
+        "very many rows": ref_to(own, 1 << 40, [("x", field, 8, number, 0)]),
+        "many bytes": ref_to(own, 1, [(f"{i}", field, (1 << 62) - 1, number, 0) for i in range(8)]),
+        "no shard": ref_to(own, 1, [("x", field, 8, 999_999, 0)]),
+        "another node's": ref_to(b"elsewher", 1, [("x", field, 8, number, 0)]),
     }
     with Raw(node.address) as raw:
         for what, ref in refs.items():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.batch.locations import ref_to
 from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire.messages import STAGED
@@ -206,7 +207,7 @@ FALSE: dict[str, Callable[[bytes], m.AskTable]] = {
 def forged(ref: bytes, node: bytes = b"") -> bytes:
     known = dp.BatchRef.decode(ref)
     own = known.shards()[0][0]
-    return dp.BatchRef.of(node or own, 1, [("x", known.schema["x"], 8, 12345, 0)]).encode()
+    return ref_to(node or own, 1, [("x", known.schema["x"], 8, 12345, 0)]).encode()
 
 
 @each_case("what", FALSE)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from dataplane.batch.concat import concat, described, of_rows
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.frame import Cell, Shard
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.shard_ids import shard_of
 from dataplane.client import stored_rows
@@ -345,7 +346,7 @@ def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> B
     for number, own in enumerate(pattern.rows):
         first = columns[0][1][number]
         told = [(name, s[number].field, s[number].nbytes, s[number].shard, s[number].ordinal) for name, s in columns]
-        whole = BatchRef.of(first.node, first.rows, told)
+        whole = ref_to(first.node, first.rows, told)
         parts.append(whole if _is_whole(own, first.rows) else whole[own])
     ref = concat(parts)
     return ref if pattern.order is None else ref[pattern.order]

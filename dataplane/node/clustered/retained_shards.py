@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.record import owner_of
@@ -107,13 +108,13 @@ class RetainedShards:
         found = by_shards.get(frozenset(shards), ())
         if len(found) == 1:
             return [*found]
-        footprint = ref.footprint()
+        footprint = locations.footprint(ref)
         if found:  # several appends have rows of the same shards
-            return [need for need in found if need.ref.footprint() == footprint][:1]
+            return [need for need in found if locations.footprint(need.ref) == footprint][:1]
         several = []
         for shard in shards:
             of_shard = by_shards.get(frozenset((shard,)), [])
-            alike = [need for need in of_shard if need.ref.footprint()[shard] == footprint[shard]]
+            alike = [need for need in of_shard if locations.footprint(need.ref)[shard] == footprint[shard]]
             several += (alike if len(of_shard) > 1 else of_shard)[:1]
         return several
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import link_of
@@ -93,7 +94,7 @@ class NeededShards:
         """Add a need of each shard of `ref`, for rows of an unreplicated stream or table, `owner`. Raises Freed,
         Corrupt; OwnerDied if another node stored one."""
         _check_bytes(ref.stored_nbytes)
-        for (node, shard), selected in ref.footprint().items():
+        for (node, shard), selected in locations.footprint(ref).items():
             if node != self._node:
                 raise OwnerDied(
                     f"this was put on node {node.hex()}, which has ended, or is another host's: put it again",
@@ -110,7 +111,7 @@ class NeededShards:
         or table. Returns the keys of those shards. Raises Freed, Corrupt, LimitExceeded."""
         _check_bytes(ref.stored_nbytes)
         found = []
-        for key, selected in ref.footprint().items():
+        for key, selected in locations.footprint(ref).items():
             number = self.number(key)
             if number is not None:
                 for columns, rows in selected:
@@ -130,7 +131,7 @@ class NeededShards:
         """Subtract a need from each of these shards of `ref`, and free its parts that `ref` names with the last need.
         The rows of the partition no longer need them."""
         shards = tuple(shards)
-        footprint = ref.footprint()
+        footprint = locations.footprint(ref)
         for key in shards:
             if self.number(key) is not None:
                 self._spent[key].extend(footprint[key])
@@ -139,7 +140,7 @@ class NeededShards:
     def thin(self, ref: BatchRef) -> None:
         """Free cells that no row of a table needs, each stored by itself: now if their shard has no other need, else
         with the last."""
-        for key, selected in ref.footprint().items():
+        for key, selected in locations.footprint(ref).items():
             number = self.number(key)
             if number is not None and self._needed[key] > 1:
                 self._spent[key].extend(selected)
@@ -173,7 +174,7 @@ class NeededShards:
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:
             for patch in patches:
-                for key, selected in patch.ref.footprint().items():
+                for key, selected in locations.footprint(patch.ref).items():
                     if self.number(key) is not None:
                         self._spent[key].extend(selected)
                 self._needed.subtract(patch.ref.shards())
@@ -187,7 +188,7 @@ class NeededShards:
             if not each.done and each.written.exact:
                 self.thin(each.ref)
                 continue
-            for key, selected in each.ref.footprint().items():
+            for key, selected in locations.footprint(each.ref).items():
                 if self.number(key) is not None:
                     self._spent[key].extend(selected)
             if each.done:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import dataplane
+from dataplane.batch import locations
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED, cells, find
@@ -24,12 +26,12 @@ _numbers = itertools.count(1)
 
 
 def put(rows: int, node: bytes = NODE, **fields: Field) -> BatchRef:
-    return BatchRef.of(node, rows, [(name, field, 80, next(_numbers), 0) for name, field in fields.items()])
+    return ref_to(node, rows, [(name, field, 80, next(_numbers), 0) for name, field in fields.items()])
 
 
 def meant(ref: BatchRef, name: str) -> list[tuple[bytes, int, int]]:
     """Which stored row each row is."""
-    return [(p.node, p.shard, int(row)) for p in ref.pieces(name) for row in p.rows.array()]
+    return [(p.node, p.shard, int(row)) for p in locations.pieces(ref, name) for row in p.rows.array()]
 
 
 def test_one_put_is_one_reference_in_any_order_of_rows() -> None:
@@ -83,7 +85,7 @@ def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> No
         put(1, NODE if i % 3 else ELSEWHERE, x=TOKENS, y=Field("ragged", "int64", (None, i % 4))) for i in range(9)
     ]
     shared = put(1, z=TEXT)
-    links = [shared.numbered(lambda key, i=i: key[1] | (i + 1) << 40) for i in range(9)]  # type: ignore[misc]
+    links = [locations.numbered(shared, lambda key, i=i: key[1] | (i + 1) << 40) for i in range(9)]  # type: ignore[misc]
     made = [
         cells(first, {"x": TENSOR, "y": DENSE}) | cells(link, {"z": ROWS})
         for first, link in zip(firsts, links, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.locations import ref_to
 from dataplane.stream import requests as r
 from dataplane.stream.pieces import Piece
 from tests.simulation import clients
@@ -89,7 +89,7 @@ class Bringer(Client):
             sequence=self.next_sequence(),
             row=row,
             piece=Piece(token, pieces, 0, last, shard),
-            ref=BatchRef.of(node, 1, [("y", _INTS, 8, shard, 0)]),
+            ref=ref_to(node, 1, [("y", _INTS, 8, shard, 0)]),
             lengths={"y": np.ones(1, np.int64)},
             nodes=copies,
         )

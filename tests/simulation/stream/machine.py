@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.machine import Decision
 from dataplane.stream import commands as c
@@ -35,7 +36,7 @@ def settings(max_rows: int = 0) -> Settings:
 
 def columns(node: bytes, shard: int, rows: int, name: str) -> BatchRef:
     """A column of so many rows that the node stores."""
-    return BatchRef.of(node, rows, [(name, _INT, 8 * rows, shard, 0)])
+    return ref_to(node, rows, [(name, _INT, 8 * rows, shard, 0)])
 
 
 def versions(rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

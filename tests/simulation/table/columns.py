@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from dataplane.batch import locations
 from dataplane.table.cell_release import decode
 from tests.simulation.checker import Violation
 from tests.simulation.stream import columns
@@ -37,7 +38,7 @@ class Columns(columns.Columns):
         for entry in entries[-new:]:
             ref, whole = decode(entry)
             [shard] = ref.shards()
-            rows = next(iter(ref.footprint().values()))[0][1].array().tolist()
+            rows = next(iter(locations.footprint(ref).values()))[0][1].array().tolist()
             freed = {(column, (*shard, row)) for column in ref.columns for row in rows}
             if freed & needed:
                 raise Violation(f"1: {name} frees {freed & needed}, which rows need")

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
@@ -20,7 +21,7 @@ decoded_result = lru_cache(512)(r.decode_result)
 
 def stored(life: bytes, shard: int, rows: int, columns: list[str]) -> BatchRef:
     """Columns of so many rows that a life of a node stores."""
-    return BatchRef.of(life, rows, [(name, _INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
+    return ref_to(life, rows, [(name, _INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
 class Audit(Protocol):

@@ -7,6 +7,7 @@ import pytest
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 
@@ -14,7 +15,7 @@ NODE, STREAM, OTHER = b"n" * 8, b"s" * 8, b"t" * 8
 
 
 def a_ref(name: str = "a", shard: int = 1, rows: int = 10) -> BatchRef:
-    return BatchRef.of(NODE, rows, [(name, Field("dense", "int64", ()), 8 * rows, shard, 0)])
+    return ref_to(NODE, rows, [(name, Field("dense", "int64", ()), 8 * rows, shard, 0)])
 
 
 def rows_of(ref: BatchRef) -> list[int]:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from dataplane.batch import locations
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
@@ -38,11 +40,11 @@ VERL: list[tuple[str, Field, int]] = [
 
 
 def verl_ref(rows: int = 1024, shard: int = 77, node: bytes = NODE) -> BatchRef:
-    return BatchRef.of(node, rows, [(name, field, size, shard, k) for k, (name, field, size) in enumerate(VERL)])
+    return ref_to(node, rows, [(name, field, size, shard, k) for k, (name, field, size) in enumerate(VERL)])
 
 
 def one(rows: int = 10, shard: int = 1, name: str = "x", node: bytes = NODE, field: Field = MASK) -> BatchRef:
-    return BatchRef.of(node, rows, [(name, field, rows * 16, shard, 0)])
+    return ref_to(node, rows, [(name, field, rows * 16, shard, 0)])
 
 
 Label = tuple[bytes, int, int, int]
@@ -50,8 +52,8 @@ Label = tuple[bytes, int, int, int]
 
 def labels(ref: BatchRef, name: str) -> list[Label]:
     """Which stored row each row of a column is, by both ways of reading; they must agree."""
-    plain = [(p.node, p.shard, p.ordinal, row) for p in ref.pieces(name) for row in p.rows.array().tolist()]
-    sources, order = ref.sources(name)
+    plain = [(p.node, p.shard, p.ordinal, row) for p in locations.pieces(ref, name) for row in p.rows.array().tolist()]
+    sources, order = locations.sources(ref, name)
     listed = [(p.node, p.shard, p.ordinal, row) for p in sources for row in p.rows.array().tolist()]
     assert plain == (listed if order is None else [listed[i] for i in order.tolist()])
     return plain
@@ -70,7 +72,7 @@ class TestValue:
             (NODE, 1, [("x", MASK, 16, 1, 0), ("x", MASK, 16, 1, 1)]),
         ]:
             with pytest.raises(ValueError, match=r"rows|column"):
-                BatchRef.of(node, rows, columns)
+                ref_to(node, rows, columns)
 
 
 class TestBytes:
@@ -90,7 +92,7 @@ class TestBytes:
         assert ref.nbytes >= 0
         repr(ref), ref.shards(), hash(ref)
         for name in ref.columns:
-            assert sum(len(piece.rows) for piece in ref[:100].pieces(name)) == min(len(ref), 100)
+            assert sum(len(piece.rows) for piece in locations.pieces(ref[:100], name)) == min(len(ref), 100)
 
     @each_case(
         "change",
@@ -150,7 +152,7 @@ class Model:
         meant = {label for column in self.columns.values() for label in column}
         found = {
             (node, shard, ordinal, row)
-            for (node, shard), several in self.ref.footprint().items()
+            for (node, shard), several in locations.footprint(self.ref).items()
             for ordinals, rows in several
             for ordinal in ordinals
             for row in rows.array().tolist()
@@ -169,7 +171,7 @@ ROWS = (0, 1, 17, 60)  # of the shards that a model starts from, and their numbe
 def stored(shard: int, rows: int, names: tuple[str, ...] = ("a", "b")) -> Model:
     """Columns in the given order, `a` at ordinal 0 and so on."""
     places = [(name, "abc".index(name)) for name in names]
-    ref = BatchRef.of(NODE, rows, [(name, MASK, rows * 16, shard, place) for name, place in places])
+    ref = ref_to(NODE, rows, [(name, MASK, rows * 16, shard, place) for name, place in places])
     return Model(ref, {name: [(NODE, shard, place, row) for row in range(rows)] for name, place in places})
 
 

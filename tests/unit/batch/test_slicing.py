@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import byte_ranges, cuts, slicing
+from dataplane.batch import byte_ranges, cuts, locations
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
+from dataplane.batch.locations import ref_to
 from dataplane.batch.put_options import narrowed
 from dataplane.batch.put_plan import plan
-from dataplane.batch.ref import BatchRef, frame_of
+from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.batch.stored_column import opened
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
@@ -53,17 +54,17 @@ class Shards:
         memory = filled(planned)
         self.layouts[number], self.memories[number] = planned.layout(), memory
         told = [(c.name, c.field, c.logical_nbytes, number, i) for i, c in enumerate(planned.columns)]
-        return BatchRef.of(NODE, planned.rows, told)
+        return ref_to(NODE, planned.rows, told)
 
     def read(self, ref: BatchRef, name: str, memories: dict[int, Any] | None = None) -> Column:
-        pieces, order = ref.sources(name)
+        pieces, order = locations.sources(ref, name)
         there = [
             Piece(
                 self.layouts[p.shard].columns[p.ordinal][1], LocalMemory((memories or self.memories)[p.shard]), p.rows
             )
             for p in pieces
         ]
-        field, cut = ref.schema[name], frame_of(ref, name)[0].cut
+        field, cut = ref.schema[name], locations.frame_of(ref, name)[0].cut
         if not cut:
             return Column(name, field, there, order)
         return Column.of(name, field, opened(name, field, there, cut), order, cut)
@@ -71,7 +72,7 @@ class Shards:
     def fetched(self, ref: BatchRef) -> dict[int, Any]:
         """The shards where nothing is there but what a reader of another host has fetched."""
         found = {}
-        for (_, number), wanted in slicing.wanted(ref).items():
+        for (_, number), wanted in locations.wanted(ref).items():
             layout, whole = self.layouts[number], self.memories[number]
             parts = byte_ranges.tables(layout)
             for ordinals, rows, cut in wanted:
@@ -235,7 +236,7 @@ class TestFields:
         ref = Shards().put(0, columns(0), narrow=False)
         for _ in range(200):  # slices from the beginning are one
             ref = ref.slice_rows("ids", 0, 0, 30)
-        assert len(frame_of(ref, "ids")[0].cut) == 1
+        assert len(locations.frame_of(ref, "ids")[0].cut) == 1
         with pytest.raises(LimitExceeded):
             for _ in range(5):
                 ref = ref.share_rows("ids", 0, 2, zigzag=True)

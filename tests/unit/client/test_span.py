@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataplane.batch import locations
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import Field
+from dataplane.batch.locations import Span, ref_to
 from dataplane.batch.put_plan import layout_of, plan
-from dataplane.batch.ref import BatchRef, Span, span_of
+from dataplane.batch.ref import BatchRef
 from dataplane.client.memory import Segment
 from dataplane.client.pins import Pin
 from dataplane.client.reader import SpanShard
@@ -34,7 +36,7 @@ def stored(columns: dict[str, Any]) -> tuple[BatchRef, bytes, bytes]:
     """A reference to all of a shard of these columns, its layout, and its bytes."""
     planned = plan(columns)
     placed = [(c.name, c.field, c.logical_nbytes, 7, i) for i, c in enumerate(planned.columns)]
-    return BatchRef.of(NODE, planned.rows, placed), layout_of(planned.columns), _payload(planned.columns)
+    return ref_to(NODE, planned.rows, placed), layout_of(planned.columns), _payload(planned.columns)
 
 
 def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> m.Held:
@@ -52,7 +54,7 @@ def opened(span: Span | None, reply: m.Held) -> Batch:
 @each_case("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])
 def test_a_span_reads_as_its_values(rows: slice) -> None:
     ref, layout, payload = stored(COLUMNS)
-    batch = opened(span_of(ref[rows]), answer(layout, payload))
+    batch = opened(locations.span_of(ref[rows]), answer(layout, payload))
     expected = {name: [*values][rows] for name, values in COLUMNS.items()}
     assert list(batch) == list(COLUMNS)
     for name, values in expected.items():
@@ -63,16 +65,16 @@ def test_a_span_reads_as_its_values(rows: slice) -> None:
 
 def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
     ref, _, _ = stored(COLUMNS)
-    other = BatchRef.of(NODE, 3, [("more", Field("dense", "float32", ()), 12, 8, 0)])
-    assert span_of(ref[[0, 2]]) is None
-    assert span_of(ref[[2, 1, 0]]) is None
-    assert span_of(ref.union(other)) is None
-    assert span_of(ref[0:0]) is None
-    assert span_of(ref.numbered(lambda key: key[1] | 1 << 40)) is None  # a link
+    other = ref_to(NODE, 3, [("more", Field("dense", "float32", ()), 12, 8, 0)])
+    assert locations.span_of(ref[[0, 2]]) is None
+    assert locations.span_of(ref[[2, 1, 0]]) is None
+    assert locations.span_of(ref.union(other)) is None
+    assert locations.span_of(ref[0:0]) is None
+    assert locations.span_of(locations.numbered(ref, lambda key: key[1] | 1 << 40)) is None  # a link
 
 
 def test_an_answer_that_carries_too_little_is_refused() -> None:
     ref, layout, payload = stored(COLUMNS)
     reply = answer(layout, payload[:-64], places=pack([7, -1, 0, len(payload), 0, 0]))
     with pytest.raises(Corrupt):
-        opened(span_of(ref), reply)
+        opened(locations.span_of(ref), reply)

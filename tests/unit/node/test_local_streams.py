@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.locations import ref_to
 from dataplane.node.streams.local import LocalStream
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
@@ -31,7 +31,7 @@ async def test_what_fails_for_one_that_waits_is_no_end_of_who_ends_the_wait() ->
     waits = r.Consume(client="c", task="a", columns=("x",), rows=1)
     stream.wait(waits, "r", outcomes.append, 60.0)
     stream.wait(nothing, "q", outcomes.append, 60.0)
-    ref = BatchRef.of(b"the-node", 1, [("x", Field("dense", "int64", ()), 8, 1, 0)])
+    ref = ref_to(b"the-node", 1, [("x", Field("dense", "int64", ()), 8, 1, 0)])
     stream.run(r.Append(client="c", ref=ref, versions=np.zeros(1, np.int64)))
     assert [type(each) for each in outcomes] == [KeyError, KeyError, r.Delivered]
     stream.end()

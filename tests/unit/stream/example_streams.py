@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Backpressure, DataplaneError, NotReady
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
@@ -28,7 +29,7 @@ INT = Field("dense", "int64", ())
 
 def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
     """A reference to rows of one shard."""
-    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+    return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
 @dataclass(eq=False)

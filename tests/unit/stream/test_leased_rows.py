@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataplane.batch import locations
 from dataplane.batch.field import Field
 from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
@@ -141,7 +142,9 @@ class Stream:
 
     def shards_of(self, rows: Sequence[int], column: str) -> set[int]:
         """In which shards the column of these rows is."""
-        return {piece.shard for piece in self.leased.partition.rows.ref(np.array(rows), [column]).pieces(column)}
+        return {
+            piece.shard for piece in locations.pieces(self.leased.partition.rows.ref(np.array(rows), [column]), column)
+        }
 
     def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
         self.leased.ack(asked.grant.number, client, replica, now)

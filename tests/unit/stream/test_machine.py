@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import (
     Closed,
@@ -50,7 +51,7 @@ class Partition:
 
     def ref(self, rows: int, *columns: str, node: bytes = b"the-node") -> BatchRef:
         self.shards += 1
-        return BatchRef.of(node, rows, [(name, INT, 8 * rows, self.shards, i) for i, name in enumerate(columns)])
+        return ref_to(node, rows, [(name, INT, 8 * rows, self.shards, i) for i, name in enumerate(columns)])
 
     def decide(self, request: r.AnyRequest) -> list[bytes] | r.AnyResult:
         decision = self.leader.decide(r.encode_request(request), self.term, self.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataplane.batch import locations
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import PAGE
 from dataplane.stream.rows import Rows
@@ -11,7 +12,7 @@ from tests.unit.stream.example_streams import stored
 
 
 def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
-    pieces = rows.ref(np.array(numbers), [column]).pieces(column)
+    pieces = locations.pieces(rows.ref(np.array(numbers), [column]), column)
     return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
 
 

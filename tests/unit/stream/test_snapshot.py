@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
@@ -35,7 +36,7 @@ NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, whi
 def stored(shard: int, rows: int, *columns: str) -> BatchRef:
     kinds = {"ids": Field("ragged", "int64", (None,))}
     fields = [(name, kinds.get(name, Field("dense", "int64", ()))) for name in columns]
-    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, (name, field) in enumerate(fields)])
+    return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, (name, field) in enumerate(fields)])
 
 
 class Stream:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dataplane.batch import locations
 from dataplane.batch.concat import joined
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
@@ -41,7 +43,7 @@ class Rows:
 
     def shard(self, node: bytes, name: str, field: Field) -> BatchRef:
         self.part.shards += 1
-        return BatchRef.of(node, 1, [(name, field, 8, self.part.shards, 0)])
+        return ref_to(node, 1, [(name, field, 8, self.part.shards, 0)])
 
     def begin(self) -> None:
         token = self.token()
@@ -233,11 +235,14 @@ def test_joined_rows_are_picked_as_lists_are(rows: list[list[int]], data: st.Dat
     """Each row is a list of shards; whatever is done to the reference is done to the lists."""
 
     def ref(shard: int) -> BatchRef:
-        return BatchRef.of(b"the-node", 1, [("x", INTS, 8, shard, 0), ("y", INT, 8, shard, 1)])
+        return ref_to(b"the-node", 1, [("x", INTS, 8, shard, 0), ("y", INT, 8, shard, 1)])
 
     def read(of: BatchRef) -> list[list[int]]:
-        found = [[piece.shard for piece in of[i].pieces("x") for _ in range(len(piece.rows))] for i in range(len(of))]
-        assert [of[i].pieces("y")[-1].shard for i in range(len(of))] == [row[-1] for row in found]
+        found = [
+            [piece.shard for piece in locations.pieces(of[i], "x") for _ in range(len(piece.rows))]
+            for i in range(len(of))
+        ]
+        assert [locations.pieces(of[i], "y")[-1].shard for i in range(len(of))] == [row[-1] for row in found]
         return found
 
     from dataplane.batch.concat import concat
@@ -266,7 +271,7 @@ def test_joined_rows_are_picked_as_lists_are(rows: list[list[int]], data: st.Dat
 def test_false_bounds_are_no_reference() -> None:
     import msgspec
 
-    ref = joined([BatchRef.of(b"the-node", 1, [("x", INTS, 8, shard, 0)]) for shard in (1, 2, 3)])
+    ref = joined([ref_to(b"the-node", 1, [("x", INTS, 8, shard, 0)]) for shard in (1, 2, 3)])
     told = msgspec.msgpack.decode(ref.encode())
     for bounds in (
         (0, 4, b""),

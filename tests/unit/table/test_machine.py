@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
 from dataplane.replication.sessions import WINDOW
@@ -21,7 +22,7 @@ ME, OTHER = b"node-one", b"node-two"
 
 
 def stored(shard: int, rows: int, *columns: str, node: bytes = ME) -> BatchRef:
-    return BatchRef.of(node, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
+    return ref_to(node, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
 def numbers(*rows: int) -> Any:

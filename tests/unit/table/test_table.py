@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, SchemaMismatch
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
@@ -20,7 +21,7 @@ FLOAT = Field("dense", "float32", ())
 
 
 def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
-    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+    return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
 def made(first: int = 0) -> Table:

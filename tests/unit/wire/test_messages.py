@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given
 
 from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse
 from dataplane.stream.sampler import BuiltIn, CompleteGroups, Fifo, Freshest, TokenBalanced, Weighted
@@ -48,7 +49,7 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
         names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
         return st.builds(m.Settings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
     if kind is BatchRef:
-        return st.just(BatchRef.of(b"12345678", 2, [("x", Field("dense", "int64", ()), 16, 1, 0)]))
+        return st.just(ref_to(b"12345678", 2, [("x", Field("dense", "int64", ()), 16, 1, 0)]))
     if get_origin(kind) is np.ndarray:
         return st.lists(simple[int], max_size=3).map(lambda values: np.array(values, np.int64))
     if kind in get_args(BuiltIn):

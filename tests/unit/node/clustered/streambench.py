@@ -13,6 +13,7 @@ import numpy as np
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
@@ -70,7 +71,7 @@ class Putting:
         layout = ShardLayout(laid).encode()
         shard = self._at.store.put_now("client", bytes(4096 * len(names)), layout, scope=scope, holder="")
         assert shard is not None
-        return BatchRef.of(self._at.id, rows, [(name, _INT, 8 * rows, shard, at) for at, name in enumerate(names)])
+        return ref_to(self._at.id, rows, [(name, _INT, 8 * rows, shard, at) for at, name in enumerate(names)])
 
     def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
         """As `put`, for what is to be told the scope."""

@@ -9,6 +9,7 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.config import NodeConfig
 from dataplane.node.clustered.retained_shards import RetainedShards
@@ -29,7 +30,7 @@ class Kept:
         layout = ShardLayout((("x", ColumnLayout(INT, ROWS, ROWS, ((0, 8 * ROWS),))),)).encode()
         shard = self.store.put_now("client", bytes(64), layout, scope="", holder="")
         assert shard is not None
-        return BatchRef.of(ME, ROWS, [("x", INT, 8 * ROWS, shard, 0)])
+        return ref_to(ME, ROWS, [("x", INT, 8 * ROWS, shard, 0)])
 
     @property
     def shards(self) -> int:

@@ -1,0 +1,167 @@
+"""The shards that the rows of a reference are stored in: to make references to shards, and to find the shards of one.
+
+For readers, and for those who keep or free the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane.batch import ref_codec
+from dataplane.batch.cuts import Cut
+from dataplane.batch.field import Field
+from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, Shard, place_of
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.rows import Index, Rows
+from dataplane.batch.shard_ids import link_of, shard_of
+
+_ONE_ROW = Rows.range(0, 1)
+
+
+class Piece(NamedTuple):
+    """Rows of one stored column: the `ordinal`-th of a shard."""
+
+    node: bytes
+    shard: int
+    ordinal: int
+    rows: Rows
+
+
+class Span(NamedTuple):
+    """Contiguous rows of one shard: the shard, the range, and of each column its name, field and ordinal there."""
+
+    shard: Shard
+    rows: Rows
+    columns: tuple[tuple[str, Field, int], ...]
+
+
+def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
+    """All `rows` of columns that `node` (8 bytes) stores.
+
+    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError if that describes
+    nothing storable.
+    """
+    if len(node) != ref_codec.NODE_BYTES or rows < 0:
+        raise ValueError(f"{rows} rows on node {node.hex()!r}")
+    named: dict[str, ColumnPlace] = {}
+    cells: list[Cell] = []
+    for slot, (name, field, nbytes, shard, ordinal) in enumerate(columns):
+        named[name] = ColumnPlace(field.declared, 0, slot)
+        cells.append(Cell(Shard(node, shard, rows), ordinal, nbytes))
+    if not cells or len(named) != len(cells):
+        raise ValueError("a reference has at least one column, and each name once")
+    parts = (BlockRows(tuple(cells), Rows.range(0, rows)),) if rows else ()
+    return BatchRef(rows, named, (Frame(parts),))
+
+
+def ref_to_shard(node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: Sequence[int], shard: int) -> BatchRef:
+    """As `ref_to`, for all columns of a shard in order. `named` has them, in one frame, and must not be changed;
+    `nbytes` are their logical bytes."""
+    stored = Shard(node, shard, rows)
+    cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
+    return BatchRef(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
+
+
+def sources(ref: BatchRef, name: str) -> tuple[tuple[Piece, ...], Index | None]:
+    """The places of a column's rows, in as few pieces as possible, and their order. For joined rows
+    (`batch.concat`), the rows before the join.
+
+    Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
+    them. A reader fetches each piece once and then orders the rows.
+    """
+    frame, slot = frame_of(ref, name)
+    return _pieces(frame.parts, slot), None if frame.order is None else frame.order.array()
+
+
+def pieces(ref: BatchRef, name: str) -> tuple[Piece, ...]:
+    """The places of a column's rows: the rows of these pieces concatenated. May be one for each row: see
+    `sources`."""
+    frame, slot = frame_of(ref, name)
+    return _pieces(frame.in_order(), slot)
+
+
+def numbered(ref: BatchRef, number: Callable[[ShardKey], int]) -> BatchRef:
+    """The same rows and columns, with these numbers of shards: links to the shards, or the shards of links."""
+    frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in ref._frames])
+    return BatchRef(ref._rows, ref._columns, frames, ref._origin, ref.traces)
+
+
+def unlinked(ref: BatchRef) -> BatchRef:
+    """The reference for reading, with each link replaced by its shard."""
+    if all(not link_of(number) for _, number in ref.shards()):
+        return ref
+    return numbered(ref, lambda key: shard_of(key[1]))
+
+
+def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
+    """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
+
+    A column is there once for each shard, unless the reference has it under two names with different rows.
+    """
+    found: dict[ShardKey, dict[tuple[int, ...], list[Rows]]] = {}
+    for frame in ref._frames:
+        for part in frame.parts:
+            for key, ordinals in _ordinals_of(part.cells):
+                found.setdefault(key, {}).setdefault(ordinals, []).append(part.rows)
+    return {
+        key: [(ordinals, _distinct(several)) for ordinals, several in by_columns.items()]
+        for key, by_columns in found.items()
+    }
+
+
+def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]]:
+    """As `footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
+    found: dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]] = {}
+    for frame in ref._frames:
+        for cells, rows, cut in frame.wanted():
+            for key, ordinals in _ordinals_of(cells):
+                found.setdefault(key, []).append((ordinals, rows, cut))
+    return found
+
+
+def _ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ...]]]:
+    """The columns that are meant of each shard."""
+    found: dict[ShardKey, set[int]] = {}
+    for cell in cells:
+        found.setdefault(cell.shard[:2], set()).add(cell.ordinal)
+    return ((key, tuple(sorted(ordinals))) for key, ordinals in found.items())
+
+
+def span_of(ref: BatchRef) -> Span | None:
+    """The rows as a span, if they are contiguous rows of one shard and the reference has no link to it; else None."""
+    if len(ref._frames) != 1:
+        return None
+    frame = ref._frames[0]
+    if frame.order is not None or frame.bounds is not None or len(frame.parts) != 1 or frame.cut:
+        return None
+    cells, rows = frame.parts[0]
+    shard = cells[0].shard
+    if rows.slice is None or link_of(shard.id):
+        return None
+    if any(cell.shard is not shard and cell.shard != shard for cell in cells):
+        return None
+    columns = [(name, place.field, cells[place.slot].ordinal) for name, place in ref._columns.items()]
+    return Span(shard, rows, tuple(columns))
+
+
+def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
+    """The frame of a column, and its slot in the parts of that: `sources` without an object for each piece."""
+    column = place_of(ref._columns, name)
+    return ref._frames[column.frame], column.slot
+
+
+def _pieces(parts: Iterable[BlockRows], slot: int) -> tuple[Piece, ...]:
+    found = []
+    for part in parts:
+        shard, ordinal, _ = part.cells[slot]
+        found.append(Piece(shard.node, shard.id, ordinal, part.rows))
+    return tuple(found)
+
+
+def _distinct(several: Sequence[Rows]) -> Rows:
+    if len(several) == 1:
+        return several[0].distinct()[0]
+    return Rows.index(np.unique(np.concatenate([rows.array() for rows in several])))
