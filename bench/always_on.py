@@ -27,6 +27,7 @@ from dataplane.diagnosis import recorder
 from dataplane.observe.ring import Recorder
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
 BOUND = 1.0173  # of ScalAna, arXiv 2009.01692, table 2: 1.73 % on average
 PAIRS = 9
@@ -124,8 +125,8 @@ def calls(address: str) -> list[Row]:
         connection = plane._inner.connection
         ref = plane.put({"x": values})
         work: dict[str, tuple[Callable[[], object], type[m.Reply]]] = {
-            "put": (lambda: plane.put({"x": values}, scope="calls"), m.Stored),
-            "get": (lambda: plane.get(ref), m.Held),
+            "put": (lambda: plane.put({"x": values}, scope="calls"), sm.Stored),
+            "get": (lambda: plane.get(ref), sm.Held),
         }
         for name, (call, kind) in work.items():
             whole = _elapsed(call, connection)

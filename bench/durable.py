@@ -34,6 +34,7 @@ from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 MIB, GIB = 1 << 20, 1 << 30
 RUNS = 7
@@ -77,7 +78,7 @@ class Appender:
     async def start(self) -> None:
         """Recover, and open the stream."""
         await self.durable.recover()
-        asked = m.Open(next(self._numbers), "rollouts", Settings(("train",), durable=True))
+        asked = rm.Open(next(self._numbers), "rollouts", Settings(("train",), durable=True))
         self._token = (await self._ask(asked)).stream
 
     async def _ask(self, request: Any) -> Any:
@@ -89,21 +90,21 @@ class Appender:
         shard = await put(self.store, data, described)
         ref = ref_to(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
         number = next(self._numbers)
-        admitted = await self._ask(m.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
+        admitted = await self._ask(rm.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
         groups: list[str | int] = [ROWS * number + row // 8 for row in range(ROWS)]
         versions = np.full(ROWS, number).tobytes()
         said = [], b"", groups, versions, {}, None, {}
-        await self._ask(m.Append(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
+        await self._ask(rm.Append(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
 
     async def take(self, rows: int = ROWS) -> r.Delivered:
         """Rows of the task."""
         asked = r.Consume(task="train", rows=rows, min_rows=rows, columns=("x",), lease_s=600.0)
-        delivered: r.Delivered = (await self._ask(m.AskStream(next(self._numbers), self._token, asked))).result
+        delivered: r.Delivered = (await self._ask(rm.AskStream(next(self._numbers), self._token, asked))).result
         return delivered
 
     async def ack(self, delivered: r.Delivered) -> None:
         """They are done, and their columns freed."""
-        await self._ask(m.AskStream(next(self._numbers), self._token, r.Ack(grant=delivered.grant)))
+        await self._ask(rm.AskStream(next(self._numbers), self._token, r.Ack(grant=delivered.grant)))
 
     async def aclose(self) -> None:
         await self.durable.aclose()

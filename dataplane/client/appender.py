@@ -30,7 +30,8 @@ from dataplane.client import arguments
 from dataplane.client.blocks import Block, Call, Kind, Sent
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, Misuse, SchemaMismatch
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -64,7 +65,7 @@ class AsyncAppender:
         self._stream = stream
         self._begin = begin
         self._soon = soon
-        self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), m.MAX_ROWS)
+        self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), rm.MAX_ROWS)
         self._max_delay_s = arguments.seconds(how["max_delay"], what="max_delay")
         self._timeout_s = arguments.seconds(how["timeout"], TIMEOUT_S)
         self._narrow: Narrow = how.get("narrow", False)
@@ -170,7 +171,7 @@ class AsyncAppender:
 
     def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
         """As `offer`, of small columns with the layout that was learned last; None for others, too."""
-        return self._gather(self._form, columns, None, group, version, tags, m.MAX_INLINE)
+        return self._gather(self._form, columns, None, group, version, tags, sm.MAX_INLINE)
 
     def _gather(
         self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int

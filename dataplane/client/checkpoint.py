@@ -34,6 +34,8 @@ from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.snapshot_format import Head
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -156,19 +158,19 @@ async def read(
             raise file.corrupt("names no stream")
         name = heading.name if name is None else name
         try:
-            asked = m.Restore(connection.next_id(), name, heading.head)
-            opened = await connection.request(asked, m.Opened, 0.0)
+            asked = rm.Restore(connection.next_id(), name, heading.head)
+            opened = await connection.request(asked, rm.Opened, 0.0)
         except Corrupt as error:
             raise file.corrupt(f"holds {error}") from None
-        to = _Restoring(connection, writer, file, opened.stream, f"{m.STAGED}{secrets.token_hex(8)}", timeout)
+        to = _Restoring(connection, writer, file, opened.stream, f"{rm.STAGED}{secrets.token_hex(8)}", timeout)
         try:
             await _fill(to)
-            await connection.request(m.Restored(connection.next_id(), opened.stream), m.Done, 0.0)
+            await connection.request(rm.Restored(connection.next_id(), opened.stream), m.Done, 0.0)
         except BaseException as error:
             with suppress(DataplaneError):
                 connection.check()
-                connection.tell(m.DropStream(connection.next_id(), opened.stream))
-                connection.tell(m.Free(connection.next_id(), [], [], to.staging))
+                connection.tell(rm.DropStream(connection.next_id(), opened.stream))
+                connection.tell(sm.Free(connection.next_id(), scope=to.staging))
             if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
                 raise file.corrupt(f"holds what no stream has: {error}") from error
             raise
@@ -192,7 +194,7 @@ async def _fill(to: _Restoring) -> None:
     while True:
         kind, payload = await to.writer.in_thread(PIECE, file.frame)
         if kind == BLOCK:
-            await connection.request(m.PutBack(connection.next_id(), to.stream, payload), m.Done, 0.0)
+            await connection.request(rm.PutBack(connection.next_id(), to.stream, payload), m.Done, 0.0)
         elif kind == COLUMNS:
             columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
             tables = [await to.writer.in_thread(PIECE, _read_table, file) for _ in columns.tables]
@@ -232,7 +234,7 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
             raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
     if whole is None:
         raise to.file.corrupt("has columns without a table")
-    request = m.PutColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
+    request = rm.PutColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
     await to.connection.request(request, m.Done, 0.0)
 
 

@@ -27,7 +27,7 @@ from dataplane.batch.stored_column import Copied, Memory, Scattered, Selection, 
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.errors import Misuse
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, Table
 
 _LEAST = 8
@@ -271,7 +271,7 @@ class PinnedShard(NamedTuple):
 class ShardDescriptions:
     """The held shards of a reply: their places, and their validated layouts."""
 
-    def __init__(self, places: Table, reply: m.Held) -> None:
+    def __init__(self, places: Table, reply: sm.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
         self.places = places
         self._lives = reply.lives

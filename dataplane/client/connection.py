@@ -29,6 +29,8 @@ from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, Pee
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, connect, parse_address
 
@@ -38,7 +40,7 @@ R = TypeVar("R", bound=m.Reply)
 T = TypeVar("T")
 Soon = Callable[[Callable[[], object]], object]
 
-_decoder = m.decoder(m.AnyReply)
+_decoder = decoder(AnyReply)
 _ANSWER_S = 5.0
 """Seconds beyond a request's own timeout after which a node that has not answered counts as gone."""
 
@@ -127,7 +129,7 @@ class Connection:
         """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
         self.handing: set[int] = set()
         """The `Admit` requests for references that were put earlier and are about to be appended."""
-        self.keeping: Callable[[m.Keeping], None] = lambda told: None
+        self.keeping: Callable[[sm.Keeping], None] = lambda told: None
         """Called with the node's messages about shards that this client keeps."""
         self._prewarm: list[Mapping] = []
         self.events: PlainWriter | None = None
@@ -256,7 +258,7 @@ class Connection:
                 del future  # as in `_answered`
             made = exchange.finish(reply)
             if not isinstance(made, Exchange):
-                if events is not None and type(exchange.request) is m.Seal:
+                if events is not None and type(exchange.request) is sm.Seal:
                     events.record(_PUT, began)
                 return await made if isinstance(made, Coroutine) else made
             exchange, future = made, self._begin(made)
@@ -291,7 +293,7 @@ class Connection:
                 events.last = began
                 made = exchange.finish(reply)
                 events.record(code(exchange.request), began)
-                if type(exchange.request) is m.Seal:
+                if type(exchange.request) is sm.Seal:
                     events.record(_PUT, begun)
                 begun = began
             if not isinstance(made, Exchange):
@@ -336,7 +338,7 @@ class Connection:
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
             return
-        if isinstance(reply, m.Keeping):
+        if isinstance(reply, sm.Keeping):
             self.keeping(reply)
             return
         if reply.id not in self._pending:
@@ -401,7 +403,7 @@ class Connection:
     def _flush(self) -> None:
         dropped = self.pins.take()
         if dropped:
-            self._channel.send(m.Unpin(dropped))
+            self._channel.send(sm.Unpin(dropped))
 
     # Warm pages
 

@@ -20,7 +20,7 @@ from dataplane.errors import Closed, DataplaneError, Misuse, NotReady
 from dataplane.stream import requests as r
 from dataplane.stream.page import Index
 from dataplane.stream.sampler import Candidates, Sampler, checked
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -226,7 +226,7 @@ class Sampling:
                 return await self._take(_NONE, _NONE, 1)
             candidates = _candidates(shown)
             choice = checked(self._choose(candidates), candidates, asked.rows)
-            if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < m.MAX_ROWS:
+            if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < rm.MAX_ROWS:
                 most *= 4
                 continue
             seen = shown.changes

@@ -24,7 +24,7 @@ from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 LEFT = "the loop over deliveries was left with them in hand"
 """The reason of a nack by a loop, which does not know the error that ended it."""
@@ -116,8 +116,8 @@ class Delivery:
         await self._ask(r.Renew(grant=self._given.grant, replica=self._given.replica))
 
     async def _ask(self, asked: r.FromClient) -> None:
-        request = m.AskStream(self._connection.next_id(), self._stream, asked)
-        await self._connection.request(request, m.StreamAnswer, 0.0)
+        request = rm.AskStream(self._connection.next_id(), self._stream, asked)
+        await self._connection.request(request, rm.StreamAnswer, 0.0)
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
         """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in runs of

@@ -28,6 +28,7 @@ from dataplane.client.memory import Mapping as MemoryMapping
 from dataplane.client.releasing import discard
 from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
 _MOST_BYTES = 1 << 62  # the most that a message can ask for; the node's own limits are lower
 
@@ -145,14 +146,14 @@ class Draft:
             limit = connection.welcome.capacity
             refused = f"a draft of {base} bytes is more than the memory budget of {limit}"
             raise LimitExceeded(refused, what="memory", asked=base, limit=limit)
-        request = m.Reserve(connection.next_id(), [base], timeout)
-        reserved = await connection.request(request, m.Reserved, timeout)
+        request = sm.Reserve(connection.next_id(), [base], timeout)
+        reserved = await connection.request(request, sm.Reserved, timeout)
         connection.heartbeat.due(+1)
         shard, segment, offset, _ = reserved.extents[0]
         try:
             return cls(connection, specs, layouts, (shard, segment, offset), scope)
         except BaseException:
-            connection.tell(m.Abort([shard]))
+            connection.tell(sm.Abort([shard]))
             connection.heartbeat.due(-1)
             raise
 
@@ -206,7 +207,7 @@ class Draft:
         self._unshare(self._mapping)
         try:
             layout = ShardLayout(self._layouts).encode()
-            request = m.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
+            request = sm.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
             discard(self._connection, [self._shard])
@@ -229,7 +230,7 @@ class Draft:
             if self._mapping is not None:
                 self._unshare(self._mapping)
                 self._mapping = None
-            self._connection.tell(m.Abort([self._shard]))
+            self._connection.tell(sm.Abort([self._shard]))
             self._connection.heartbeat.due(-1)
 
     def _unshare(self, mapping: MemoryMapping) -> None:

@@ -15,14 +15,14 @@ import xxhash
 from dataplane.client.connection import Connection
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 _SOME = 32  # rows of one call that are reported one by one
 _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
 
-def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequence[str], rows: int) -> None:
+def appended(connection: Connection, mark: str, reply: rm.Appended, keys: Sequence[str], rows: int) -> None:
     """Record that the last event was an append of these rows. `keys`: those that the caller gave."""
     events = connection.events
     if events is None:

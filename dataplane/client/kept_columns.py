@@ -33,6 +33,7 @@ from dataplane.client.writer import Keep, Placed, Writer
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +174,8 @@ class KeptColumns:
                 (own.size, layout_of([column]), msgspec.msgpack.encode(own.handle()))
                 for own, column in zip(made, columns, strict=True)
             ]
-            asked = m.Keep(self._connection.next_id(), shards, scope)
-            numbers = (await self._connection.request(asked, m.Kept, timeout)).shards
+            asked = sm.Keep(self._connection.next_id(), shards, scope)
+            numbers = (await self._connection.request(asked, sm.Kept, timeout)).shards
         except BaseException as error:
             self.used -= total
             for own in made:
@@ -213,16 +214,16 @@ class KeptColumns:
         try:
             memory = self._connection.segments[segment].mapping(writable=True).array(offset, own.size)
             await self._writer.run([partial(own.copy, memory)])
-            asked = m.Landed(self._connection.next_id(), shard, number)
+            asked = sm.Landed(self._connection.next_id(), shard, number)
             await self._connection.request(asked, m.Done, _LAND_S)
         except BaseException:
             self._landed.discard(shard)
-            self._connection.tell(m.Abort([number]))
+            self._connection.tell(sm.Abort([number]))
             raise
         finally:
             self._connection.heartbeat.due(-1)
 
-    def _told(self, told: m.Keeping) -> None:
+    def _told(self, told: sm.Keeping) -> None:
         """The node says that somebody needs a shard in its memory, or that nobody needs it."""
         if not told.land:
             self._forget(told.shard)
@@ -236,7 +237,7 @@ class KeptColumns:
             await self.land(shard)
         except DataplaneError as error:
             with suppress(DataplaneError):
-                self._connection.tell(m.Stays(shard, *describe(error)))
+                self._connection.tell(sm.Stays(shard, *describe(error)))
 
     def _forget(self, shard: int, *, mapped: bool = False) -> None:
         own = self._kept.pop(shard, None)

@@ -36,6 +36,8 @@ from dataplane.clock import Deadline
 from dataplane.config import program
 from dataplane.errors import DataplaneError
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.local import connect, parse_address
 
@@ -188,7 +190,7 @@ class Pins:
             self._socket = None
             return
         if dropped:
-            self._unsent += frame(m.Unpin(dropped))
+            self._unsent += frame(sm.Unpin(dropped))
         with suppress(OSError):  # the node has gone, or is not reading; the end of the connection drops all pins
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -232,7 +234,7 @@ ANSWER_S = 5.0
 """Seconds that a fork waits for the nodes of all planes together."""
 
 _READ = 64 << 10
-_decoder = m.decoder(m.AnyReply)
+_decoder = decoder(AnyReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ def _inherited(connected: socket.socket, token: bytes, deadline: Deadline) -> by
     own = b""
     connected.settimeout(deadline.remaining_s)
     label = f"child of {program()}"
-    connected.sendall(frame(m.Hello(1, m.MAJOR, m.MINOR, label, False)) + frame(m.InheritPins(2, token)))
+    connected.sendall(frame(m.Hello(1, m.MAJOR, m.MINOR, label, False)) + frame(sm.InheritPins(2, token)))
     framer = Framer()
     while data := connected.recv(_READ):
         connected.settimeout(deadline.remaining_s)  # at zero it does not block

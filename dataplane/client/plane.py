@@ -43,6 +43,8 @@ from dataplane.errors import DataplaneError, Misuse
 from dataplane.observe.stats import Stats
 from dataplane.threads import Pool
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 TIMEOUT_S = 60.0
 """The default timeout of a put, get or draft, in seconds."""
@@ -144,7 +146,7 @@ class AsyncPlane:
             except BaseException:
                 with suppress(DataplaneError):
                     shards = [number for _, number in ref.shards()]
-                    self.connection.tell(m.Free(self.connection.next_id(), shards, [], ""))
+                    self.connection.tell(sm.Free(self.connection.next_id(), shards))
                 raise
         return ref
 
@@ -308,7 +310,7 @@ class AsyncPlane:
             group_size,
             durable=durable,
         )
-        opened = await self.connection.request(m.Open(self.connection.next_id(), name, wanted), m.Opened, 0.0)
+        opened = await self.connection.request(rm.Open(self.connection.next_id(), name, wanted), rm.Opened, 0.0)
         holds = self.connection.welcome.holds
         if wanted is not None and 0 < holds < wanted.max_bytes:
             warnings.warn(
@@ -328,7 +330,7 @@ class AsyncPlane:
         found: dict[str, Any] = {}
         more: Any = None
         while more is None or more:
-            asked = m.Streams(self.connection.next_id(), max(more) if more else None, member)
+            asked = rm.Streams(self.connection.next_id(), max(more) if more else None, member)
             more = (await self.connection.request(asked, m.Figures, 0.0)).values
             found |= more
         return found
@@ -348,8 +350,8 @@ class AsyncPlane:
         if name is not None:
             arguments.text("a stream's name", name)
         name = await checkpoint.read(self.connection, self.writer, path, name, arguments.seconds(timeout))
-        asked = m.Open(self.connection.next_id(), name, None)
-        opened = await self.connection.request(asked, m.Opened, 0.0)
+        asked = rm.Open(self.connection.next_id(), name, None)
+        opened = await self.connection.request(asked, rm.Opened, 0.0)
         return AsyncStream(self.connection, self.writer, self._getter, name, opened)
 
     async def replay(
@@ -384,8 +386,8 @@ class AsyncPlane:
         """
         self.check()
         arguments.text("a table's name", name)
-        if len(name) > m.MAX_SCOPE:
-            raise Misuse(f"a table's name has at most {m.MAX_SCOPE} characters, not {len(name)}")
+        if len(name) > sm.MAX_SCOPE:
+            raise Misuse(f"a table's name has at most {sm.MAX_SCOPE} characters, not {len(name)}")
         return AsyncTable(self.connection, self.writer, name, durable=bool(durable))
 
     def history(
@@ -422,7 +424,7 @@ class AsyncPlane:
         found: dict[str, Any] = {}
         more: Any = None
         while more is None or more:
-            asked = m.Tables(self.connection.next_id(), max(more) if more else None)
+            asked = rm.Tables(self.connection.next_id(), max(more) if more else None)
             more = (await self.connection.request(asked, m.Figures, 0.0)).values
             found |= more
         return found

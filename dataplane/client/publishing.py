@@ -48,6 +48,8 @@ from dataplane.weights import deltas
 from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Placement, PublishedPart
 from dataplane.weights.slices import Slice
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 CHUNK = 16 << 20
 """The approximate size of a chunk in bytes."""
@@ -160,7 +162,7 @@ class Publication:
         """`deltas`: store differences to the older version, since other hosts exist."""
         self._connection, self._writer, self._deadline = connection, writer, deadline
         self._older, self._deltas = older, deltas
-        self.staged = f"{m.STAGED}w{secrets.token_hex(8)}"  # drawn here: a forked process would share an earlier draw
+        self.staged = f"{rm.STAGED}w{secrets.token_hex(8)}"  # drawn here: a forked process would share an earlier draw
         self._chunks: list[Chunk] = []
         self._written = 0
         self._kept = False
@@ -196,7 +198,7 @@ class Publication:
         if not self._kept:
             with suppress(DataplaneError):
                 self._connection.check()
-                self._connection.tell(m.Free(self._connection.next_id(), [], [], self.staged))
+                self._connection.tell(sm.Free(self._connection.next_id(), scope=self.staged))
 
     async def write(self, tensors: Any) -> tuple[list[int], list[Entry], dict[int, Base]]:
         """Write all tensors. Returns the bytes of each chunk, the layout, and the bases of the deltas. Raises as
@@ -331,7 +333,7 @@ class _Reserved:
         """Make all of them visible, under the scope. Returns their locations."""
         layouts = [_layout(size) for size in self._sizes]
         pairs = list(zip(self._shards, layouts, strict=True))
-        seal = m.Seal(self._connection.next_id(), pairs, self._scope, hold=False)
+        seal = sm.Seal(self._connection.next_id(), pairs, self._scope, hold=False)
         await self._connection.request(seal, m.Done, self._deadline.remaining_s)
         self._sealed = True
         node = self._connection.welcome.node

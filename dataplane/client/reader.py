@@ -32,11 +32,11 @@ from dataplane.client.connection import Connection, Exchange
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
 from dataplane.errors import Freed, Misuse, ProtocolMismatch
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, numbers, only, unpack
 
 _NAMED = 5  # columns
-_ALL: Mapping[ShardKey, m.ChunkPart] = {}
+_ALL: Mapping[ShardKey, sm.ChunkPart] = {}
 
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Getter:
         except Freed as error:
             raise with_columns(error, ref) from error
 
-    def getting(self, ref: BatchRef, timeout: float) -> Exchange[m.Held, Batch] | None:
+    def getting(self, ref: BatchRef, timeout: float) -> Exchange[sm.Held, Batch] | None:
         """The first request of a get, which is mostly the only one; None if nothing must be asked for."""
         span = locations.span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
@@ -70,16 +70,16 @@ class Getter:
         if not mine and not others:
             return None
 
-        def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
+        def finish(reply: sm.Held) -> Batch | Coroutine[Any, Any, Batch]:
             if reply.kept or reply.apart:
                 return self._rest(ref, mine, others, reply, timeout)
             return _opened(ref, self._holding(ref, [*mine, *others], {}, reply))
 
         request = self._pin(ref, mine, others, timeout, devices=True)
-        return Exchange(self._connection, request, m.Held, timeout, finish)
+        return Exchange(self._connection, request, sm.Held, timeout, finish)
 
     async def hold(
-        self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, m.ChunkPart] = _ALL
+        self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, sm.ChunkPart] = _ALL
     ) -> dict[ShardKey, PinnedShard]:
         """The shards of a reference, held, without their columns being read. Those of other hosts are fetched in an
         order of this host's own; `chunks`: which part of each, and how it may be made, as in `Pin`. Raises as `get`."""
@@ -110,22 +110,22 @@ class Getter:
         self,
         ref: BatchRef | None,
         mine: list[ShardKey],
-        others: list[m.Wanted],
-        chunks: list[m.ChunkPart],
+        others: list[sm.Wanted],
+        chunks: list[sm.ChunkPart],
         timeout: float,
     ) -> dict[ShardKey, PinnedShard]:
         own = [shard for _, shard in mine]
-        request = m.Pin(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
-        reply = await self._connection.request(request, m.Held, timeout)
+        request = sm.Pin(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
+        reply = await self._connection.request(request, sm.Held, timeout)
         keys = [*mine, *((node, shard) for node, shard, _ in others)]
         holding = self._holding(ref, keys, {}, reply)
         return {key: holding[key] for key in keys}
 
-    def _getting_span(self, ref: BatchRef, span: Span, timeout: float) -> Exchange[m.Held, Batch]:
+    def _getting_span(self, ref: BatchRef, span: Span, timeout: float) -> Exchange[sm.Held, Batch]:
         """The request for contiguous rows of one shard of this plane's node."""
         keys = [span.shard[:2]]
 
-        def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
+        def finish(reply: sm.Held) -> Batch | Coroutine[Any, Any, Batch]:
             if reply.kept or reply.apart:
                 return self._rest(ref, keys, [], reply, timeout)
             if reply.lives:
@@ -137,15 +137,15 @@ class Getter:
                 raise
             return shown.opened(span, self._connection.segments, self._connection.pins.hold)
 
-        request = m.Pin(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
-        return Exchange(self._connection, request, m.Held, timeout, finish)
+        request = sm.Pin(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
+        return Exchange(self._connection, request, sm.Held, timeout, finish)
 
     async def _rest(
         self,
         ref: BatchRef,
         mine: list[ShardKey],
         others: list[ShardKey],
-        reply: m.Held,
+        reply: sm.Held,
         timeout: float,
     ) -> Batch:
         """The rows, some of which other processes keep, or of which the live bits must be asked for separately."""
@@ -160,7 +160,7 @@ class Getter:
             mine = [key for key in mine if key not in mapped]
             if again:
                 self._let_go(reply)
-                reply = await self._connection.request(self._pin(ref, mine, others, timeout), m.Held, timeout)
+                reply = await self._connection.request(self._pin(ref, mine, others, timeout), sm.Held, timeout)
         keys = [*mine, *others]
         if reply.apart:
             try:
@@ -172,7 +172,7 @@ class Getter:
         return _opened(ref, self._holding(ref, keys, mapped, reply))
 
     def _holding(
-        self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: m.Held
+        self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: sm.Held
     ) -> Holding:
         """The shards of the reply, held, or received with it, and those that were mapped. Raises Freed."""
         try:
@@ -194,16 +194,16 @@ class Getter:
 
     def _pin(
         self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], timeout: float, *, devices: bool = False
-    ) -> m.Pin:
+    ) -> sm.Pin:
         own, wanted, parts = [shard for _, shard in mine], _wanted(ref, others), _parts(ref, others)
-        return m.Pin(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
+        return sm.Pin(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
 
-    def _let_go(self, reply: m.Held) -> None:
+    def _let_go(self, reply: sm.Held) -> None:
         """Release what the node has granted for its own shards."""
         if not reply.carried:
-            self._connection.tell(m.Unpin(numbers(reply.places)))
+            self._connection.tell(sm.Unpin(numbers(reply.places)))
 
-    def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, PinnedShard], bool]:
+    def _mapped(self, ref: BatchRef, reply: sm.Held) -> tuple[dict[ShardKey, PinnedShard], bool]:
         """The shards that other processes keep, mapped here; and whether one could not be, and must be read from the
         node's memory. Raises Freed."""
         mapped: dict[ShardKey, PinnedShard] = {}
@@ -226,11 +226,11 @@ class Getter:
         node is asked for the live bits of the columns in question, some rows at a time."""
         for key, selected in locations.footprint(ref).items():
             for ordinals, rows in selected if key in numbers else ():
-                for first in range(rows.start, rows.stop, m.MAX_LIVE):
-                    count = min(m.MAX_LIVE, rows.stop - first)
+                for first in range(rows.start, rows.stop, sm.MAX_LIVE):
+                    count = min(sm.MAX_LIVE, rows.stop - first)
                     for ordinal in ordinals:
-                        asked = m.LiveRows(self._connection.next_id(), numbers[key], ordinal, first, count)
-                        bits = (await self._connection.request(asked, m.LiveBits, 0.0)).bits
+                        asked = sm.LiveRows(self._connection.next_id(), numbers[key], ordinal, first, count)
+                        bits = (await self._connection.request(asked, sm.LiveBits, 0.0)).bits
                         if bits:
                             _check_some(bits, rows, first, count, key[1])
 
@@ -245,7 +245,7 @@ class Getter:
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
         wanted, parts = _wanted(ref, others), _parts(ref, others)
-        self._connection.tell(m.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
+        self._connection.tell(sm.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
         """The shards of a reference: those of this plane's node, and others."""
@@ -274,13 +274,13 @@ def _opened(ref: BatchRef, holding: Holding) -> Batch:
     return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 
 
-def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
+def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.Wanted]:
     """The parts of these shards that the reference refers to."""
     footprint = locations.footprint(ref) if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
-def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
+def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.RowParts]:
     """The parts of the rows of these shards that the reference refers to; nothing if it refers to whole rows."""
     if not keys or not ref.is_sliced():
         return []
@@ -345,7 +345,7 @@ _FEW = 64
 class SpanShard:
     """The shard of a reply, with a validated layout. Holds nothing until it is `opened`."""
 
-    def __init__(self, reply: m.Held) -> None:
+    def __init__(self, reply: sm.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
         self._place: ShardPlace = only(reply.places)
         self._carried = reply.carried

@@ -7,18 +7,18 @@ from typing import Any
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
 from dataplane.table import requests as t
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 _OPERATIONS: dict[type[Any], str] = {
-    m.Put: "put",
-    m.Reserve: "reserve",
-    m.Seal: "seal",
-    m.Pin: "get",
-    m.Free: "free",
-    m.FreeElsewhere: "free",
-    m.Admit: "wait",
-    m.Append: "append",
-    m.Extend: "extend",
+    sm.Put: "put",
+    sm.Reserve: "reserve",
+    sm.Seal: "seal",
+    sm.Pin: "get",
+    sm.Free: "free",
+    rm.Admit: "wait",
+    rm.Append: "append",
+    rm.Extend: "extend",
     r.Consume: "consume",
     r.Ack: "ack",
     r.Nack: "ack",
@@ -29,17 +29,16 @@ _OPERATIONS: dict[type[Any], str] = {
 }
 _CHANGES = frozenset(
     (
-        m.Free,
-        m.FreeElsewhere,
-        m.Open,
-        m.Append,
-        m.Extend,
+        sm.Free,
+        rm.Open,
+        rm.Append,
+        rm.Extend,
         r.TakeUp,
         r.GiveUp,
         r.Hear,
-        m.DropStream,
-        m.TakeLost,
-        m.Restored,
+        rm.DropStream,
+        rm.TakeLost,
+        rm.Restored,
         r.Ack,
         r.Nack,
         r.Renew,
@@ -59,7 +58,7 @@ _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 
 def code(request: Any) -> int:
     """The event as which a request is recorded."""
-    if isinstance(request, m.Append) and request.columns is None:
+    if isinstance(request, rm.Append) and request.columns is None:
         return CODE["request"]  # the append is recorded as a whole, with its admission
     return _CODES.get(type(_asked(request)), CODE["request"])
 
@@ -70,4 +69,4 @@ def changes(request: Any) -> bool:
 
 
 def _asked(request: Any) -> Any:
-    return request.asked if isinstance(request, m.AskStream | m.AskTable) else request
+    return request.asked if isinstance(request, rm.AskStream | rm.AskTable) else request

@@ -17,11 +17,12 @@ from dataplane.client.connection import Connection
 from dataplane.client.releasing import unlink
 from dataplane.errors import DataplaneError, LimitExceeded
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
 _BYTES = 2 << 20  # of encoded rows in a message, about
 _PART = 64  # bytes that a shard takes beside them, or a column
 
-Wanted = tuple[int, m.Selection]
+Wanted = tuple[int, sm.Selection]
 Placed = tuple[int, Wanted]
 """The position of a reference in the list, and the rows and columns of one shard that it refers to."""
 
@@ -37,8 +38,8 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
     try:
         for node, wanted in by_node.items():
             for some in _portions(wanted):
-                request = m.Retain(connection.next_id(), node, [each for _, each in some])
-                retained = await connection.request(request, m.Retained, 0.0)
+                request = sm.Retain(connection.next_id(), node, [each for _, each in some])
+                retained = await connection.request(request, sm.Retained, 0.0)
                 for (at, (number, _)), link in zip(some, retained.links, strict=True):
                     made[at][node, number] = link
     except BaseException:
@@ -54,11 +55,11 @@ async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, i
     none is made."""
     made: list[int] = []
     try:
-        for start in range(0, len(rows), m.MAX_RETAINED):
-            some = rows[start : start + m.MAX_RETAINED]
+        for start in range(0, len(rows), sm.MAX_RETAINED):
+            some = rows[start : start + sm.MAX_RETAINED]
             wanted = [(number, [([ordinal], (row, row + 1, b""))]) for number, ordinal, row in some]
-            request = m.Retain(connection.next_id(), node, wanted)
-            made += (await connection.request(request, m.Retained, 0.0)).links
+            request = sm.Retain(connection.next_id(), node, wanted)
+            made += (await connection.request(request, sm.Retained, 0.0)).links
     except BaseException:
         with suppress(DataplaneError):
             unlink(connection, node, made)
@@ -80,7 +81,7 @@ def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
                 asked=size,
                 limit=_BYTES,
             )
-        if portion and (nbytes + size > _BYTES or len(portion) == m.MAX_RETAINED):
+        if portion and (nbytes + size > _BYTES or len(portion) == sm.MAX_RETAINED):
             yield portion
             portion, nbytes = [], 0
         portion.append((at, (number, selection)))
@@ -102,12 +103,12 @@ async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None
     for (owner, shard), selected in ({} if ref is None else locations.footprint(ref)).items():
         parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
     if scope:
-        await connection.request(m.Free(connection.next_id(), [], [], scope), m.Done, 0.0)
+        await connection.request(sm.Free(connection.next_id(), scope=scope), m.Done, 0.0)
     for part in portions(parts.pop(connection.welcome.node, [])):
-        await connection.request(m.Free(connection.next_id(), [], part, ""), m.Done, 0.0)
+        await connection.request(sm.Free(connection.next_id(), parts=part), m.Done, 0.0)
     for owner, others in parts.items():  # a node that has gone has nothing to free
         for part in portions(others):
-            await connection.request(m.FreeElsewhere(connection.next_id(), owner, part), m.Done, 0.0)
+            await connection.request(sm.Free(connection.next_id(), parts=part, node=owner), m.Done, 0.0)
 
 
 def portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:

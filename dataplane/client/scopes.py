@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from dataplane.wire.messages import STAGED
+from dataplane.wire.row_messages import STAGED
 
 _TOKEN = secrets.token_hex(8)
 

@@ -36,6 +36,8 @@ from dataplane.stream.keys import unnamed
 from dataplane.stream.pieces import Piece
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 _APPEND = CODE["append"]
 _HANDED = 1 << 12  # shards of one append that are freed if this process dies during it
@@ -72,7 +74,7 @@ class StreamWrites:
         writer: Writer,
         getter: Getter,
         name: str,
-        opened: m.Opened,
+        opened: rm.Opened,
         expect: Callable[[Plan | Any], None],
     ) -> None:
         """`expect` is called with columns of which more are expected, that may be appended together."""
@@ -84,41 +86,41 @@ class StreamWrites:
         self._mark = opened.mark
         self._settings: Settings = opened.settings
         self._expect = expect
-        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._staging = f"{rm.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 
     # appending
 
     def appending(
         self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
-    ) -> Exchange[m.Appended, list[str]] | None:
+    ) -> Exchange[rm.Appended, list[str]] | None:
         """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
         if keys is not None or self._settings.replicas > 1:
             return None
-        laid = laid_out(columns, m.MAX_INLINE)
+        laid = laid_out(columns, sm.MAX_INLINE)
         if laid is None:
             return None
         self._expect(columns)
-        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        carried = rm.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         said = _Said.of([], b"", group, version, tags, laid.rows)
         return self._carrying(carried, laid.lengths, said, deadline)
 
     def _carrying(
-        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
-    ) -> Exchange[m.Appended, list[str]]:
+        self, carried: rm.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
+    ) -> Exchange[rm.Appended, list[str]]:
         """An append whose columns are in the message."""
         timeout_s = deadline.remaining_s
         number = self._connection.next_id()
-        request = m.Append(number, self._token, *said, lengths, timeout_s, carried)
+        request = rm.Append(number, self._token, *said, lengths, timeout_s, carried)
 
-        def finish(reply: m.Appended) -> list[str]:
+        def finish(reply: rm.Appended) -> list[str]:
             flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
             return said.keys or self._names(reply, len(said.versions) // 8)
 
-        return Exchange(self._connection, request, m.Appended, timeout_s, finish, admits=True)
+        return Exchange(self._connection, request, rm.Appended, timeout_s, finish, admits=True)
 
-    def _names(self, reply: m.Appended, rows: int) -> list[str]:
+    def _names(self, reply: rm.Appended, rows: int) -> list[str]:
         """The generated keys of `rows` rows."""
         return unnamed(self._mark, range(reply.first, reply.first + rows))
 
@@ -153,7 +155,7 @@ class StreamWrites:
             if not said.keys and not narrow:
                 self._expect(planned)
             return await self._connection.exchange(self._carrying(carried, _lengths(planned), said, deadline))
-        admit = m.Admit(
+        admit = rm.Admit(
             self._connection.next_id(),
             self._token,
             rows,
@@ -167,7 +169,7 @@ class StreamWrites:
         return await self._append_admitted(admit, columns, planned, said, deadline, began)
 
     async def _append_admitted(
-        self, admit: m.Admit, columns: Any, planned: Plan | None, said: _Said, deadline: Deadline, began: int
+        self, admit: rm.Admit, columns: Any, planned: Plan | None, said: _Said, deadline: Deadline, began: int
     ) -> list[str]:
         """Append rows whose columns do not fit the message: store them once the stream admits them."""
         connection, ticket = self._connection, 0
@@ -176,12 +178,12 @@ class StreamWrites:
         connection.heartbeat.due(+1)  # heartbeats, without which the admission lapses
         staged = "" if planned is None else self._next_scope()
         try:
-            ticket = (await connection.request(admit, m.Admitted, deadline.remaining_s)).ticket
+            ticket = (await connection.request(admit, rm.Admitted, deadline.remaining_s)).ticket
             if not ticket:  # a repeated call, whose first answer was lost: the rows are there
                 self._keep(admit)
                 return said.keys
             ref, lengths = await self._stored(columns, planned, staged, deadline)
-            request = m.Append(
+            request = rm.Append(
                 connection.next_id(),
                 self._token,
                 *said,
@@ -193,7 +195,7 @@ class StreamWrites:
                 spares=await self._spares(ref, deadline),
                 admitted=admit.id if admit.handing else 0,
             )
-            reply = await connection.request(request, m.Appended, deadline.remaining_s)
+            reply = await connection.request(request, rm.Appended, deadline.remaining_s)
             if connection.events is not None:
                 connection.events.record(_APPEND, began, admit.nbytes)
                 flows.appended(connection, self._mark, reply, said.keys, admit.rows)
@@ -206,7 +208,7 @@ class StreamWrites:
             connection.heartbeat.due(-1)
         return said.keys or self._names(reply, admit.rows)
 
-    def _keep(self, admit: m.Admit) -> None:
+    def _keep(self, admit: rm.Admit) -> None:
         """The append failed: the shards remain the property of the caller, also if this process goes."""
         with suppress(DataplaneError):
             self._connection.check()
@@ -250,7 +252,7 @@ class StreamWrites:
         staged = "" if planned is None else self._next_scope()
         try:
             ref, lengths = await self._stored(columns, planned, staged, deadline)
-            request = m.Extend(
+            request = rm.Extend(
                 self._connection.next_id(),
                 self._token,
                 *named,
@@ -275,18 +277,18 @@ class StreamWrites:
         piece: Callable[[bytes], Piece] | None = None,
     ) -> Exchange[m.Done, None] | None:
         """The single request of a small, simple extend; None for any other. Raises as `extend`."""
-        laid = None if self._settings.replicas > 1 else laid_out(columns, m.MAX_INLINE)
+        laid = None if self._settings.replicas > 1 else laid_out(columns, sm.MAX_INLINE)
         if laid is None:
             return None
         _check_rows(laid.rows, len(rows), laid.columns[0][0])
         timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
-        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        carried = rm.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))
         return self._bringing(carried, laid.lengths, self.named(rows), replace, timeout_s, made)
 
     def _bringing(
         self,
-        carried: m.Inline,
+        carried: rm.Inline,
         lengths: dict[str, bytes],
         named: _Named,
         replace: Any,
@@ -295,7 +297,7 @@ class StreamWrites:
     ) -> Exchange[m.Done, None]:
         """An extend whose columns are in the message."""
         number = self._connection.next_id()
-        request = m.Extend(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
+        request = rm.Extend(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:
@@ -327,7 +329,7 @@ class StreamWrites:
     def _next_scope(self) -> str:
         return f"{self._staging}-{next(self._numbers)}"
 
-    def _carried(self, planned: Plan | None) -> m.Inline | None:
+    def _carried(self, planned: Plan | None) -> rm.Inline | None:
         """The columns as they travel in a message with their rows; None if they have to be put first."""
         return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
 
@@ -351,9 +353,9 @@ class StreamWrites:
         with suppress(DataplaneError):
             self._connection.check()
             if ticket:
-                self._connection.tell(m.GiveBack(self._token, ticket))
+                self._connection.tell(rm.GiveBack(self._token, ticket))
             if staged:
-                self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
+                self._connection.tell(sm.Free(self._connection.next_id(), scope=staged))
 
     async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
         measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]

@@ -30,6 +30,7 @@ from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 if TYPE_CHECKING:
     from dataplane.client.history_follower import Follower
@@ -54,7 +55,7 @@ class AsyncStream:
     replay: Replay | None = None
     """The replay that fills the stream from a recording, if `plane.replay` made it."""
 
-    def __init__(self, connection: Connection, writer: Writer, getter: Getter, name: str, opened: m.Opened) -> None:
+    def __init__(self, connection: Connection, writer: Writer, getter: Getter, name: str, opened: rm.Opened) -> None:
         self.name = name
         self._connection = connection
         self._writer = writer
@@ -68,7 +69,7 @@ class AsyncStream:
         self.logged_waits: set[str] = set()
         """The tasks whose wait was logged."""
         self._appending = 0  # calls in progress, except gathered ones
-        self._gathered = self.appender(max_rows=m.MAX_ROWS, max_delay=0)
+        self._gathered = self.appender(max_rows=rm.MAX_ROWS, max_delay=0)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with the tasks {', '.join(self.settings.tasks)}>"
@@ -273,14 +274,14 @@ class AsyncStream:
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
         """Send a request to the stream's partition; its answer. Raises the partition's error."""
-        request = m.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
-        return _result(await self._connection.request(request, m.StreamAnswer, timeout_s), kind)
+        request = rm.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
+        return _result(await self._connection.request(request, rm.StreamAnswer, timeout_s), kind)
 
     def tell(self, asked: r.FromClient) -> None:
         """As `ask`, without waiting for the answer."""
         with suppress(DataplaneError):
             self._connection.check()
-            self._connection.tell(m.AskStream(self._connection.next_id(), self._token, asked))
+            self._connection.tell(rm.AskStream(self._connection.next_id(), self._token, asked))
 
     def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
@@ -367,7 +368,7 @@ class AsyncStream:
         task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
         had = 0 if task is None else 1 << self._task(task)
-        reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
+        reply = await self._connection.request(rm.TakeLost(self._connection.next_id(), self._token), rm.LostRows, 0.0)
         rows = [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
         return LostRows(rows, reply.unnamed)
 
@@ -447,10 +448,10 @@ class AsyncStream:
 
     async def drop(self) -> None:
         """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
-        await self._connection.request(m.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
+        await self._connection.request(rm.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
 
 
-def _result(answer: m.StreamAnswer, kind: type[A]) -> A:
+def _result(answer: rm.StreamAnswer, kind: type[A]) -> A:
     """The result of an answer. Raises ProtocolMismatch if it is of another type."""
     if not isinstance(answer.result, kind):
         raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")

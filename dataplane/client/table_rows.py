@@ -17,6 +17,8 @@ from dataplane.client import arguments
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.table import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -105,13 +107,13 @@ def by_number(rows: Any) -> Index:
 
 def keys_of_rows(keys: Any) -> list[str]:
     found = arguments.names("keys", keys)
-    long = next((key for key in found if len(key) > m.MAX_SCOPE), None)
+    long = next((key for key in found if len(key) > sm.MAX_SCOPE), None)
     if long is not None:
         raise LimitExceeded(
-            f"a key of {len(long)} characters; at most {m.MAX_SCOPE}",
+            f"a key of {len(long)} characters; at most {sm.MAX_SCOPE}",
             what="characters of a key",
             asked=len(long),
-            limit=m.MAX_SCOPE,
+            limit=sm.MAX_SCOPE,
         )
     return found
 
@@ -136,7 +138,7 @@ def ranges(count: int, keys: list[str], tags: list[dict[str, Any]]) -> list[tupl
     pending, found = [(0, count)], []
     while pending:
         start, stop = pending.pop()
-        large = stop - start > m.MAX_ROWS or (
+        large = stop - start > rm.MAX_ROWS or (
             stop - start > 1
             and sum(map(len, keys[start:stop])) * 4 + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES * 2
             and len(_encoder.encode(keys[start:stop])) + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES

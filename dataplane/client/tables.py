@@ -42,7 +42,8 @@ from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from dataplane.stream.requests import Done, Result
 from dataplane.table import requests as r
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 R = TypeVar("R", bound=Result)
 
@@ -70,7 +71,7 @@ class AsyncTable:
         self._connection = connection
         self._writer = writer
         self._home = b""
-        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._staging = f"{rm.STAGED}{secrets.token_hex(8)}"
         self._writes = itertools.count(1)
 
     def __repr__(self) -> str:
@@ -184,32 +185,32 @@ class AsyncTable:
         """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
         message without a plan. references: further columns, of one row and one column each, that are in a table."""
         refs = [ref.rename({ref.columns[0]: name}) for name, ref in references.items()]
-        inline = m.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
+        inline = rm.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
         ref = functools.reduce(BatchRef.union, refs) if refs else None
         write = written_as(keys_of_rows([key]), np.empty(0, np.int64), ref, tags_of(tags, 1), r.Looked)
         reply = await self._write_inline(inline, write, r.Looked, Deadline.after(TIMEOUT_S))
         names = reply.columns
         return rows_of([msgspec.structs.replace(reply, have=widened(reply, len(names)))], len(names)), names
 
-    async def _write_inline(self, columns: m.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
+    async def _write_inline(self, columns: rm.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
         """Write rows with columns that are in the message."""
         timeout_s = deadline.remaining_s
         request = self._asking(write, timeout_s, columns=columns)
-        return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
+        return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
 
     async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
         """Send a request to the table's partition; its answer. Raises the partition's error."""
         request = self._asking(asked, timeout_s, staged)
-        return self._result(await self._connection.request(request, m.TableAnswer, timeout_s), kind)
+        return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
 
     def _asking(
-        self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "", columns: m.Inline | None = None
-    ) -> m.AskTable:
+        self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "", columns: rm.Inline | None = None
+    ) -> rm.AskTable:
         durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # these alone make a table
         number = self._connection.next_id()
-        return m.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
+        return rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
 
-    def _result(self, answer: m.TableAnswer, kind: type[R]) -> R:
+    def _result(self, answer: rm.TableAnswer, kind: type[R]) -> R:
         """The result of an answer. Raises ProtocolMismatch if it is of another type."""
         self._home = answer.home
         if not isinstance(answer.result, kind):
@@ -220,7 +221,7 @@ class AsyncTable:
         """Free staged columns that were not written. Does not wait; the end of the connection does the same."""
         with suppress(DataplaneError):
             self._connection.check()
-            self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
+            self._connection.tell(sm.Free(self._connection.next_id(), scope=staged))
 
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse

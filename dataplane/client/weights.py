@@ -37,7 +37,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
 from dataplane.weights.layout import COLUMN, Placement, PublishedPart, decode, placement
 from dataplane.weights.slices import Selected
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
 KEEP = 2
 """The default number of versions that are kept."""
@@ -248,7 +248,7 @@ class AsyncWeights:
         ref = await self._read([_chunk_key(version, *place) for place in wanted], COLUMN)
         shards = [(piece.node, piece.shard) for piece in locations.pieces(locations.unlinked(ref), COLUMN)]
         own = self._connection.welcome.node
-        asked: dict[ShardKey, tuple[bytes, list[m.Step]]] = {}
+        asked: dict[ShardKey, tuple[bytes, list[sm.Step]]] = {}
         if any(node != own for node, _ in shards):
             far = [place for place, (node, _) in zip(wanted, shards, strict=True) if node != own]
             steps = await self._steps(parts, far, seen)
@@ -278,9 +278,9 @@ class AsyncWeights:
 
     async def _steps(
         self, parts: Mapping[int, PublishedPart], places: Sequence[Place], seen: KnownVersions
-    ) -> dict[Place, list[m.Step]]:
+    ) -> dict[Place, list[sm.Step]]:
         """The steps by which these chunks can be made from older ones, as far back as versions are kept."""
-        steps: dict[Place, list[m.Step]] = {}
+        steps: dict[Place, list[sm.Step]] = {}
         of = dict(parts)
         left = list(places)
         with suppress(Lost, _VersionGone):

@@ -34,6 +34,8 @@ from dataplane.device import ordering
 from dataplane.observe.ring import CODE
 from dataplane.threads import stopped, together
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 T = TypeVar("T")
 
@@ -130,13 +132,13 @@ class Writer:
         try:
             if not rest:
                 shards = []
-            elif sum(column.nbytes for column in rest) <= m.MAX_INLINE:
+            elif sum(column.nbytes for column in rest) <= sm.MAX_INLINE:
                 shards = [await self._put_inline(groups[0], scope, timeout, planned.on_device)]
             else:
                 shards = await self._put_shared(groups, scope, timeout, planned.on_device)
         except BaseException:
             if kept:
-                self._connection.tell(m.Free(self._connection.next_id(), [shard for _, shard, _ in kept], [], ""))
+                self._connection.tell(sm.Free(self._connection.next_id(), [shard for _, shard, _ in kept]))
             raise
         placed = [(c, shard, i) for shard, group in zip(shards, groups, strict=True) for i, c in enumerate(group)]
         placed += kept
@@ -150,19 +152,19 @@ class Writer:
         shards = [number for owner, number in ref.shards() if owner == node]
         if not shards:
             return []
-        asked = m.Replicate(self._connection.next_id(), shards, replicas, timeout)
-        return (await self._connection.request(asked, m.Replicated, timeout)).nodes
+        asked = sm.Replicate(self._connection.next_id(), shards, replicas, timeout)
+        return (await self._connection.request(asked, sm.Replicated, timeout)).nodes
 
     def _reference(self, planned: Plan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
         return ref_to(self._connection.welcome.node, planned.rows, columns)
 
-    def inline(self, planned: Plan) -> m.Inline | None:
+    def inline(self, planned: Plan) -> rm.Inline | None:
         """The columns as they are sent in a message with another request; None if they do not fit."""
-        if planned.nbytes > m.MAX_INLINE or not planned.rows or planned.on_device:
+        if planned.nbytes > sm.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
-        return m.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
+        return rm.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
     def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
         """A put of simple columns that go into one shard, which is one request, or two for large ones; None for
@@ -170,22 +172,22 @@ class Writer:
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
             return None
-        if laid.nbytes > m.MAX_INLINE:
+        if laid.nbytes > sm.MAX_INLINE:
             largest = max([nbytes for *_, nbytes in laid.columns]) + 8 * laid.rows  # with its offsets
             if largest >= _OWN_SHARD - 2 * ALIGNMENT:
                 return None
-            reserve = m.Reserve(self._connection.next_id(), [laid.nbytes], timeout)
+            reserve = sm.Reserve(self._connection.next_id(), [laid.nbytes], timeout)
             finish = functools.partial(self._written, laid, scope)
-            return Exchange(self._connection, reserve, m.Reserved, timeout, finish)
-        request = m.Put(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
-        return Exchange(self._connection, request, m.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
+            return Exchange(self._connection, reserve, sm.Reserved, timeout, finish)
+        request = sm.Put(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
+        return Exchange(self._connection, request, sm.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
 
     def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
         """The reference to an entire shard."""
         sizes = [nbytes for *_, nbytes in laid.columns]
         return ref_to_shard(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
-    def _written(self, laid: SmallColumns, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
+    def _written(self, laid: SmallColumns, scope: str, reserved: sm.Reserved) -> Exchange[m.Done, BatchRef]:
         """Write the columns into their shard, which is then to be sealed."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
@@ -204,36 +206,36 @@ class Writer:
         except BaseException:
             undo()
             raise
-        seal = m.Seal(connection.next_id(), [(shard, laid.layout)], scope, False)
+        seal = sm.Seal(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
-        """The request to put a row that is laid out already, of at most `m.MAX_INLINE` bytes. Its result is the node
+    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[sm.Stored, tuple[bytes, int]]:
+        """The request to put a row that is laid out already, of at most `sm.MAX_INLINE` bytes. Its result is the node
         and the number of the shard. Raises as `AsyncPlane.put`."""
-        request = m.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
+        request = sm.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
         return Exchange(
-            self._connection, request, m.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
+            self._connection, request, sm.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
         )
 
     async def put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> list[int]:
         """Put several such rows, all or none. Returns the numbers of their shards."""
         make, node = self._connection.next_id, self._connection
-        asked = [m.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
+        asked = [sm.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
         replies = await asyncio.gather(
-            *[node.request(each, m.Stored, timeout) for each in asked], return_exceptions=True
+            *[node.request(each, sm.Stored, timeout) for each in asked], return_exceptions=True
         )
         failed = [reply for reply in replies if isinstance(reply, BaseException)]
         stored = [reply.shard for reply in replies if not isinstance(reply, BaseException)]
         if failed and stored:
-            node.tell(m.Free(make(), stored, [], ""))
+            node.tell(sm.Free(make(), stored))
         if failed:
             raise failed[0]
         return stored
 
     async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float, device: bool) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if device else 0, _payload, group)
-        request = m.Put(self._connection.next_id(), payload, layout_of(group), scope, timeout)
-        return (await self._connection.request(request, m.Stored, timeout)).shard
+        request = sm.Put(self._connection.next_id(), payload, layout_of(group), scope, timeout)
+        return (await self._connection.request(request, sm.Stored, timeout)).shard
 
     async def _put_shared(
         self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float, device: bool
@@ -265,15 +267,15 @@ class Writer:
             self._connection.heartbeat.due(-1)
         return shards
 
-    async def reserve(self, sizes: list[int], timeout: float) -> m.Reserved:
+    async def reserve(self, sizes: list[int], timeout: float) -> sm.Reserved:
         """Reserve room for shards of these sizes. Raises as `AsyncPlane.put`."""
-        request = m.Reserve(self._connection.next_id(), sizes, timeout)
-        reserved = await self._connection.request(request, m.Reserved, timeout)
+        request = sm.Reserve(self._connection.next_id(), sizes, timeout)
+        reserved = await self._connection.request(request, sm.Reserved, timeout)
         self._connection.heartbeat.due(+1)
         return reserved
 
     async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
-        await self._connection.request(m.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
+        await self._connection.request(sm.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""

@@ -35,7 +35,10 @@ from dataplane.observe.ring import RING_BYTES
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.boundary import Heads, failure, line
+from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.local import Channel, peer
@@ -48,13 +51,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-_decoder = m.decoder(m.AnyRequest)
+_decoder = decoder(AnyRequest)
 _clients = itertools.count(1)
-_heads = Heads(m.AnyRequest)
+_heads = Heads(AnyRequest)
 _DISCARD = 64 << 10  # bytes
 _REPORTS_S = 1.0  # how often clients report
-_WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
-_WAITS_FOR |= {m.Append: "permits", m.Reserve: "", m.Put: "", m.Extend: ""}  # `Budget` says if for memory
+_WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", sm.Pin: "disk", rm.Admit: "permits"}
+_WAITS_FOR |= {rm.Append: "permits", sm.Reserve: "", sm.Put: "", rm.Extend: ""}  # `Budget` says if for memory
 _ALONE_S, _CLUSTER_S = 5.0, 25.0  # the longest answer about streams and tables, without and with other hosts
 
 
@@ -215,7 +218,7 @@ class Client:
 
     def _answer(self, request: m.FromClient) -> Coroutine[Any, Any, None] | None:
         """Execute the request. If it has to wait, return a coroutine that answers it."""
-        if isinstance(request, m.Stats | m.Streams) and not self._is_here(request.node):
+        if isinstance(request, m.Stats | rm.Streams) and not self._is_here(request.node):
             return self._figures_elsewhere(request)
         kind = type(request)
         if kind in ROW_REQUESTS:
@@ -337,7 +340,7 @@ class Client:
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
         # Others are not recorded, as clients hardly wait for them; nor are appends of columns that were put before.
-        put_before = isinstance(request, m.Append | m.Extend) and request.columns is None
+        put_before = isinstance(request, rm.Append | rm.Extend) and request.columns is None
         kind = None if put_before else _WAITS_FOR.get(type(getattr(request, "asked", request)))
         wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")
         try:
@@ -355,7 +358,7 @@ class Client:
             raise PeerUnavailable(f"there is no node {request.node.hex()}: this one is alone", address="")
         self._channel.send(await self._hosts.observed(request))
 
-    async def _figures_elsewhere(self, request: m.Stats | m.Streams) -> None:
+    async def _figures_elsewhere(self, request: m.Stats | rm.Streams) -> None:
         if self._hosts is None:
             node = request.node[:16].hex()
             raise PeerUnavailable(f"node {node} is no member: this node is alone", address=node)

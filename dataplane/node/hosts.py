@@ -42,8 +42,6 @@ from dataplane.transport.choice import Choice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import (
-    MAX_LIVE,
-    MAX_RETAINED,
     ClockRead,
     Done,
     Figures,
@@ -56,10 +54,11 @@ from dataplane.wire.messages import (
     RingEvents,
     RingList,
     Stats,
-    Streams,
 )
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
+from dataplane.wire.row_messages import Streams
+from dataplane.wire.shard_messages import MAX_LIVE, MAX_RETAINED
 
 log = logging.getLogger(__name__)
 

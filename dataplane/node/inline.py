@@ -35,12 +35,16 @@ from dataplane.store.store import Store
 from dataplane.stream.page import Index
 from dataplane.table import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 
 class _Tables(Protocol):
     """The tables as one client uses them."""
 
-    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+    def write(
+        self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline
+    ) -> m.Reply | Waiting:
         """As `Tabling.write`."""
 
 
@@ -62,35 +66,35 @@ class InlineRequests:
         self._streams = streams
         self._tables = tables
         self._staged = staged
-        self._scopes = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._scopes = f"{rm.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 
-    def put(self, request: m.Put, deadline: Deadline) -> m.Reply | Waiting:
+    def put(self, request: sm.Put, deadline: Deadline) -> m.Reply | Waiting:
         """The reply, or a function to call and await for it. Raises as `Store.put`. A request that raises leaves
         nothing behind, here and in the other methods."""
         _check(request)
-        request_checks.bound("scope", m.MAX_SCOPE, len(request.scope))
+        request_checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
         shard = self._put_now(request, request.scope)
-        return partial(self._put, request, deadline) if shard is None else m.Stored(request.id, shard)
+        return partial(self._put, request, deadline) if shard is None else sm.Stored(request.id, shard)
 
     # storing
 
-    def _put_now(self, columns: m.Put | m.Inline, scope: str = "") -> int | None:
+    def _put_now(self, columns: sm.Put | rm.Inline, scope: str = "") -> int | None:
         """The stored shard; None if it has to wait for memory."""
         return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
 
-    async def _put_soon(self, columns: m.Put | m.Inline, deadline: Deadline, scope: str = "") -> int:
+    async def _put_soon(self, columns: sm.Put | rm.Inline, deadline: Deadline, scope: str = "") -> int:
         return await self._store.put(
             self._client, columns.payload, columns.layout, deadline, scope=scope, holder=str(self._client)
         )
 
-    async def _put(self, request: m.Put, deadline: Deadline) -> m.Reply:
-        return m.Stored(request.id, await self._put_soon(request, deadline, request.scope))
+    async def _put(self, request: sm.Put, deadline: Deadline) -> m.Reply:
+        return sm.Stored(request.id, await self._put_soon(request, deadline, request.scope))
 
     # appending
 
-    def append(self, request: m.Append, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+    def append(self, request: rm.Append, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Append rows. Raises as `Store.put` and `StreamClient.append_stored`."""
         _check(columns)
         versions = request_checks.int64("versions", request.versions)
@@ -101,7 +105,7 @@ class InlineRequests:
         ticket = self._streams.permits.take_now(request, versions, sum(columns.nbytes))
         if ticket is not None:
             return self._append_now(request, columns, versions, ticket, deadline)
-        admit = m.Admit(
+        admit = rm.Admit(
             request.id,
             request.stream,
             len(versions),
@@ -115,10 +119,10 @@ class InlineRequests:
         return partial(self._append_later, request, columns, versions, admitted, deadline)
 
     def _append_now(
-        self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
+        self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply | Waiting:
         if not ticket:  # the same append was made before, and its answer was lost
-            return m.Appended(request.id, 0, False)
+            return rm.Appended(request.id, 0, False)
         if not self._streams.alone:
             return partial(self._append_staged, request, columns, ticket, deadline)
         try:
@@ -131,7 +135,7 @@ class InlineRequests:
         return self._appended(request, columns, versions, ticket, shard)
 
     async def _append_stored(
-        self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, deadline: Deadline
+        self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
         """Append rows that were admitted; wait for memory first."""
         try:
@@ -141,7 +145,7 @@ class InlineRequests:
             raise
         return self._appended(request, columns, versions, ticket, shard)
 
-    def _appended(self, request: m.Append, columns: m.Inline, versions: Index, ticket: int, shard: int) -> m.Reply:
+    def _appended(self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, shard: int) -> m.Reply:
         try:
             ref = stored(self._node, columns, shard)
             reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
@@ -155,20 +159,20 @@ class InlineRequests:
 
     async def _append_later(
         self,
-        request: m.Append,
-        columns: m.Inline,
+        request: rm.Append,
+        columns: rm.Inline,
         versions: Index,
         admitted: m.Reply | Waiting | None,
         deadline: Deadline,
     ) -> m.Reply:
         """Append in three steps, each of which may wait: admit, put, append."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
-        if not isinstance(reply, m.Admitted):
+        if not isinstance(reply, rm.Admitted):
             raise ProtocolMismatch("nothing that can be appended to")
         answer = self._append_now(request, columns, versions, reply.ticket, deadline)
         return answer if isinstance(answer, m.Message) else await answer()
 
-    async def _append_staged(self, request: m.Append, columns: m.Inline, ticket: int, deadline: Deadline) -> m.Reply:
+    async def _append_staged(self, request: rm.Append, columns: rm.Inline, ticket: int, deadline: Deadline) -> m.Reply:
         """Put the columns first, then append them at the leader, which may be another node."""
         try:
             return await self._staged_first(
@@ -181,11 +185,11 @@ class InlineRequests:
             raise
 
     def _give_back(self, stream: bytes, ticket: int) -> None:
-        self._streams.answer(m.GiveBack(stream, ticket), Deadline.after(0.0))
+        self._streams.answer(rm.GiveBack(stream, ticket), Deadline.after(0.0))
 
     # extending
 
-    def extend(self, request: m.Extend, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+    def extend(self, request: rm.Extend, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Add columns to rows. Raises as `Store.put` and `StreamClient.extend_stored`."""
         _check(columns)
         shard = self._put_now(columns) if self._streams.alone else None
@@ -205,7 +209,7 @@ class InlineRequests:
         return m.Done(request.id)
 
     async def _staged_first(
-        self, columns: m.Inline, deadline: Deadline, request: Callable[[str, BatchRef], m.Append | m.Extend]
+        self, columns: rm.Inline, deadline: Deadline, request: Callable[[str, BatchRef], rm.Append | rm.Extend]
     ) -> m.Reply:
         """Put columns under a scope of their own, then execute the request that names them. Returns its answer."""
         scope = self._new_scope()
@@ -227,7 +231,7 @@ class InlineRequests:
 
     # writing tables
 
-    def write(self, request: m.AskTable, columns: m.Inline, deadline: Deadline) -> m.Reply | Waiting:
+    def write(self, request: rm.AskTable, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Write rows. Raises as `Store.put` and `Tabling.write`."""
         _check(columns)
         scope = self._new_scope()
@@ -241,7 +245,7 @@ class InlineRequests:
             raise
         return answer if isinstance(answer, m.Message) else partial(self._freed_unless, answer, scope)
 
-    async def _write_later(self, request: m.AskTable, columns: m.Inline, scope: str, deadline: Deadline) -> m.Reply:
+    async def _write_later(self, request: rm.AskTable, columns: rm.Inline, scope: str, deadline: Deadline) -> m.Reply:
         """Wait for memory, then write."""
 
         async def write() -> m.Reply:
@@ -260,7 +264,7 @@ class InlineRequests:
             raise
 
     def _written(
-        self, request: m.AskTable, columns: m.Inline, scope: str, shard: int, deadline: Deadline
+        self, request: rm.AskTable, columns: rm.Inline, scope: str, shard: int, deadline: Deadline
     ) -> m.Reply | Waiting:
         ref, what = stored(self._node, columns, shard), checked(request)
         if not isinstance(what, r.Upsert):
@@ -270,7 +274,7 @@ class InlineRequests:
         return self._tables.write(replace(request, columns=None, staged=scope), what, ref, deadline)
 
 
-def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
+def stored(node: bytes, columns: rm.Inline, shard: int) -> BatchRef:
     """A reference to a whole shard of this node. Raises ProtocolMismatch if its columns differ from those that the
     request declared."""
     laid = check_layout(columns.layout, rounded(len(columns.payload)))
@@ -286,6 +290,6 @@ def _named(outline: Outline) -> dict[str, ColumnPlace]:
     return {name: ColumnPlace(form.field.declared, 0, slot) for slot, (name, form) in enumerate(outline.columns)}
 
 
-def _check(columns: m.Put | m.Inline) -> None:
-    request_checks.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
-    request_checks.bound("layout", m.MAX_LAYOUT, len(columns.layout))
+def _check(columns: sm.Put | rm.Inline) -> None:
+    request_checks.bound("payload in a message", sm.MAX_INLINE, len(columns.payload))
+    request_checks.bound("layout", sm.MAX_LAYOUT, len(columns.layout))

@@ -17,13 +17,15 @@ from dataplane.node.streams.sessions import Waiting
 from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.node.tables.tables import TableRequest, Tabling
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.local import Channel
 
 if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.clustered.tables import TableClient
 
-RowRequest = StreamRequest | TableRequest | m.Put
+RowRequest = StreamRequest | TableRequest | sm.Put
 ROW_REQUESTS = frozenset(get_args(RowRequest))
 
 
@@ -49,15 +51,15 @@ class RowRequests:
         answer: m.Reply | Waiting | None
         carries = True
         match request:
-            case m.Put():
+            case sm.Put():
                 answer = self._inline.put(request, deadline)
-            case m.Append(columns=m.Inline() as columns):
+            case rm.Append(columns=rm.Inline() as columns):
                 answer = self._inline.append(request, columns, deadline)
-            case m.Extend(columns=m.Inline() as columns):
+            case rm.Extend(columns=rm.Inline() as columns):
                 answer = self._inline.extend(request, columns, deadline)
-            case m.AskTable(columns=m.Inline() as columns):
+            case rm.AskTable(columns=rm.Inline() as columns):
                 answer = self._inline.write(request, columns, deadline)
-            case m.AskTable() | m.Tables():
+            case rm.AskTable() | rm.Tables():
                 carries, answer = False, self._tables.answer(request, deadline)
             case _:
                 carries, answer = False, self._about_stream(request, deadline)
@@ -69,9 +71,9 @@ class RowRequests:
 
     def _about_stream(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The answer to a request about a stream, without columns."""
-        if isinstance(request, m.Admit):
+        if isinstance(request, rm.Admit):
             self._pending.begin(request.id, request.handing)
-        elif isinstance(request, m.Append):
+        elif isinstance(request, rm.Append):
             self._pending.end(request.admitted)
         return self._streams.answer(request, deadline)
 
@@ -87,7 +89,7 @@ class RowRequests:
             else:
                 self._channel.send(reply)
         except BaseException:  # the reply is too large, or was cancelled while it waited to be sent
-            if isinstance(request, m.AskStream | m.Admit):
+            if isinstance(request, rm.AskStream | rm.Admit):
                 self._streams.untold(request, reply)
             raise
 

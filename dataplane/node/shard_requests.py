@@ -26,14 +26,15 @@ from dataplane.store.store import Pinned
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import places
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.local import Channel
 
 if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.shards.fetch import Fetcher
 
-_Own = m.Pin | m.LiveRows | m.Unpin | m.InheritPins | m.Reserve | m.Seal | m.Keep | m.Landed | m.Stays
-ShardRequest = _Own | m.Abort | m.Free | m.Prefetch | m.FreeElsewhere | m.Retain | m.Replicate
+_Own = sm.Pin | sm.LiveRows | sm.Unpin | sm.InheritPins | sm.Reserve | sm.Seal | sm.Keep | sm.Landed | sm.Stays
+ShardRequest = _Own | sm.Abort | sm.Free | sm.Prefetch | sm.Retain | sm.Replicate
 SHARD_REQUESTS = frozenset(get_args(ShardRequest))
 
 
@@ -54,61 +55,61 @@ class ShardRequests:
     def answer(self, request: ShardRequest) -> Coroutine[Any, Any, None] | None:
         """Execute the request and send its reply, if any. If it has to wait, return a coroutine that does so."""
         match request:
-            case m.Pin():
+            case sm.Pin():
                 return self._pin(request)
-            case m.Unpin():
+            case sm.Unpin():
                 self._store.unpin(self._client, request.shards)
-            case m.Reserve():
+            case sm.Reserve():
                 return self._reserve(request)
-            case m.Seal():
+            case sm.Seal():
                 self._seal(request)
-            case m.Free():
-                self._free(request)
-            case m.LiveRows():
-                bound("rows of a shard, to be told which count", m.MAX_LIVE, request.count)
-                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
-                self._channel.send(m.LiveBits(request.id, bits))
-            case m.InheritPins():
-                self._inherit(request)
-            case m.Prefetch():
-                return self._prefetch(request)
-            case m.FreeElsewhere():
+            case sm.Free() if request.node:
                 return self._free_elsewhere(request)
-            case m.Retain():
+            case sm.Free():
+                self._free(request)
+            case sm.LiveRows():
+                bound("rows of a shard, to be told which count", sm.MAX_LIVE, request.count)
+                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
+                self._channel.send(sm.LiveBits(request.id, bits))
+            case sm.InheritPins():
+                self._inherit(request)
+            case sm.Prefetch():
+                return self._prefetch(request)
+            case sm.Retain():
                 return self._retain(request)
-            case m.Replicate():
+            case sm.Replicate():
                 return self._replicate(request)
-            case m.Abort():
+            case sm.Abort():
                 self._store.reservations.abort(self._client, request.shards)
-            case m.Keep():
+            case sm.Keep():
                 self._keep(request)
-            case m.Landed():
+            case sm.Landed():
                 self._store.land(self._client, request.shard, request.reserved)
                 self._channel.send(m.Done(request.id))
-            case m.Stays():
+            case sm.Stays():
                 why = revive(request.name, request.message, request.fields)
                 self._store.client_shards.stays(self._client, request.shard, why)
         return None
 
     # Writing
 
-    def _reserve(self, request: m.Reserve) -> Coroutine[Any, Any, None] | None:
-        bound("reservation of so many shards", m.MAX_SHARDS, len(request.sizes))
+    def _reserve(self, request: sm.Reserve) -> Coroutine[Any, Any, None] | None:
+        bound("reservation of so many shards", sm.MAX_SHARDS, len(request.sizes))
         made = self._store.reservations.reserve_now(self._client, request.sizes)
         if made is None:
             return self._reserve_later(request)
         self._send_reserved(request.id, made)
         return None
 
-    def _seal(self, request: m.Seal) -> None:
-        bound("layout", m.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
-        bound("scope", m.MAX_SCOPE, len(request.scope))
+    def _seal(self, request: sm.Seal) -> None:
+        bound("layout", sm.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
+        bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
         holder = self._client.label
         self._store.seal(self._client, request.shards, scope=request.scope, holder=holder, hold=request.hold)
         self._channel.send(m.Done(request.id))
 
-    async def _reserve_later(self, request: m.Reserve) -> None:
+    async def _reserve_later(self, request: sm.Reserve) -> None:
         self._send_reserved(
             request.id,
             await self._store.reservations.reserve(self._client, request.sizes, deadline_of(request.timeout_s)),
@@ -118,14 +119,14 @@ class ShardRequests:
         extents = [(r.shard, r.extent.segment, r.extent.offset, r.extent.size) for r in made]
         gone = self.grants.gone()
         grants, descriptors = self.grants.new((r.extent.segment for r in made), writable=True)
-        self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
+        self._channel.send(sm.Reserved(identifier, extents, grants, gone), descriptors)
 
-    def _keep(self, request: m.Keep) -> None:
-        bound("shards to be kept", m.MAX_RETAINED, len(request.shards))
-        bound("scope", m.MAX_SCOPE, len(request.scope))
+    def _keep(self, request: sm.Keep) -> None:
+        bound("shards to be kept", sm.MAX_RETAINED, len(request.shards))
+        bound("scope", sm.MAX_SCOPE, len(request.scope))
         for size, layout, handle in request.shards:
-            bound("layout", m.MAX_LAYOUT, len(layout))
-            bound("handle", m.MAX_HANDLE, len(handle))
+            bound("layout", sm.MAX_LAYOUT, len(layout))
+            bound("handle", sm.MAX_HANDLE, len(handle))
             if size < 0:
                 raise ProtocolMismatch(f"a shard of {size} bytes")
         self._staged.begin(request.scope)
@@ -137,14 +138,14 @@ class ShardRequests:
         except BaseException:
             self._store.free(numbers)
             raise
-        self._channel.send(m.Kept(request.id, numbers))
+        self._channel.send(sm.Kept(request.id, numbers))
 
     def _tell_kept(self, shard: int, land: bool) -> None:
-        self._channel.send(m.Keeping(0, shard, land))
+        self._channel.send(sm.Keeping(0, shard, land))
 
     # Reading
 
-    def _pin(self, request: m.Pin) -> Coroutine[Any, Any, None] | None:
+    def _pin(self, request: sm.Pin) -> Coroutine[Any, Any, None] | None:
         if request.devices and self._store.client_shards.has_any(request.shards):
             return self._pin_rest(request)
         if request.others:
@@ -156,13 +157,13 @@ class ShardRequests:
         self._send_held(request, held)
         return None
 
-    async def _pin_later(self, request: m.Pin) -> None:
+    async def _pin_later(self, request: sm.Pin) -> None:
         held = await self._store.pin(self._client, request.shards, deadline_of(request.timeout_s))
         await self._when_room(held)
         self._send_held(request, held)
 
-    async def _pin_others(self, request: m.Pin) -> None:
-        bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
+    async def _pin_others(self, request: sm.Pin) -> None:
+        bound("request for so many shards", sm.MAX_SHARDS, len(request.shards) + len(request.others))
         deadline = deadline_of(request.timeout_s)
         copies = await self._copies(request.others, deadline, request.parts, request.chunks)
         shards = [*request.shards, *copies]
@@ -174,7 +175,7 @@ class ShardRequests:
         await self._when_room(held)
         self._send_held(request, held)
 
-    async def _pin_rest(self, request: m.Pin) -> None:
+    async def _pin_rest(self, request: sm.Pin) -> None:
         """Answer with handles for the shards whose memory clients keep, and with pins for the others."""
         kept = self._store.client_shards.map(self._client, request.shards)
         mapped = {shard.number for shard, _ in kept}
@@ -193,7 +194,7 @@ class ShardRequests:
         self._send_held(request, held, told)
 
     def _check_pin(self, shards: list[int], *, apart: bool) -> None:
-        bound("request for so many shards", m.MAX_SHARDS, len(shards))
+        bound("request for so many shards", sm.MAX_SHARDS, len(shards))
         if len(set(shards)) < len(shards):
             raise ProtocolMismatch("a request for shards names one twice")
         bound(
@@ -210,7 +211,7 @@ class ShardRequests:
             self._store.unpin(self._client, [each.shard for each in held])
             raise
 
-    def _send_held(self, request: m.Pin, held: list[Pinned], kept: Sequence[m.KeptOne] = ()) -> None:
+    def _send_held(self, request: sm.Pin, held: list[Pinned], kept: Sequence[sm.KeptOne] = ()) -> None:
         layouts: dict[bytes, int] = {}
         lives: list[bytes] = []
         apart: list[int] = []
@@ -233,19 +234,19 @@ class ShardRequests:
         segments = {p.extent.segment for p in held} if not carried else ()
         grants, descriptors = self.grants.new(segments, writable=False)
         packed = places.pack(numbers)
-        reply = m.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
+        reply = sm.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:
         """The bytes of pinned shards, one after another, and one pin less on each; none, and nothing done, if they are
-        more than `m.MAX_CARRIED`."""
-        if len(held) > m.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > m.MAX_CARRIED:
+        more than `sm.MAX_CARRIED`."""
+        if len(held) > sm.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > sm.MAX_CARRIED:
             return b""
         found = [self._store.arena.read(each.extent) for each in held]
         self._store.unpin(self._client, [each.shard for each in held])
         return b"".join(found)
 
-    def _inherit(self, request: m.InheritPins) -> None:
+    def _inherit(self, request: sm.InheritPins) -> None:
         for client in self._others:
             if secrets.compare_digest(client.token, request.token):
                 self._store.pins.inherit(client, self._client)
@@ -255,7 +256,7 @@ class ShardRequests:
 
     # Freeing
 
-    def _free(self, request: m.Free) -> None:
+    def _free(self, request: sm.Free) -> None:
         freeings = self._store.freeings
         freeings.cause = FreeCause("scope" if request.scope else "free", self._client.label)
         try:
@@ -278,8 +279,8 @@ class ShardRequests:
             raise OwnerDied(why.format(node.hex()), node=node.hex())
         return self._hosts.fetcher
 
-    async def _prefetch(self, request: m.Prefetch) -> None:
-        bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))
+    async def _prefetch(self, request: sm.Prefetch) -> None:
+        bound("request for so many shards", sm.MAX_SHARDS, len(request.own) + len(request.others))
         deadline = deadline_of(request.timeout_s)
         copies = await self._copies(request.others, deadline, request.parts) if request.others else []
         for number in dict.fromkeys([*request.own, *copies]):  # one by one: all need not fit at once
@@ -289,10 +290,10 @@ class ShardRequests:
 
     async def _copies(
         self,
-        shards: Sequence[m.Wanted],
+        shards: Sequence[sm.Wanted],
         deadline: Deadline,
-        parts: Sequence[m.RowParts] = (),
-        chunks: Sequence[m.ChunkPart] = (),
+        parts: Sequence[sm.RowParts] = (),
+        chunks: Sequence[sm.ChunkPart] = (),
     ) -> list[int]:
         """The local numbers of shards of other nodes. `parts`, `chunks`: the parts of them to fetch."""
         own = f"this is node {self._node.hex()}; either it was stopped, or it is another host's, and this node is alone"
@@ -305,7 +306,7 @@ class ShardRequests:
         return await fetcher.find(wanted, deadline)
 
     def _patched(
-        self, copies: Sequence[int], chunks: Sequence[m.ChunkPart], deadline: Deadline
+        self, copies: Sequence[int], chunks: Sequence[sm.ChunkPart], deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
         """A context in which copies are made here from their deltas where possible, rather than fetched."""
         if self._hosts is None or self._hosts.fetcher is None or not any(steps for _, steps in chunks):
@@ -313,7 +314,7 @@ class ShardRequests:
         steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]
         return self._hosts.fetcher.patching.ready(steps, deadline)
 
-    async def _replicate(self, request: m.Replicate) -> None:
+    async def _replicate(self, request: sm.Replicate) -> None:
         bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
         if not request.shards or request.replicas < 2:
             raise ProtocolMismatch(f"{request.replicas} replicas of {len(request.shards)} shards")
@@ -324,24 +325,24 @@ class ShardRequests:
             )
         replicas = self._hosts.fetcher.replicas
         nodes = await replicas.replicate(request.shards, request.replicas, deadline_of(request.timeout_s))
-        self._channel.send(m.Replicated(request.id, nodes))
+        self._channel.send(sm.Replicated(request.id, nodes))
 
-    async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
+    async def _free_elsewhere(self, request: sm.Free) -> None:
         why = "what is to be freed is on node {}, and this node is alone: free it there"
         await self._fetcher(request.node, why).free(request.node, request.parts)
         self._channel.send(m.Done(request.id))
 
-    def _retain(self, request: m.Retain) -> Coroutine[Any, Any, None] | None:
-        bound("links to so many shards", m.MAX_RETAINED, len(request.shards))
+    def _retain(self, request: sm.Retain) -> Coroutine[Any, Any, None] | None:
+        bound("links to so many shards", sm.MAX_RETAINED, len(request.shards))
         wanted = links_of(request.shards)
         if request.node != self._node:
             return self._retain_elsewhere(request)
         self._channel.send(
-            m.Retained(request.id, self._node, self._store.owners.retain(wanted, holder=self._client.label))
+            sm.Retained(request.id, self._node, self._store.owners.retain(wanted, holder=self._client.label))
         )
         return None
 
-    async def _retain_elsewhere(self, request: m.Retain) -> None:
+    async def _retain_elsewhere(self, request: sm.Retain) -> None:
         why = "the shards were put on node {}, which is not in the cluster: put again"
         links = await self._fetcher(request.node, why).retain(request.node, request.shards)
-        self._channel.send(m.Retained(request.id, request.node, links))
+        self._channel.send(sm.Retained(request.id, request.node, links))

@@ -1,6 +1,6 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
-The store owns the budget, the arena, the pins and the disk. Its parts, which callers use directly: `shards`,
+The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
 `reservations`, `inline_put` (shards that come in a message), `residency` (moves between memory and disk), `persistence`
 (durable shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`,
 `scopes`.

@@ -21,11 +21,11 @@ from dataplane.wire.messages import (
     ReadRing,
     RingEvents,
     RingList,
-    Selection,
     Stats,
-    Streams,
 )
 from dataplane.wire.partition_messages import Frame
+from dataplane.wire.row_messages import Streams
+from dataplane.wire.shard_messages import Selection
 
 MAJOR, MINOR = 1, 1
 """The version of the protocol between nodes. Another major version is refused; of two minor versions the lower is
@@ -94,13 +94,13 @@ class Withdraw(Numbered, frozen=True, tag="withdraw"):
 
 
 class RetainParts(Numbered, frozen=True, tag="retain-parts"):
-    """Make links to parts of your shards, as `wire.messages.Retain`. Answered by `Linked`."""
+    """Make links to parts of your shards, as `wire.shard_messages.Retain`. Answered by `Linked`."""
 
     shards: list[tuple[int, Selection]]
 
 
 class FreeParts(Numbered, frozen=True, tag="free-parts"):
-    """Free parts of shards, as `wire.messages.Free`; without columns, everything that the number names. Answered by
+    """Free parts of shards, as `wire.shard_messages.Free`; without columns, all that the number names. Answered by
     `PartsFreed`."""
 
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]

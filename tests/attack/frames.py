@@ -12,6 +12,8 @@ import numpy as np
 
 import dataplane as dp
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire.client_messages import AnyRequest
 from dataplane.wire.framing import frame
 from tests.attack.neighbour import Neighbour, Node, Unharmed
 from tests.chaos.frames import Frames
@@ -55,9 +57,9 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
         stream = plane.stream("kept", tasks=["a task"])
         stream.append({"x": np.arange(4)})
         with Raw(node.address) as opener:
-            opened = opener.ask(m.Open(opener.next(), "kept", None))
+            opened = opener.ask(rm.Open(opener.next(), "kept", None))
         ref = plane.put({"x": np.arange(8)})
-        made = Frames(seed, m.AnyRequest, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
+        made = Frames(seed, AnyRequest, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
         until = time.monotonic() + seconds  # once all has started, which a busy machine takes its time for
         while time.monotonic() < until:
             with Raw(node.address, greet=chance.random() < 0.95) as raw:

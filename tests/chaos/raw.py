@@ -12,9 +12,11 @@ from typing import Any
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import Framer, frame
 
-_decoder = m.decoder(m.AnyReply)
+_decoder = decoder(AnyReply)
 
 
 class Raw:
@@ -75,14 +77,14 @@ class Raw:
     def put(self, nbytes: int = 64, *, scope: str = "", layout: bytes | None = None) -> int:
         """Put a shard of one column of bytes; its number."""
         payload = bytes(nbytes)
-        reply = self.ask(m.Put(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
-        assert isinstance(reply, m.Stored), reply
+        reply = self.ask(sm.Put(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
+        assert isinstance(reply, sm.Stored), reply
         return reply.shard
 
     def reserve(self, *sizes: int) -> list[int]:
         """Reserve room; the numbers of the shards."""
-        reply = self.ask(m.Reserve(self.next(), list(sizes), 5.0))
-        assert isinstance(reply, m.Reserved), reply
+        reply = self.ask(sm.Reserve(self.next(), list(sizes), 5.0))
+        assert isinstance(reply, sm.Reserved), reply
         return [shard for shard, *_ in reply.extents]
 
     def close(self) -> None:

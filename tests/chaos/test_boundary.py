@@ -15,6 +15,9 @@ import pytest
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyRequest
 from tests.attack.neighbour import Node
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
@@ -38,7 +41,7 @@ def tokens(node: Node, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
     name = request.node.name  # a stream of its own: one of the requests may close it
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         plane.stream(name, tasks=["a task"]).append({"x": np.arange(4)})
-        opened = raw.ask(m.Open(raw.next(), name, None))
+        opened = raw.ask(rm.Open(raw.next(), name, None))
         yield [opened.stream, plane.put({"x": np.arange(8)}).encode(), bytes.fromhex(plane.stats().node)]
         assert plane.get(plane.put({"x": np.arange(8)}))["x"].to_list() == list(range(8))
 
@@ -50,7 +53,7 @@ def in_order(node: Node) -> None:
 
 
 def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) -> None:
-    frames, raw, number, cut = Frames(1, m.AnyRequest, tokens), Raw(node.address), 100, 0
+    frames, raw, number, cut = Frames(1, AnyRequest, tokens), Raw(node.address), 100, 0
     try:
         for kind in frames.kinds * ROUNDS:
             number += 1
@@ -108,7 +111,7 @@ def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.reserve(14 << 20)
         waiting = [raw.next() for _ in range(5)]
-        raw.send(*(m.Reserve(number, [8 << 20], 60.0) for number in waiting))
+        raw.send(*(sm.Reserve(number, [8 << 20], 60.0) for number in waiting))
         raw.socket.sendall(framed(msgspec.msgpack.encode(["steal", 77])))
         heard = [raw.hear() for _ in range(7)]
         assert {(each.id, each.name) for each in heard} == {

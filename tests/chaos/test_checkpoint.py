@@ -19,7 +19,8 @@ import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.stream import requests as r
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
 from tests.processes import MIB, StandingNode, Worker, before_requests, eventually, pattern
@@ -118,8 +119,8 @@ def last_append() -> dict[str, Any]:
     ("step", "nth"),
     [
         pytest.param(r.ReadSnapshot, 1, marks=pytest.mark.long),
-        pytest.param(m.Pin, 1, marks=pytest.mark.long),
-        pytest.param(m.Pin, 3, marks=pytest.mark.long),
+        pytest.param(sm.Pin, 1, marks=pytest.mark.long),
+        pytest.param(sm.Pin, 3, marks=pytest.mark.long),
         ("commit", 1),
     ],
 )
@@ -150,12 +151,12 @@ def test_who_is_killed_while_writing_leaves_no_file(
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
-        pytest.param(m.PutBack, 1, marks=pytest.mark.long),
-        pytest.param(m.Put, 1, marks=pytest.mark.long),
-        pytest.param(m.PutColumns, 1, marks=pytest.mark.long),
-        pytest.param(m.Put, 3, marks=pytest.mark.long),
-        pytest.param(m.PutColumns, 4, marks=pytest.mark.long),
-        (m.Restored, 1),
+        pytest.param(rm.PutBack, 1, marks=pytest.mark.long),
+        pytest.param(sm.Put, 1, marks=pytest.mark.long),
+        pytest.param(rm.PutColumns, 1, marks=pytest.mark.long),
+        pytest.param(sm.Put, 3, marks=pytest.mark.long),
+        pytest.param(rm.PutColumns, 4, marks=pytest.mark.long),
+        (rm.Restored, 1),
     ],
 )
 def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
@@ -177,11 +178,11 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
     ("what", "step"),
     [
         pytest.param("checkpoint", r.ReadSnapshot, marks=pytest.mark.long),
-        pytest.param("checkpoint", m.Pin, marks=pytest.mark.long),
-        pytest.param("restore", m.PutBack, marks=pytest.mark.long),
-        pytest.param("restore", m.Seal, marks=pytest.mark.long),
-        ("restore", m.PutColumns),
-        pytest.param("restore", m.Restored, marks=pytest.mark.long),
+        pytest.param("checkpoint", sm.Pin, marks=pytest.mark.long),
+        pytest.param("restore", rm.PutBack, marks=pytest.mark.long),
+        pytest.param("restore", sm.Seal, marks=pytest.mark.long),
+        ("restore", rm.PutColumns),
+        pytest.param("restore", rm.Restored, marks=pytest.mark.long),
     ],
 )
 async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: Path, what: str, step: type) -> None:

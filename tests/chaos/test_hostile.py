@@ -13,6 +13,7 @@ import dataplane as dp
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.framing import frame
 from tests.attack.neighbour import Neighbour
 from tests.cases import each_case
@@ -55,12 +56,12 @@ NONSENSE = {
     "deep nesting": framed(b"\x91" * 100_000),
     "an announced array of billions": framed(b"\xdd\xff\xff\xff\xff"),
     "a reply": frame(m.Done(1)),
-    "a negative timeout": frame(m.Reserve(9, [BUDGET], -1.0)),
-    "a timeout that is no number": frame(m.Reserve(9, [BUDGET], float("nan"))),
-    "a reservation of nothing": frame(m.Reserve(9, [], 1.0)),
-    "a negative reservation": frame(m.Reserve(9, [-4096], 1.0)),
-    "no part of a shard": frame(m.Free(9, [], [(1, [0], (5, 2, b""))], "")),
-    "rows of an unknown code": frame(m.Free(9, [], [(1, [0], (0, 2, b"X12"))], "")),
+    "a negative timeout": frame(sm.Reserve(9, [BUDGET], -1.0)),
+    "a timeout that is no number": frame(sm.Reserve(9, [BUDGET], float("nan"))),
+    "a reservation of nothing": frame(sm.Reserve(9, [], 1.0)),
+    "a negative reservation": frame(sm.Reserve(9, [-4096], 1.0)),
+    "no part of a shard": frame(sm.Free(9, [], [(1, [0], (5, 2, b""))], "")),
+    "rows of an unknown code": frame(sm.Free(9, [], [(1, [0], (0, 2, b"X12"))], "")),
 }
 
 
@@ -81,7 +82,7 @@ def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingN
         (shard,) = raw.reserve(8 * MIB)
         table = ColumnLayout(Field("bytes", "", ()), MIB - 1, MIB - 1, ((0, 8 * MIB), (0, 0)))
         layout = ShardLayout(tuple((f"{i}", table) for i in range(9_000))).encode()
-        reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
+        reply = raw.ask(sm.Seal(raw.next(), [(shard, layout)], "", False))
         assert isinstance(reply, m.Failure)
 
 
@@ -94,14 +95,14 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
         ref = plane.put({"x": pattern(1, MIB)})
         view = plane.get(ref)["x"].numpy()
         (number,) = (number for _, number in ref.shards())
-        raw.send(m.Abort([shard, number]), m.Unpin([number] * 5), m.Unpin([shard]))
+        raw.send(sm.Abort([shard, number]), sm.Unpin([number] * 5), sm.Unpin([shard]))
         plane.free(ref)
         assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
         figures = plane.stats()
         assert figures.pinned_bytes >= MIB
         assert figures.reserved_bytes >= 4096
         assert np.array_equal(view, pattern(1, MIB))
-        reply = raw.ask(m.Seal(raw.next(), [(shard, one_column(8))], "", False))
+        reply = raw.ask(sm.Seal(raw.next(), [(shard, one_column(8))], "", False))
         assert (reply.name, reply.id) == ("ProtocolMismatch", 0)
         assert raw.is_cut_off()
-        assert isinstance(victim.ask(m.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
+        assert isinstance(victim.ask(sm.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)

@@ -10,6 +10,8 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
 from tests.processes import StandingNode, Worker, eventually
@@ -84,8 +86,8 @@ def token(stream: Any) -> bytes:
     return said
 
 
-def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> m.Append:
-    columns = m.Inline(bytes(nbytes), one_column(1, width=nbytes, rows=1), [nbytes])
+def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> rm.Append:
+    columns = rm.Inline(bytes(nbytes), one_column(1, width=nbytes, rows=1), [nbytes])
     said: dict[str, Any] = {
         "id": raw.next(),
         "stream": token(to),
@@ -99,7 +101,7 @@ def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **
         "lengths": {},
         "timeout_s": timeout_s,
     }
-    return m.Append(**(said | how))
+    return rm.Append(**(said | how))
 
 
 ROW = one_column(64, rows=1, width=64)
@@ -107,14 +109,14 @@ FALSE = {
     "no versions": {"versions": b""},
     "versions of two rows": {"versions": int64s(0, 0)},
     "half a version": {"versions": b"abc"},
-    "bytes of no column": {"columns": m.Inline(bytes(64), ROW, [])},
-    "bytes of two columns": {"columns": m.Inline(bytes(64), ROW, [64, 64])},
-    "fewer bytes than none": {"columns": m.Inline(bytes(64), ROW, [-1])},
-    "bytes beyond all memory": {"columns": m.Inline(bytes(64), ROW, [1 << 62])},
-    "no layout": {"columns": m.Inline(bytes(64), b"nonsense", [64])},
-    "a layout of other bytes": {"columns": m.Inline(bytes(64), one_column(1, rows=1, width=5000), [64])},
-    "no rows": {"columns": m.Inline(b"", one_column(0, rows=0), [0])},
-    "too many bytes": {"columns": m.Inline(bytes(m.MAX_INLINE + 1), ROW, [64])},
+    "bytes of no column": {"columns": rm.Inline(bytes(64), ROW, [])},
+    "bytes of two columns": {"columns": rm.Inline(bytes(64), ROW, [64, 64])},
+    "fewer bytes than none": {"columns": rm.Inline(bytes(64), ROW, [-1])},
+    "bytes beyond all memory": {"columns": rm.Inline(bytes(64), ROW, [1 << 62])},
+    "no layout": {"columns": rm.Inline(bytes(64), b"nonsense", [64])},
+    "a layout of other bytes": {"columns": rm.Inline(bytes(64), one_column(1, rows=1, width=5000), [64])},
+    "no rows": {"columns": rm.Inline(b"", one_column(0, rows=0), [0])},
+    "too many bytes": {"columns": rm.Inline(bytes(sm.MAX_INLINE + 1), ROW, [64])},
     "groups of two rows": {"groups": ["a", "b"]},
     "lengths of no column": {"lengths": {"z": int64s(1)}},
     "tags of no row": {"tags": {"t": []}},
@@ -134,7 +136,7 @@ def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: s
             reply = raw.hear()
         assert isinstance(reply, m.Failure)
         with Raw(node.address) as another:
-            assert isinstance(another.ask(appending(another, stream)), m.Appended)  # the place is free
+            assert isinstance(another.ask(appending(another, stream)), rm.Appended)  # the place is free
         assert plane.stats().shards == 1
         assert len(take(stream)[0]) == 1
         eventually(lambda: plane.stats().memory_used == 0, "nothing else was kept")

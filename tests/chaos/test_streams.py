@@ -14,6 +14,7 @@ import dataplane as dp
 from dataplane.batch.locations import ref_to
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
@@ -71,7 +72,7 @@ def producer(pipe: Any, address: str, step: str) -> None:
     original = stream._inner._connection.request
 
     async def request(what: Any, *args: Any) -> Any:
-        if isinstance(what, {"append": m.Append, "extend": m.Extend}[step]):
+        if isinstance(what, {"append": rm.Append, "extend": rm.Extend}[step]):
             pipe.send("there")
             pipe.recv()
         return await original(what, *args)
@@ -91,7 +92,7 @@ def hands_over(pipe: Any, address: str) -> None:
     original = stream._inner._connection.request
 
     async def request(what: Any, *args: Any) -> Any:
-        if isinstance(what, m.Append):
+        if isinstance(what, rm.Append):
             pipe.send("admitted")
             pipe.recv()
         return await original(what, *args)
@@ -186,18 +187,18 @@ def token(stream: Any) -> bytes:
     return bytes(stream._inner._token)
 
 
-def consume(raw: Raw, stream: Any, /, **how: Any) -> m.AskStream:
+def consume(raw: Raw, stream: Any, /, **how: Any) -> rm.AskStream:
     asked: dict[str, Any] = {"task": "a", "rows": 10, "columns": ("x",)}
-    return m.AskStream(raw.next(), token(stream), r.Consume(**(asked | how)), 60.0)
+    return rm.AskStream(raw.next(), token(stream), r.Consume(**(asked | how)), 60.0)
 
 
 def admitted(raw: Raw, stream: Any, rows: int = 1, nbytes: int = 8) -> int:
-    reply = raw.ask(m.Admit(raw.next(), token(stream), rows, nbytes, 0, "", b"", 5.0))
-    assert isinstance(reply, m.Admitted), reply
+    reply = raw.ask(rm.Admit(raw.next(), token(stream), rows, nbytes, 0, "", b"", 5.0))
+    assert isinstance(reply, rm.Admitted), reply
     return reply.ticket
 
 
-def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) -> m.Append:
+def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) -> rm.Append:
     said: dict[str, Any] = {
         "id": raw.next(),
         "stream": token(stream),
@@ -212,7 +213,7 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) 
         "begin": None,
         "lengths": {},
     }
-    return m.Append(**(said | how))
+    return rm.Append(**(said | how))
 
 
 def int64s(*numbers: int) -> bytes:
@@ -299,7 +300,7 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
                 assert isinstance(reply, m.Failure), what
             if len(ref) == 1:
                 reply = raw.ask(
-                    m.Extend(
+                    rm.Extend(
                         raw.next(),
                         token(stream),
                         int64s(2),
@@ -322,18 +323,18 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         there = token(stream)
         for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
             for message in (
-                m.AskStream(raw.next(), there, r.Drop(rows=np.frombuffer(rows, np.int64))),
-                m.Extend(raw.next(), there, rows, b"", [], {}, True, ref=ref.encode()),
+                rm.AskStream(raw.next(), there, r.Drop(rows=np.frombuffer(rows, np.int64))),
+                rm.Extend(raw.next(), there, rows, b"", [], {}, True, ref=ref.encode()),
             ):
                 assert raw.ask(message).name == "Misuse"
         for number in (0, 1, 2, -1, 2**62):  # one of them is another's
             for asked in (r.Ack(grant=number), r.Nack(grant=number, replica=0), r.Renew(grant=number)):
                 for client in ("", "1", "2"):  # nobody is who he says he is
                     said = msgspec.structs.replace(asked, client=client, sequence=number)
-                    assert raw.ask(m.AskStream(raw.next(), there, said)).name == "LeaseExpired"
-        raw.send(m.GiveBack(there, 1), m.GiveBack(there, -5))
+                    assert raw.ask(rm.AskStream(raw.next(), there, said)).name == "LeaseExpired"
+        raw.send(rm.GiveBack(there, 1), rm.GiveBack(there, -5))
         for message in (
-            m.AskStream(raw.next(), there, r.DeadLetters(task="nobody", most=10)),
+            rm.AskStream(raw.next(), there, r.DeadLetters(task="nobody", most=10)),
             consume(raw, stream, task="nobody"),
             consume(raw, stream, rows=0, min_rows=0),
             consume(raw, stream, lease_s=float("nan")),
@@ -341,13 +342,13 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
             consume(raw, stream, replica=1, member=""),
         ):
             assert raw.ask(message).name == "Misuse"
-        for message in (consume(raw, stream, rows=1 << 40), m.Admit(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0)):
+        for message in (consume(raw, stream, rows=1 << 40), rm.Admit(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0)):
             assert raw.ask(message).name == "LimitExceeded"
-        for message in (m.DropStream(raw.next(), b""), m.AskStream(raw.next(), b"x" * 9, r.Ack(grant=1))):
+        for message in (rm.DropStream(raw.next(), b""), rm.AskStream(raw.next(), b"x" * 9, r.Ack(grant=1))):
             assert raw.ask(message).name == "Closed"
         # Rows chosen twice, held by others, or not there: only those that can be had, each once.
         chosen, expired = np.array([2, 2, 0, 99, -7, 3, 2**62]), np.array([99, 99, 0])
         given = raw.ask(consume(raw, stream, sampler=None, chosen=chosen, expired=expired)).result
         assert given.keys == ["r", "s"]
-        assert raw.ask(m.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Done()
+        assert raw.ask(rm.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Done()
     plane.free(ref)

@@ -16,7 +16,7 @@ import torch
 import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.stream import requests as r
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.streams import take, values
@@ -257,7 +257,7 @@ def test_a_name_that_is_taken(node: Any, plane: Any, file: Path) -> None:
         with dp.connect(node.address) as theirs:
             theirs.stream("s", ["b"]).append({"x": [7]})
 
-    during(stream, m.Restored, take_it)
+    during(stream, rm.Restored, take_it)
     with pytest.raises(dp.Misuse, match="already"):
         plane.restore(file)
     eventually(lambda: plane.stats().shards == 1, "nothing of it is kept")

@@ -12,7 +12,8 @@ import dataplane as dp
 from dataplane.batch.locations import ref_to
 from dataplane.table import requests as t
 from dataplane.wire import messages as m
-from dataplane.wire.messages import STAGED
+from dataplane.wire import row_messages as rm
+from dataplane.wire.row_messages import STAGED
 from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
@@ -178,12 +179,12 @@ def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
 # What no client of ours says
 
 
-def asked(what: t.FromClient, table: str = "t", timeout_s: float = 0.0) -> m.AskTable:
-    return m.AskTable(9, table, b"", what, timeout_s)
+def asked(what: t.FromClient, table: str = "t", timeout_s: float = 0.0) -> rm.AskTable:
+    return rm.AskTable(9, table, b"", what, timeout_s)
 
 
 NOBODY = np.array([-1, 1 << 62])
-FALSE: dict[str, Callable[[bytes], m.AskTable]] = {
+FALSE: dict[str, Callable[[bytes], rm.AskTable]] = {
     "rows that are not there": lambda ref: asked(t.Read(rows=NOBODY, columns=["x"])),
     "a table without a name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), ""),
     "a long name": lambda ref: asked(t.Read(keys=["a"], columns=["x"]), "t" * 5000),

@@ -32,8 +32,8 @@ from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
 from dataplane.stream.statistics import Waiting
-from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
 
@@ -185,7 +185,7 @@ class ClusteredStreams:
         self._retained.drop(partition)
         self.partitions.columns.forget(partition)
 
-    async def take_lost(self, request: m.TakeLost, stream: Stream, session: Session) -> m.LostRows:
+    async def take_lost(self, request: rm.TakeLost, stream: Stream, session: Session) -> rm.LostRows:
         """Lost rows, each reported once. For a partition of which every replica has died, their number by the node of
         their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
         found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
@@ -195,7 +195,7 @@ class ClusteredStreams:
             for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
                 for node, count in lost.rows:
                     unnamed[node] = unnamed.get(node, 0) + count
-        return m.LostRows(request.id, rows, unnamed)
+        return rm.LostRows(request.id, rows, unnamed)
 
     # figures
 

@@ -42,6 +42,7 @@ from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
 from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class ClusteredTables:
         """The answer to another node that asks for the tables led here."""
         return m.Figures(request.id, self.figures(request.after, TABLES))
 
-    async def listed(self, request: m.Tables) -> m.Reply:
+    async def listed(self, request: rm.Tables) -> m.Reply:
         """Statistics of the first tables by name of all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
@@ -174,11 +175,11 @@ class TableClient:
 
     def answer(self, request: TableRequest, deadline: Deadline) -> Waiting:
         """A function to call and await for the reply."""
-        if isinstance(request, m.Tables):
+        if isinstance(request, rm.Tables):
             return partial(self._tables.listed, request)
         return partial(self._answer, request, checked(request), deadline)
 
-    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> Waiting:
+    def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> Waiting:
         """As `answer`, for a write with these columns in place of its own `ref`."""
         what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
         return partial(self._answer, request, what, deadline)
@@ -187,24 +188,24 @@ class TableClient:
         """Tell the partitions that the client has gone."""
         self._session.leave()
 
-    async def _answer(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
+    async def _answer(self, request: rm.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
         ref = BatchRef.decode(what.ref) if isinstance(what, r.Upsert) and what.ref else None
         until = Deadline.after(ASK_S + deadline.remaining_s)
         while True:
             table = await self._table(request, what, deadline)
             if table is None:
-                return m.TableAnswer(request.id, request.home, _of_none(request.table, what))
+                return rm.TableAnswer(request.id, request.home, _of_none(request.table, what))
             there = Partition.of(table)
             try:
                 result = await self._ask(there, request, what, ref, deadline)
-                return m.TableAnswer(request.id, there.token, result)
+                return rm.TableAnswer(request.id, there.token, result)
             except (Closed, Lost) as error:
                 if type(error) not in (Closed, Lost) or until.remaining_s <= 0:
                     raise
                 await self._missing(request, there)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _table(self, request: m.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
+    async def _table(self, request: rm.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
         """The record of the table; None if there is none and this request creates none. Raises OwnerDied if the
         client's table was lost, Misuse if it has to be durable and is not."""
         durable = request.durable
@@ -219,14 +220,14 @@ class TableClient:
             return known
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
-    async def _missing(self, request: m.AskTable, there: Partition) -> None:
+    async def _missing(self, request: rm.AskTable, there: Partition) -> None:
         """Handle a partition that is not found or ended. Raises OwnerDied if the client's table was lost."""
         lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
         if lost and request.home == there.token:
             raise _died(request.table, kinds.maker_of(there.key))
 
     async def _ask(
-        self, there: Partition, request: m.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
+        self, there: Partition, request: rm.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
     ) -> Any:
         if isinstance(what, r.Ready):
             return await self._ready(there, request, what, deadline)
@@ -237,7 +238,7 @@ class TableClient:
         self._staged.kept(request.staged, ref)
         return result
 
-    async def _ready(self, there: Partition, request: m.AskTable, what: r.Ready, deadline: Deadline) -> r.Numbered:
+    async def _ready(self, there: Partition, request: rm.AskTable, what: r.Ready, deadline: Deadline) -> r.Numbered:
         waits = partial(_queue, what) if deadline.remaining_s > 0 else None
         try:
             return await self._session.ask(there, what, r.Numbered, deadline if waits else None, waits=waits)

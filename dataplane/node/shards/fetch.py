@@ -32,8 +32,8 @@ from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import MAX_LIVE, Selection
 from dataplane.wire.peer import Peers
+from dataplane.wire.shard_messages import MAX_LIVE, Selection
 
 MAX_COPIES = 1 << 16
 """Shards of other nodes that are remembered; the oldest are forgotten."""

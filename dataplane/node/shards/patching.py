@@ -29,7 +29,7 @@ from dataplane.store.store import Pinned, Store
 from dataplane.threads import Pool, stopped
 from dataplane.weights import deltas
 from dataplane.weights.layout import FIELD
-from dataplane.wire.messages import Step
+from dataplane.wire.shard_messages import Step
 
 if TYPE_CHECKING:
     from dataplane.node.shards.fetch import Fetcher

@@ -19,9 +19,9 @@ from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import Rows
 from dataplane.errors import Misuse
 from dataplane.node.shards.reading import ShardReads, WantedRanges
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 
-Want: TypeAlias = tuple[Sequence[int], Rows, m.EncodedCut] | bytes
+Want: TypeAlias = tuple[Sequence[int], Rows, sm.EncodedCut] | bytes
 """A part of a shard: columns by ordinal, ascending rows, and the part of each row; or byte ranges of the values of the
 only column, as in `Pin.chunks`."""
 
@@ -34,7 +34,7 @@ _MOST_WANTS, _MOST_RANGES = 64, 1 << 16
 
 
 def wanted_of(
-    shards: Sequence[m.Wanted], parts: Sequence[m.RowParts], chunks: Sequence[m.ChunkPart] = ()
+    shards: Sequence[sm.Wanted], parts: Sequence[sm.RowParts], chunks: Sequence[sm.ChunkPart] = ()
 ) -> list[tuple[bytes, int, list[Want]]]:
     """For each shard its node, its number, and the wanted rows, `parts` of rows, or byte ranges of `chunks`. Raises
     ValueError if the message is invalid."""
@@ -49,7 +49,7 @@ def wanted_of(
             continue
         for ordinals, encoded, *cut in parts[number] if parts else wants:
             rows = Rows.decode(encoded)
-            encoded_cut: m.EncodedCut = cut[0] if cut else []
+            encoded_cut: sm.EncodedCut = cut[0] if cut else []
             cuts.decode(encoded_cut, len(rows))
             several.append((tuple(ordinals), rows, encoded_cut))
         found.append((node, shard, several))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataplane.batch.rows import Rows
 from dataplane.errors import ProtocolMismatch
 from dataplane.store.links import Selected
-from dataplane.wire.messages import Selection
+from dataplane.wire.shard_messages import Selection
 
 
 def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selected]]:

@@ -44,6 +44,8 @@ from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import Piece
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
 T = TypeVar("T")
 
@@ -55,19 +57,19 @@ _REASON = 400  # characters of the reason of a nack that the log keeps
 _MAX_LISTED = 4096  # rows in progress that one message lists
 
 StreamRequest = (
-    m.Open
-    | m.Admit
-    | m.GiveBack
-    | m.Append
-    | m.Extend
-    | m.AskStream
-    | m.DropStream
-    | m.TakeLost
-    | m.Streams
-    | m.Restore
-    | m.PutBack
-    | m.PutColumns
-    | m.Restored
+    rm.Open
+    | rm.Admit
+    | rm.GiveBack
+    | rm.Append
+    | rm.Extend
+    | rm.AskStream
+    | rm.DropStream
+    | rm.TakeLost
+    | rm.Streams
+    | rm.Restore
+    | rm.PutBack
+    | rm.PutColumns
+    | rm.Restored
 )
 
 
@@ -111,11 +113,11 @@ class StreamClient:
         self._session.leave()
         self._service.forget(self._session.client)
 
-    def untold(self, request: m.AskStream | m.Admit, reply: m.Reply) -> None:
+    def untold(self, request: rm.AskStream | rm.Admit, reply: m.Reply) -> None:
         """Give back the rows or the permit of a reply that cannot be sent."""
-        if isinstance(reply, m.StreamAnswer) and isinstance(reply.result, r.Delivered):
+        if isinstance(reply, rm.StreamAnswer) and isinstance(reply.result, r.Delivered):
             self._deliveries.undelivered(request, reply.stream, reply.result)
-        elif isinstance(reply, m.Admitted):
+        elif isinstance(reply, rm.Admitted):
             self.permits.give_back(reply.ticket)
 
     # requests
@@ -123,31 +125,31 @@ class StreamClient:
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The reply; a function to call and await for it; or None for a message without a reply."""
         match request:
-            case m.Open():
-                request_checks.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+            case rm.Open():
+                request_checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._open, request))
-            case m.Streams():
+            case rm.Streams():
                 return m.Figures(request.id, self._service.figures(request.after, _STREAMS))
-            case m.GiveBack():
+            case rm.GiveBack():
                 self.permits.give_back(request.ticket)
                 return None
-            case m.Restore():
-                request_checks.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+            case rm.Restore():
+                request_checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._restores.begin, request))
         if request.stream in self._restores:
             return self._soon(partial(self._restored, request))
         stream = self._service.find(request.stream)
         match request:
-            case m.AskStream():
+            case rm.AskStream():
                 return self._forward(request, stream, deadline)
-            case m.Admit():
+            case rm.Admit():
                 ticket = self.permits.admit_now(request, stream)
                 if ticket is not None:
-                    return m.Admitted(request.id, stream.token, ticket)
+                    return rm.Admitted(request.id, stream.token, ticket)
                 return partial(self._answer, request, stream, deadline)
         return self._soon(partial(self._answer, request, stream, deadline))
 
-    def _forward(self, request: m.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
+    def _forward(self, request: rm.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
         """As `answer`, for a request to the partition."""
         match request.asked:
             case r.Consume() as asked:
@@ -162,10 +164,10 @@ class StreamClient:
                 bounds["most"] = min(most, _MAX_LISTED)
         own = msgspec.structs.replace(request.asked, **bounds)
         if self._local is not None:
-            return m.StreamAnswer(request.id, stream.token, self._local.find(stream.token).run(own))
+            return rm.StreamAnswer(request.id, stream.token, self._local.find(stream.token).run(own))
         return partial(self._asked, request.id, own, stream)
 
-    async def _asked(self, identifier: int, asked: r.FromClient, stream: Stream) -> m.StreamAnswer:
+    async def _asked(self, identifier: int, asked: r.FromClient, stream: Stream) -> rm.StreamAnswer:
         result: Any = r.Done()
         if isinstance(asked, r.Ack):
             await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
@@ -174,7 +176,7 @@ class StreamClient:
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
             result = await self._ask(stream, asked, r.Result, deadline)
-        return m.StreamAnswer(identifier, stream.token, result)
+        return rm.StreamAnswer(identifier, stream.token, result)
 
     async def _take_up(self, partition: Any, asked: r.TakeUp) -> r.UnfinishedRows:
         """Take over a row in progress. If the request was cancelled meanwhile, release the row."""
@@ -193,21 +195,21 @@ class StreamClient:
         """For streams of this node, the reply; else `answer` itself."""
         return at_once(answer()) if self._local is not None else answer
 
-    async def _open(self, request: m.Open) -> m.Reply:
+    async def _open(self, request: rm.Open) -> m.Reply:
         stream = await self._service.open(request.name, request.settings)
-        return m.Opened(request.id, stream.token, stream.settings, stream.generation)
+        return rm.Opened(request.id, stream.token, stream.settings, stream.generation)
 
     async def _answer(self, request: Any, stream: Stream, deadline: Deadline) -> m.Reply:
         match request:
-            case m.Admit():
-                return m.Admitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
-            case m.Append():
+            case rm.Admit():
+                return rm.Admitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
+            case rm.Append():
                 return await self._append(request, stream, deadline)
-            case m.Extend():
+            case rm.Extend():
                 await self._more(request, stream)
-            case m.DropStream():
+            case rm.DropStream():
                 await self._service.drop(stream)
-            case m.TakeLost():
+            case rm.TakeLost():
                 return await self._service.take_lost(request, stream, self._session)
             case _:
                 raise Misuse(f"{type(request).__name__} is for a stream that this client restores")
@@ -223,13 +225,13 @@ class StreamClient:
     async def _restored(self, request: Any) -> m.Reply:
         """Answer a request about a stream that the client restores."""
         match request:
-            case m.PutBack():
+            case rm.PutBack():
                 return await self._restores.put_back(request)
-            case m.PutColumns():
+            case rm.PutColumns():
                 self._staged.kept(request.staged, await self._restores.put_columns(request))
-            case m.Restored():
+            case rm.Restored():
                 return await self._restores.finish(request)
-            case m.DropStream():
+            case rm.DropStream():
                 self._restores.drop(request.stream)
             case _:
                 raise Misuse("this stream is being restored: it takes the rows of its checkpoint alone")
@@ -237,7 +239,7 @@ class StreamClient:
 
     # appending and extending
 
-    async def _append(self, request: m.Append, stream: Stream, deadline: Deadline) -> m.Appended:
+    async def _append(self, request: rm.Append, stream: Stream, deadline: Deadline) -> rm.Appended:
         """Append admitted rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         ticket = self.permits.use(request.ticket, stream)
@@ -251,11 +253,11 @@ class StreamClient:
         until = asked_until(deadline)
         reply = await self._on(stream, lambda at: self._append_to(stream, at, asked, ticket, until))
         self._staged.kept(request.staged, ref, [] if reply.new else [np.arange(len(ref))])
-        return m.Appended(request.id, reply.first, reply.new)
+        return rm.Appended(request.id, reply.first, reply.new)
 
     def append_stored(
-        self, request: m.Append, versions: request_checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
-    ) -> m.Appended:
+        self, request: rm.Append, versions: request_checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
+    ) -> rm.Appended:
         """Append rows to a stream of this node. Their columns are this whole shard, stored just now, with `nbytes`
         bytes of values; if the rows are refused or not new, it has no need. `number`: their permit, or 0. Raises as
         `_append`."""
@@ -268,9 +270,9 @@ class StreamClient:
         except BaseException:
             self.permits.put_back(ticket)
             raise
-        return m.Appended(request.id, reply.first, reply.new)
+        return rm.Appended(request.id, reply.first, reply.new)
 
-    def extend_stored(self, request: m.Extend, ref: BatchRef) -> bool:
+    def extend_stored(self, request: rm.Extend, ref: BatchRef) -> bool:
         """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend` and `_grow`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
@@ -313,7 +315,7 @@ class StreamClient:
     ) -> ColumnClaim:
         return await self._service.claim(partition, ref, nodes, until, rows=rows)
 
-    async def _more(self, request: m.Extend, stream: Stream) -> None:
+    async def _more(self, request: rm.Extend, stream: Stream) -> None:
         ref, again = BatchRef.decode(request.ref), False
         if request.piece is None:
             await self._extend(request, ref, stream)
@@ -321,7 +323,7 @@ class StreamClient:
             again = not await self._grow(request, ref, request.piece, stream)
         self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
 
-    async def _extend(self, request: m.Extend, ref: BatchRef, stream: Stream) -> None:
+    async def _extend(self, request: rm.Extend, ref: BatchRef, stream: Stream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         rows, holds = request_checks.int64("rows", request.rows), request_checks.int64("holds", request.holds)
@@ -345,7 +347,7 @@ class StreamClient:
 
         await self._on(stream, extend)
 
-    async def _grow(self, request: m.Extend, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
+    async def _grow(self, request: rm.Extend, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         nodes, lengths = tuple(request.spares), request_checks.lengths(request.lengths, ref)
@@ -363,7 +365,7 @@ class StreamClient:
 
 
 def _append_of(
-    request: m.Append,
+    request: rm.Append,
     versions: request_checks.Index,
     ref: BatchRef,
     nodes: tuple[bytes, ...] = (),

@@ -20,6 +20,7 @@ from dataplane.node.streams import request_checks
 from dataplane.node.streams.sessions import On, Service, Session, Stream
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 Room = Callable[[], Awaitable[bool]]
 """Waits until the client can receive a large reply. Returns whether it had to wait."""
@@ -64,23 +65,23 @@ class Deliveries:
             self._session.give_back_soon(found.partition, given.grant)
 
     async def consume(
-        self, request: m.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
-    ) -> m.StreamAnswer:
+        self, request: rm.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
+    ) -> rm.StreamAnswer:
         """Lease rows to a task once enough are ready. Raises NotReady, Closed, Misuse."""
         _check_consume(asked, stream)
         if asked.replica is None:
-            return m.StreamAnswer(request.id, stream.token, await self._take(asked, stream, deadline, None))
+            return rm.StreamAnswer(request.id, stream.token, await self._take(asked, stream, deadline, None))
         received = self._received(request)
         try:
             async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
                 waiting.reschedule(None)
                 given = await self._take(asked, stream, deadline, received.last)
                 received.last = given.grant
-                return m.StreamAnswer(request.id, stream.token, given)
+                return rm.StreamAnswer(request.id, stream.token, given)
         except TimeoutError:
             raise not_ready(stream.name, asked.task, deadline) from None
 
-    async def look(self, request: m.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> m.StreamAnswer:
+    async def look(self, request: rm.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> rm.StreamAnswer:
         """The candidates of a sampler, once they have changed. Raises NotReady, Closed, Misuse."""
         asked = msgspec.structs.replace(
             wanted,
@@ -99,7 +100,7 @@ class Deliveries:
             )
         except NotReady:
             raise not_ready(stream.name, wanted.task, deadline) from None
-        return m.StreamAnswer(request.id, stream.token, shown)
+        return rm.StreamAnswer(request.id, stream.token, shown)
 
     async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
         """Lease rows. `after`: the last grant that the replica received, None without replicas."""
@@ -137,7 +138,7 @@ class Deliveries:
 
 def _check_consume(request: r.Consume, stream: Stream) -> None:
     """Raises Misuse for a request that every partition would refuse."""
-    request_checks.bound("rows of a delivery", m.MAX_ROWS, request.rows)
+    request_checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
         raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")

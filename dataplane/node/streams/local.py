@@ -31,7 +31,7 @@ from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.settings import Settings
 from dataplane.stream.statistics import Waiting as WaitingFor
 from dataplane.stream.statistics import figures
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
 
@@ -374,10 +374,10 @@ class LocalStreams:
         """See `sessions.Service`."""
         return stream.dropped
 
-    async def take_lost(self, request: m.TakeLost, stream: LocalStream, session: LocalSession) -> m.LostRows:
+    async def take_lost(self, request: rm.TakeLost, stream: LocalStream, session: LocalSession) -> rm.LostRows:
         """See `sessions.Service`."""
         found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRows)
-        return m.LostRows(request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows])
+        return rm.LostRows(request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows])
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """See `sessions.Service`."""

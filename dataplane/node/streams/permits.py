@@ -12,7 +12,7 @@ from dataplane.node.streams import request_checks
 from dataplane.node.streams.local import LocalStreams
 from dataplane.node.streams.sessions import On, Service, Session, Stream
 from dataplane.stream import requests as r
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Permits:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
-    def fits(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> bool:
+    def fits(self, request: rm.Append, versions: request_checks.Index, nbytes: int) -> bool:
         """Whether these rows need no permit: their stream is of this node alone, they have no keys, and they fit
         within the limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
@@ -70,15 +70,15 @@ class Permits:
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def take_now(self, request: m.Append, versions: request_checks.Index, nbytes: int) -> int | None:
+    def take_now(self, request: rm.Append, versions: request_checks.Index, nbytes: int) -> int | None:
         """A permit to append these rows; 0 if the same append was made before, None if the request has to wait.
         Raises Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
         rows, timeout_s = len(versions), request.timeout_s
-        wanted = m.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
+        wanted = rm.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
         return self.admit_now(wanted, self._service.find(request.stream))
 
-    def admit_now(self, request: m.Admit, stream: Stream) -> int | None:
+    def admit_now(self, request: rm.Admit, stream: Stream) -> int | None:
         _check_amount(request.rows, request.nbytes)
         if not stream.settings.limited and not (request.key and self._local is not None):
             return self._keep(Ticket(stream))
@@ -94,7 +94,7 @@ class Permits:
             return self._keep(Ticket(stream, local, local.run(wanted).ticket))
         return None
 
-    async def admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> int:
+    async def admit(self, request: rm.Admit, stream: Stream, deadline: Deadline) -> int:
         """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
         OutcomeUnknown."""
         if request.key:
@@ -138,6 +138,6 @@ class Permits:
 
 def _check_amount(rows: int, nbytes: int) -> None:
     """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
-    request_checks.bound("rows of an append", m.MAX_ROWS, rows)
+    request_checks.bound("rows of an append", rm.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")

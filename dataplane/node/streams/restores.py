@@ -16,6 +16,7 @@ from dataplane.node.streams import request_checks
 from dataplane.node.streams.sessions import Restored, Service, Session, happened
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 
 class Restores:
@@ -30,7 +31,7 @@ class Restores:
         """Whether the client is restoring a stream with this token."""
         return token in self._streams
 
-    async def begin(self, request: m.Restore) -> m.Opened:
+    async def begin(self, request: rm.Restore) -> rm.Opened:
         """Begin a stream. Raises Misuse if its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
         OutcomeUnknown."""
         head = request.head
@@ -42,14 +43,14 @@ class Restores:
         except BaseException:
             self.drop(token)
             raise
-        return m.Opened(request.id, token, head.settings, restored.generation)
+        return rm.Opened(request.id, token, head.settings, restored.generation)
 
-    async def put_back(self, request: m.PutBack) -> m.Done:
+    async def put_back(self, request: rm.PutBack) -> m.Done:
         """Restore rows. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
         await self._session.ask(self._find(request.stream).partition, r.PutBack(block=request.block), r.Done)
         return m.Done(request.id)
 
-    async def put_columns(self, request: m.PutColumns) -> BatchRef:
+    async def put_columns(self, request: rm.PutColumns) -> BatchRef:
         """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
         LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
@@ -58,7 +59,7 @@ class Restores:
         await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
         return ref
 
-    async def finish(self, request: m.Restored) -> m.Done:
+    async def finish(self, request: rm.Restored) -> m.Done:
         """Publish the stream. Raises Misuse if its name was taken meanwhile, PeerUnavailable, OutcomeUnknown."""
         restored = self._find(request.stream)
         await self._session.ask(restored.partition, r.FinishRestore(), r.Done)

@@ -13,6 +13,7 @@ from dataplane.errors import DataplaneError
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 R = TypeVar("R", bound=r.Result)
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class Service(Protocol):
     async def dropped(self, stream: Any) -> bool:
         """Whether the stream was dropped."""
 
-    async def take_lost(self, request: m.TakeLost, stream: Any, session: Any) -> m.LostRows:
+    async def take_lost(self, request: rm.TakeLost, stream: Any, session: Any) -> rm.LostRows:
         """Lost rows, each reported once."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:

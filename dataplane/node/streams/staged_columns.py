@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataplane.batch.ref import BatchRef
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream.page import Index
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 
 
 class StagedColumns:
@@ -22,7 +22,7 @@ class StagedColumns:
 
     def begin(self, scope: str) -> None:
         """Note a scope under which the client puts shards."""
-        if scope.startswith(m.STAGED):
+        if scope.startswith(rm.STAGED):
             self._scopes.add(scope)
 
     def free(self, scope: str) -> None:

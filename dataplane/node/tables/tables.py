@@ -31,8 +31,10 @@ from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.table import Table
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 
-TableRequest: TypeAlias = m.AskTable | m.Tables
+TableRequest: TypeAlias = rm.AskTable | rm.Tables
 
 MAX_TABLES = 4096
 
@@ -132,7 +134,7 @@ class Tabling:
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
         """The reply, or a function to call and await for it."""
-        if isinstance(request, m.Tables):
+        if isinstance(request, rm.Tables):
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         what = checked(request)
         if isinstance(what, r.Upsert):
@@ -153,10 +155,10 @@ class Tabling:
     def leave(self) -> None:
         """Do nothing: a client that has gone owns nothing here."""
 
-    def _reply(self, request: m.AskTable, result: Any) -> m.Reply:
-        return m.TableAnswer(request.id, self._tables.node, result)
+    def _reply(self, request: rm.AskTable, result: Any) -> m.Reply:
+        return rm.TableAnswer(request.id, self._tables.node, result)
 
-    def _act(self, request: m.AskTable, what: r.Clear | r.Claim | r.Release) -> m.Reply:
+    def _act(self, request: rm.AskTable, what: r.Clear | r.Claim | r.Release) -> m.Reply:
         table = self._tables.find(request.table)
         if table is None:
             return self._reply(request, answers.given(None) if isinstance(what, r.Claim) else Done())
@@ -168,11 +170,11 @@ class Tabling:
 
     # writing
 
-    def write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
+    def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
         """Write the rows with these columns in place of `what.ref`. Never waits."""
         return self._write(request, what, ref)
 
-    def _write(self, request: m.AskTable, what: r.Upsert, ref: BatchRef | None) -> m.Reply:
+    def _write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None) -> m.Reply:
         _check_here(request)
         answers.check_write(what, ref)
         if not what.keys:
@@ -194,12 +196,12 @@ class Tabling:
 
     # claiming
 
-    def _ready(self, request: m.AskTable, what: r.Ready) -> m.Reply | None:
+    def _ready(self, request: rm.AskTable, what: r.Ready) -> m.Reply | None:
         """The ready rows; None if they are too few."""
         found = answers.answer(request.table, self._tables.find(request.table), what)
         return None if found is None else self._reply(request, found)
 
-    async def _ready_later(self, request: m.AskTable, what: r.Ready, deadline: Deadline) -> m.Reply:
+    async def _ready_later(self, request: rm.AskTable, what: r.Ready, deadline: Deadline) -> m.Reply:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 while (reply := self._ready(request, what)) is None:
@@ -209,32 +211,32 @@ class Tabling:
         return reply
 
 
-def checked(request: m.AskTable) -> r.FromClient:
+def checked(request: rm.AskTable) -> r.FromClient:
     """The decoded request, checked against the limits of tables, without a requester. Raises LimitExceeded,
     ProtocolMismatch."""
     _check_name(request.table)
     asked = request.asked
     match asked:
         case r.Upsert() | r.Read() | r.Look():
-            request_checks.bound("rows of a call", m.MAX_ROWS, len(asked.keys) or len(asked.rows))
+            request_checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys) or len(asked.rows))
         case r.Number():
-            request_checks.bound("rows of a call", m.MAX_ROWS, len(asked.keys))
+            request_checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys))
         case r.Claim() | r.FindClaim():
             _check_name(asked.task)
             _check_name(asked.claim_id or "-")
     if isinstance(asked, r.Upsert):
-        request_checks.bound("characters of a key", m.MAX_SCOPE, max(map(len, asked.keys), default=0))
+        request_checks.bound("characters of a key", sm.MAX_SCOPE, max(map(len, asked.keys), default=0))
     return msgspec.structs.replace(asked, client="", sequence=0) if asked.client or asked.sequence else asked
 
 
 def _check_name(name: str) -> None:
     """Raises LimitExceeded, ProtocolMismatch for an invalid name of a table, task or claim."""
-    request_checks.bound("the name of a table, task or claim", m.MAX_SCOPE, len(name))
+    request_checks.bound("the name of a table, task or claim", sm.MAX_SCOPE, len(name))
     if not name:
         raise ProtocolMismatch("a table, task or claim without a name")
 
 
-def _check_here(request: m.AskTable) -> None:
+def _check_here(request: rm.AskTable) -> None:
     """Raises Misuse if the table has to be durable: tables here end with the process."""
     if request.durable:
         raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")

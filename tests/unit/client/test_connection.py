@@ -18,11 +18,14 @@ from dataplane.client.connection import Connection
 from dataplane.stream import requests as r
 from dataplane.table import requests as t
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.local import Channel, format_address, listen
 from dataplane.wire.places import pack
 from tests.processes import MIB, StandingNode, pattern
 
-_requests = m.decoder(m.AnyRequest)
+_requests = decoder(AnyRequest)
 
 
 class Scripted:
@@ -97,16 +100,16 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
 
 
 CHANGES: dict[str, Callable[[int], Any]] = {
-    "free": lambda i: m.Free(i, [4], [], ""),
-    "append": lambda i: m.Append(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, m.Inline(b"", b"", [])),
-    "ack": lambda i: m.AskStream(i, b"s", r.Ack(grant=1, replica=None)),
-    "upsert": lambda i: m.AskTable(i, "t", b"", t.Clear(rows=np.zeros(0, np.int64))),
+    "free": lambda i: sm.Free(i, [4], [], ""),
+    "append": lambda i: rm.Append(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, rm.Inline(b"", b"", [])),
+    "ack": lambda i: rm.AskStream(i, b"s", r.Ack(grant=1, replica=None)),
+    "upsert": lambda i: rm.AskTable(i, "t", b"", t.Clear(rows=np.zeros(0, np.int64))),
 }
 READS: dict[str, Callable[[int], Any]] = {
     "stats": m.Stats,
-    "put": lambda i: m.Put(i, b"", b"", "", 0.0),
-    "consume": lambda i: m.AskStream(i, b"s", r.Measure()),
-    "look": lambda i: m.AskTable(i, "t", b"", t.Describe()),
+    "put": lambda i: sm.Put(i, b"", b"", "", 0.0),
+    "consume": lambda i: rm.AskStream(i, b"s", r.Measure()),
+    "look": lambda i: rm.AskTable(i, "t", b"", t.Describe()),
 }
 ASKED = [
     *(pytest.param(made, dp.OutcomeUnknown, id=name) for name, made in CHANGES.items()),
@@ -151,14 +154,14 @@ async def test_what_did_not_reach_a_node_that_had_gone_changed_nothing(
 async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scripted, connection: Connection) -> None:
     scripted.answer = lambda request: [m.Failure(request.id, "PeerUnavailable", "no leader", {"address": "there"})]
     with pytest.raises(dp.PeerUnavailable, match="no leader") as caught:
-        await connection.request(CHANGES["append"](connection.next_id()), m.Appended, 5.0)
+        await connection.request(CHANGES["append"](connection.next_id()), rm.Appended, 5.0)
     assert caught.value.address == "there"
 
 
 GRANTED: list[tuple[Any, str]] = [
-    (lambda i: m.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
-    (lambda i: m.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "Unpin"),
-    (lambda i: m.Stored(i, 4), "Free"),
+    (lambda i: sm.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
+    (lambda i: sm.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "Unpin"),
+    (lambda i: sm.Stored(i, 4), "Free"),
 ]
 
 
@@ -204,7 +207,7 @@ async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
 
 async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, connection: Connection) -> None:
     with pytest.raises(dp.LimitExceeded):
-        await connection.request(m.Pin(connection.next_id(), [2**60] * 500_000, 1.0), m.Held, 1.0)
+        await connection.request(sm.Pin(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
     assert scripted.kinds() == ["Stats"]
@@ -232,7 +235,7 @@ async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
     scripted.channel.hold_on()
     shards = list(range(1 << 20, (1 << 20) + 20_000))
     for _ in range(40):  # 4 MB, of which the socket takes a part
-        connection.tell(m.Unpin(shards))
+        connection.tell(sm.Unpin(shards))
     settling = asyncio.create_task(connection.settle())
     await asyncio.sleep(0)
     assert not settling.done()
@@ -249,12 +252,12 @@ async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
     scripted: Scripted, connection: Connection, pinned: bool
 ) -> None:
     pin = connection.pins.hold(7) if pinned else None
-    put = m.Put(connection.next_id(), b"", b"", "", 5.0)
-    waiting = asyncio.create_task(connection.request(put, m.Stored, 5.0))
+    put = sm.Put(connection.next_id(), b"", b"", "", 5.0)
+    waiting = asyncio.create_task(connection.request(put, sm.Stored, 5.0))
     await scripted.until(lambda: bool(scripted.asked))
     scripted.answer = lambda request: {
-        m.Cancel: lambda: [m.Stored(put.id, 4)],
-        m.Free: lambda: [m.Done(request.id)],
+        m.Cancel: lambda: [sm.Stored(put.id, 4)],
+        sm.Free: lambda: [m.Done(request.id)],
     }.get(type(request), list)()
     await connection.settle()
     connection.close()

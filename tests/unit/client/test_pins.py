@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from dataplane.client.pins import Pin, Pins, drop_later
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import Framer, frame
 
-decoder = m.decoder(m.AnyRequest)
+requests = decoder(AnyRequest)
 
 
 class Flushes:
@@ -46,7 +47,7 @@ def said(theirs: socket.socket) -> list[Any]:
     framer = Framer()
     got = []
     while data := theirs.recv(1 << 16):
-        got += [decoder.decode(body) for body in framer.feed(data)]
+        got += [requests.decode(body) for body in framer.feed(data)]
     return got
 
 
@@ -85,7 +86,7 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
     ours, theirs = ends
     pins = Flushes().pins
     held = {shard: pins.hold(shard) for shard in range(3)}
-    filler = m.Put(1, bytes(1 << 20), b"", "", 1.0)
+    filler = sm.Put(1, bytes(1 << 20), b"", "", 1.0)
     rest = memoryview(frame(filler))
     with suppress(BlockingIOError):
         while True:
@@ -103,9 +104,9 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
     theirs_got = bytearray()
     while data := theirs.recv(1 << 16):
         theirs_got += data
-    got = [decoder.decode(body) for body in framer.feed(bytes(theirs_got))]
+    got = [requests.decode(body) for body in framer.feed(bytes(theirs_got))]
     # What did not fit before the end is told by the end; what came is whole, and in order.
-    assert got in ([], [filler], [filler, m.Unpin([0])], [filler, m.Unpin([0]), m.Unpin([1])])
+    assert got in ([], [filler], [filler, sm.Unpin([0])], [filler, sm.Unpin([0]), sm.Unpin([1])])
 
 
 def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:

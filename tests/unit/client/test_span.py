@@ -18,7 +18,7 @@ from dataplane.client.pins import Pin
 from dataplane.client.reader import SpanShard
 from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
-from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import pack
 from tests.cases import each_case
 
@@ -39,13 +39,13 @@ def stored(columns: dict[str, Any]) -> tuple[BatchRef, bytes, bytes]:
     return ref_to(NODE, planned.rows, placed), layout_of(planned.columns), _payload(planned.columns)
 
 
-def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> m.Held:
+def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> sm.Held:
     """As a node answers for a small shard, whose bytes it carries."""
     told = pack([7, -1, 0, len(payload), 0, 0]) if places is None else places
-    return m.Held(1, told, [layout], [], carried=payload)
+    return sm.Held(1, told, [layout], [], carried=payload)
 
 
-def opened(span: Span | None, reply: m.Held) -> Batch:
+def opened(span: Span | None, reply: sm.Held) -> Batch:
     assert span is not None
     segments: dict[int, Segment] = {}
     return SpanShard(reply).opened(span, segments, Pin)

@@ -13,19 +13,21 @@ import pytest
 from dataplane.errors import LimitExceeded
 from dataplane.node.request_bytes import Waits, footprint
 from dataplane.table import requests as t
-from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
 from dataplane.wire.boundary import encoded
+from dataplane.wire.client_messages import AnyRequest, decoder
 from tests.cases import each_case
 
 REQUESTS: dict[str, Callable[[], Any]] = {
-    "a payload": lambda: m.Put(1, bytes(1 << 20), b"", "", 1.0),
-    "numbers": lambda: m.Pin(1, list(range(1000, 101_000)), 1.0),
-    "large numbers": lambda: m.Pin(1, [(1 << 62) + i for i in range(100_000)], 1.0),
-    "short names": lambda: m.AskTable(1, "t", b"", t.Ready(columns=[f"{i:05d}" for i in range(50_000)]), 1.0),
-    "shards of others": lambda: m.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
-    "empty lists": lambda: m.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
-    "numbers of rows": lambda: m.AskTable(1, "t", b"", t.Clear(rows=np.arange(100_000)), 1.0),
-    "tags": lambda: m.AskTable(1, "t", b"", t.Upsert(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
+    "a payload": lambda: sm.Put(1, bytes(1 << 20), b"", "", 1.0),
+    "numbers": lambda: sm.Pin(1, list(range(1000, 101_000)), 1.0),
+    "large numbers": lambda: sm.Pin(1, [(1 << 62) + i for i in range(100_000)], 1.0),
+    "short names": lambda: rm.AskTable(1, "t", b"", t.Ready(columns=[f"{i:05d}" for i in range(50_000)]), 1.0),
+    "shards of others": lambda: sm.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
+    "empty lists": lambda: sm.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
+    "numbers of rows": lambda: rm.AskTable(1, "t", b"", t.Clear(rows=np.arange(100_000)), 1.0),
+    "tags": lambda: rm.AskTable(1, "t", b"", t.Upsert(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
 }
 
 
@@ -33,11 +35,11 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
     """As it is decoded: too little would let clients use more than they may, too much would refuse them for nothing."""
     body = bytes(encoded(REQUESTS[what]()))
-    decoder = m.decoder(m.AnyRequest)
+    requests = decoder(AnyRequest)
     gc.collect()
     tracemalloc.start()
     try:
-        request = decoder.decode(body)
+        request = requests.decode(body)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

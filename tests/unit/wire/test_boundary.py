@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.boundary import Heads, answered, encoded, failure
+from dataplane.wire.client_messages import AnyReply, AnyRequest
 from tests.cases import each_case
 
 encode = msgspec.msgpack.encode
-LOCAL, PEERS = Heads(m.AnyRequest), Heads(pm.PeerRequest)
+LOCAL, PEERS = Heads(AnyRequest), Heads(pm.PeerRequest)
 WITHOUT = {
     "stays",
     "abort",
@@ -37,10 +37,10 @@ def tag(kind: Any) -> str:
 NUMBERS = [0, 1, 127, 128, 255, 65_536, 2**32, 2**63 - 1, 2**64 - 1, -1, -32, -33, -(2**63)]
 
 
-@each_case("kind", [*get_args(m.AnyRequest), *get_args(pm.PeerRequest)], ids=tag)
+@each_case("kind", [*get_args(AnyRequest), *get_args(pm.PeerRequest)], ids=tag)
 def test_the_number_of_every_kind_of_request_is_read(kind: Any) -> None:
     """However the rest of it goes on; and of those without one, none is."""
-    heads = LOCAL if kind in get_args(m.AnyRequest) else PEERS
+    heads = LOCAL if kind in get_args(AnyRequest) else PEERS
     for number in NUMBERS:
         read = None if tag(kind) in WITHOUT else number
         for rest in ([], ["x", None], [[]] * 20):
@@ -67,7 +67,7 @@ def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
     said = failure(7, error, "somebody")
     assert (said.id, said.name) == (7, "LimitExceeded")
     assert len(encoded(said)) < 1 << 18
-    assert msgspec.msgpack.decode(answered(said, "somebody"), type=m.AnyReply).fields["limit"] == 1
+    assert msgspec.msgpack.decode(answered(said, "somebody"), type=AnyReply).fields["limit"] == 1
 
 
 def test_a_fault_is_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixture) -> None:

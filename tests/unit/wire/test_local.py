@@ -16,10 +16,12 @@ import pytest
 
 from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, listen
 
-decoder: msgspec.msgpack.Decoder[Any] = m.decoder(m.AnyRequest | m.AnyReply)
+messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
 
 
 class End:
@@ -31,7 +33,7 @@ class End:
         self.closed: list[DataplaneError | None] = []
         self.taken: list[int] = []
         self.on_message: Callable[[Any], object] = lambda message: None
-        self.channel = Channel(connected, decoder, self._received, self.closed.append, descriptors=descriptors)
+        self.channel = Channel(connected, messages, self._received, self.closed.append, descriptors=descriptors)
 
     def _received(self, message: Any) -> None:
         self.got.append(message)
@@ -130,7 +132,7 @@ async def test_a_side_that_does_not_read_is_cut_off(raw: Any) -> None:
     end = End(ours)
     sent = 0
     while not end.closed:
-        end.channel.send(m.Put(1, bytes(1 << 20), b"", "", 1.0))
+        end.channel.send(sm.Put(1, bytes(1 << 20), b"", "", 1.0))
         sent += 1
         assert sent < 40
     assert isinstance(end.closed[0], ProtocolMismatch)
@@ -155,7 +157,7 @@ def grants(count: int) -> list[m.Grant]:
 async def test_descriptors_arrive_with_their_message_in_order(ends: Ends, count: int) -> None:
     one, two = ends
     reads, writes = pipes(count)
-    one.channel.send(m.Reserved(1, [], grants(count)), writes)
+    one.channel.send(sm.Reserved(1, [], grants(count)), writes)
     await two.message()
     assert len(two.taken) == count
     for number, (ours, theirs) in enumerate(zip(writes, two.taken, strict=True)):
@@ -170,8 +172,8 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
     one, _ = ends
     before = len(os.listdir("/proc/self/fd"))
     reads, writes = pipes(70)
-    one.channel.send(m.Put(0, bytes(3 << 20), b"", "", 1.0))
-    one.channel.send(m.Reserved(1, [], grants(70)), writes)
+    one.channel.send(sm.Put(0, bytes(3 << 20), b"", "", 1.0))
+    one.channel.send(sm.Reserved(1, [], grants(70)), writes)
     assert len(os.listdir("/proc/self/fd")) == before + 210
     one.channel.close()
     for descriptor in (*reads, *writes):
@@ -182,7 +184,7 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
 async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
     one, two = ends
     reads, writes = pipes(2)
-    one.channel.send(m.Reserved(1, [], grants(1)), writes)  # two where one is announced
+    one.channel.send(sm.Reserved(1, [], grants(1)), writes)  # two where one is announced
     await two.message()
     two.channel.close()
     os.close(writes[0])
@@ -207,7 +209,7 @@ async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> Non
     theirs, ours = raw
     theirs.setblocking(False)
     end, order = End(ours), list[int]()
-    message = m.Put(1, bytes(2 << 20), b"", "", 1.0)
+    message = sm.Put(1, bytes(2 << 20), b"", "", 1.0)
 
     async def answer(number: int) -> None:
         await end.channel.room()
@@ -231,12 +233,12 @@ async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(r
     theirs, ours = raw
     theirs.setblocking(False)
     end = End(ours)
-    end.on_message = lambda message: end.channel.send(m.Put(message.id, bytes(2 << 20), b"", "", 1.0))
+    end.on_message = lambda message: end.channel.send(sm.Put(message.id, bytes(2 << 20), b"", "", 1.0))
     theirs.sendall(b"".join(frame(m.Stats(number)) for number in range(10)))
     await end.message()
     await asyncio.sleep(0)
     assert len(end.got) == 1
-    await taken(theirs, 10 * len(frame(m.Put(1, bytes(2 << 20), b"", "", 1.0))))
+    await taken(theirs, 10 * len(frame(sm.Put(1, bytes(2 << 20), b"", "", 1.0))))
     await end.message(10)
     end.channel.close()
 
@@ -257,6 +259,6 @@ async def test_a_receiver_that_fails_ends_the_channel_and_nothing_is_left_unread
 async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: Ends) -> None:
     one, two = ends
     with pytest.raises(Misuse, match="what no message can"):
-        one.channel.send(m.Stored(1, 1 << 64))
+        one.channel.send(sm.Stored(1, 1 << 64))
     one.channel.send(m.Stats(2))
     assert await two.message() == m.Stats(2)

@@ -15,13 +15,15 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse
 from dataplane.stream.sampler import BuiltIn, CompleteGroups, Fifo, Freshest, TokenBalanced, Weighted
+from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from dataplane.wire.boundary import encoded
+from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from tests.cases import each_case
 
 SAMPLERS = [Fifo(), CompleteGroups(8), Freshest(2), Weighted("domain", {"math": 0.5}), TokenBalanced("ids", 4)]
 
-requests = m.decoder(m.AnyRequest)
+requests = decoder(AnyRequest)
 
 
 def instances(union: Any) -> st.SearchStrategy[m.Message]:
@@ -45,9 +47,9 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
         return simple[kind]
     if kind is m.Grant:
         return st.builds(m.Grant, simple[int], simple[int], simple[bool])
-    if kind is m.Settings:
+    if kind is Settings:
         names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
-        return st.builds(m.Settings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
+        return st.builds(Settings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
     if kind is BatchRef:
         return st.just(ref_to(b"12345678", 2, [("x", Field("dense", "int64", ()), 16, 1, 0)]))
     if get_origin(kind) is np.ndarray:
@@ -69,18 +71,18 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
     return st.lists(of(get_args(kind)[0], simple), max_size=3)
 
 
-@each_case("union", [m.AnyRequest, m.AnyReply])
+@each_case("union", [AnyRequest, AnyReply])
 def test_messages_come_back(union: Any) -> None:
     @given(instances(union))
     def come_back(message: m.Message) -> None:
-        decoded = m.decoder(union).decode(encoded(message))
+        decoded = decoder(union).decode(encoded(message))
         assert type(decoded) is type(message)
         assert encoded(decoded) == encoded(message)  # arrays have no equality
 
     come_back()
 
 
-@given(instances(m.AnyRequest), st.integers(0, 30), st.binary(min_size=1, max_size=3))
+@given(instances(AnyRequest), st.integers(0, 30), st.binary(min_size=1, max_size=3))
 def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int, what: bytes) -> None:
     spoilt = encoded(request_)
     spoilt[where : where + len(what)] = what
@@ -91,13 +93,13 @@ def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int
     assert isinstance(decoded, m.Message)
 
 
-@each_case("union", [m.AnyRequest, m.AnyReply])
+@each_case("union", [AnyRequest, AnyReply])
 def test_what_a_later_minor_version_adds_at_the_end_is_ignored(union: Any) -> None:
-    decoder = m.decoder(union)
+    messages = decoder(union)
 
     @given(instances(union))
     def ignored(message: m.Message) -> None:
         later = [*msgspec.msgpack.decode(encoded(message)), "more", {"and": "more"}]
-        assert encoded(decoder.decode(msgspec.msgpack.encode(later))) == encoded(message)
+        assert encoded(messages.decode(msgspec.msgpack.encode(later))) == encoded(message)
 
     ignored()

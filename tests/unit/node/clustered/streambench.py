@@ -31,6 +31,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 from dataplane.wire.partition_messages import Frame
 from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
 
@@ -75,7 +76,7 @@ class Putting:
 
     def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
         """As `put`, for what is to be told the scope."""
-        scope = f"{m.STAGED}{next(_scopes)}"
+        scope = f"{rm.STAGED}{next(_scopes)}"
         self.staged.begin(scope)
         return scope, self.put(rows, *columns, scope=scope)
 
@@ -145,8 +146,8 @@ class Client(Putting):
         answer = self.streams.answer(request, Deadline.after(timeout_s))
         return answer if answer is None or isinstance(answer, m.Message) else await answer()
 
-    async def open(self, tasks: Sequence[str] = (TASK,), **settings: Any) -> m.Opened:
-        opened: m.Opened = await self.ask(m.Open(1, S, Settings(tuple(tasks), **settings)))
+    async def open(self, tasks: Sequence[str] = (TASK,), **settings: Any) -> rm.Opened:
+        opened: rm.Opened = await self.ask(rm.Open(1, S, Settings(tuple(tasks), **settings)))
         self.stream = self.node.service.streams.find(opened.stream)
         return opened
 
@@ -157,14 +158,14 @@ class Client(Putting):
         assert found is not None
         return found
 
-    async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> m.Appended:
+    async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> rm.Appended:
         """Admit, put and append, as a client does: rows whose tags say their ids."""
         rows, groups, keys, version = len(ids), said.get("groups", []), said.get("keys", []), said.get("version", 0)
         digest = b"digest" if keys else b""
-        admit = m.Admit(1, self.stream.token, rows, 8 * rows, version, (keys or [""])[0], digest, 0.0)
-        admitted: m.Admitted = await self.ask(admit, timeout_s)
+        admit = rm.Admit(1, self.stream.token, rows, 8 * rows, version, (keys or [""])[0], digest, 0.0)
+        admitted: rm.Admitted = await self.ask(admit, timeout_s)
         if not admitted.ticket:
-            return m.Appended(1, 0, False)
+            return rm.Appended(1, 0, False)
         scope, ref = "", said.get("ref")
         try:
             if ref is None:
@@ -172,17 +173,17 @@ class Client(Putting):
             versions = np.full(rows, version, np.int64).tobytes()
             said = keys, digest, groups, versions, {"id": list(ids)}, None, {}
             columns = {"ticket": admitted.ticket, "staged": scope, "ref": ref.encode()}
-            request = m.Append(1, self.stream.token, *said, **columns)
-            reply: m.Appended = await self.ask(request, timeout_s)
+            request = rm.Append(1, self.stream.token, *said, **columns)
+            reply: rm.Appended = await self.ask(request, timeout_s)
         except BaseException:
-            self.streams.answer(m.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
+            self.streams.answer(rm.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
             self.staged.free(scope)
             raise
         return reply
 
     async def forward(self, asked: r.FromClient, timeout_s: float = WAIT_S) -> Any:
         """The partition's answer."""
-        return (await self.ask(m.AskStream(1, self.stream.token, asked), timeout_s)).result
+        return (await self.ask(rm.AskStream(1, self.stream.token, asked), timeout_s)).result
 
     async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> r.Delivered:
         """A delivery."""
@@ -213,13 +214,13 @@ class Client(Putting):
             keys, count = list(rows), len(rows)
         scope, brought = self.stage(count, *columns)
         try:
-            await self.ask(m.Extend(1, token, numbers, holds, keys, {}, False, staged=scope, ref=brought.encode()))
+            await self.ask(rm.Extend(1, token, numbers, holds, keys, {}, False, staged=scope, ref=brought.encode()))
         except BaseException:
             self.staged.free(scope)
             raise
 
-    async def lost(self) -> m.LostRows:
-        found: m.LostRows = await self.ask(m.TakeLost(1, self.stream.token))
+    async def lost(self) -> rm.LostRows:
+        found: rm.LostRows = await self.ask(rm.TakeLost(1, self.stream.token))
         return found
 
 

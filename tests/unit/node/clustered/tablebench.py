@@ -21,6 +21,7 @@ from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
 from tests.unit.node.clustered.streambench import Putting, StoringBench
 from tests.unit.node.partitions.bench import benches
 
@@ -84,9 +85,9 @@ class User(Putting):
 
     async def ask(self, asked: t.FromClient, timeout_s: float = 0.0, *, staged: str = "", table: str = T) -> Any:
         """What such a request about the table is answered."""
-        request = m.AskTable(7, table, self.home, asked, timeout_s, staged)
+        request = rm.AskTable(7, table, self.home, asked, timeout_s, staged)
         reply = await self.tables.answer(request, Deadline.after(timeout_s))()
-        assert isinstance(reply, m.TableAnswer)
+        assert isinstance(reply, rm.TableAnswer)
         assert reply.id == 7
         self.home = reply.home
         return reply.result

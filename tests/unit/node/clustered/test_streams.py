@@ -21,9 +21,9 @@ from dataplane.errors import (
 from dataplane.node.clustered import session as sessions
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
-from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
 from tests.unit.node.clustered.streambench import StreamBench, clients, ids, stream_nodes, streaming
 from tests.unit.node.partitions.bench import SETTINGS, until
 from tests.unit.node.partitions.test_returning import absent, back
@@ -198,7 +198,7 @@ async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_ag
     async with streaming(3, max_rows=12) as (leader, (_, other)):
         client = clients([other])[0]
         await client.append([0])
-        assert (await client.ask(m.Admit(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
+        assert (await client.ask(rm.Admit(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
         leased, receive = leader.machine().leased, leader.receive
         assert leased.admission.clients()
         leader.receive = lambda frame: None if frame.node == other.name else receive(frame)  # type: ignore[method-assign]
@@ -222,11 +222,11 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
             return real(request)
 
         third.service.answer = once  # type: ignore[method-assign]
-        admit = m.Admit(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
+        admit = rm.Admit(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
         ticket = (await client.ask(admit)).ticket
         with pytest.raises(Misuse):
             said = ["a"], b"other", [], np.zeros(1, np.int64).tobytes(), {}, None, {}
-            await client.ask(m.Append(1, client.stream.token, *said, ticket=ticket, ref=kept.encode()))
+            await client.ask(rm.Append(1, client.stream.token, *said, ticket=ticket, ref=kept.encode()))
         await until(lambda: not lost and not third.service.holders._claimed)
         (key,) = kept.shards()
         third.needed.recovered({key[1]: key})  # which frees what nobody needs

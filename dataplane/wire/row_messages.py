@@ -1,0 +1,237 @@
+"""The messages between a client and its node about rows of streams and tables.
+
+`stream`: the token from `Opened`. Rows are numbers, int64, little-endian.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dataplane.stream import requests as r
+from dataplane.stream.pieces import Piece
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot_format import Head
+from dataplane.table import requests as t
+from dataplane.wire.messages import FromClient, Reply, Request, SharedRequest
+
+MAX_ROWS = 1 << 16
+"""Rows of one append or one delivery."""
+
+STAGED = "\0"
+"""Prefix of the scopes in which clients stage columns. Rows left in such a scope are freed when its client goes."""
+
+
+class Open(SharedRequest, frozen=True, tag="open"):
+    """Open a stream by name. If it does not exist and `settings` are given, it is created. Answered by `Opened`."""
+
+    name: str
+    settings: Settings | None
+
+
+class Admit(SharedRequest, frozen=True, tag="admit"):
+    """Ask for a permit to append so many rows and bytes of this policy version. `key` is the key of the first row
+    (empty: none), `digest` that of the append. `handing`: shards that the client put before and appends by
+    reference; they are freed if the client goes before its `Append` or the `Cancel` of this request. Answered by
+    `Admitted`."""
+
+    stream: bytes
+    rows: int
+    nbytes: int
+    version: int
+    key: str
+    digest: bytes
+    timeout_s: float
+    handing: list[int] = []
+
+
+class GiveBack(FromClient, frozen=True, tag="give-back"):
+    """Return a permit that is not used."""
+
+    stream: bytes
+    ticket: int
+
+
+class Inline(msgspec.Struct, frozen=True, array_like=True):
+    """Columns inside a message, which become one small shard: their bytes, the encoded layout, and the bytes of the
+    values of each column."""
+
+    payload: bytes
+    layout: bytes
+    nbytes: list[int]
+
+
+class Append(SharedRequest, frozen=True, tag="append"):
+    """Append rows. Their `columns` are in the message, which does the work of `Admit` and `Put` too; or the rows were
+    admitted (`ticket`), and `ref` names their columns. `staged`: the scope in which those were staged, if any. `groups`
+    and `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
+    columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to wait, or
+    to ask the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
+    seconds, and the column whose tokens are counted. Answered by `Appended`."""
+
+    stream: bytes
+    keys: list[str]
+    digest: bytes
+    groups: list[str | int]
+    versions: bytes
+    tags: dict[str, list[str | int | float | bool | None]]
+    begin: tuple[int, float, str] | None
+    lengths: dict[str, bytes]
+    timeout_s: float = 0.0
+    columns: Inline | None = None
+    ticket: int = 0
+    staged: str = ""
+    ref: bytes = b""
+    spares: list[bytes] = []
+    admitted: int = 0
+
+
+class Extend(SharedRequest, frozen=True, tag="extend"):
+    """Add columns to rows, named by number or by key. `holds`: for rows named by number, the delivery number of
+    each. `piece`: the columns are the next piece of a row in progress. `columns`, or `staged`, `ref` and `spares`, and
+    `timeout_s`: as in `Append`. Answered by `Done`."""
+
+    stream: bytes
+    rows: bytes
+    holds: bytes
+    keys: list[str]
+    lengths: dict[str, bytes]
+    replace: bool
+    timeout_s: float = 0.0
+    piece: Piece | None = None
+    columns: Inline | None = None
+    staged: str = ""
+    ref: bytes = b""
+    spares: list[bytes] = []
+
+
+class DropStream(SharedRequest, frozen=True, tag="drop-stream"):
+    """Free a stream with all its rows, delivered or not. Answered by `Done`."""
+
+    stream: bytes
+
+
+class AskStream(SharedRequest, frozen=True, tag="ask-stream"):
+    """A request for the partition of a stream, which may wait up to `timeout_s` seconds. Answered by `StreamAnswer`.
+    The node fills in the client's name and, for a replica, the last grant that it received."""
+
+    stream: bytes
+    asked: r.FromClient
+    timeout_s: float = 0.0
+
+
+class TakeLost(SharedRequest, frozen=True, tag="take-lost"):
+    """Ask for rows that were lost with the nodes that stored them. Each is reported once. Answered by `LostRows`."""
+
+    stream: bytes
+
+
+class Streams(Request, frozen=True, tag="streams"):
+    """Ask for the statistics of streams whose names come after `after` (None: all), a page at a time. Answered by
+    `Figures`, empty after the last. `node`: only of the streams that this member leads."""
+
+    after: str | None
+    node: bytes = b""
+
+
+class Restore(SharedRequest, frozen=True, tag="restore"):
+    """Create a stream from the head of a checkpoint, to be filled by `PutBack` and `PutColumns`. No other client
+    sees it before `Restored`; it is dropped if this client goes before. Answered by `Opened`."""
+
+    name: str
+    head: Head
+
+
+class PutBack(SharedRequest, frozen=True, tag="put-back"):
+    """Rows of a stream that is being restored, an encoded `RowsState`. Answered by `Done`."""
+
+    stream: bytes
+    block: bytes
+
+
+class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
+    """Columns of such rows, named by number. `task`: the task for which their producer held the rows, -1 for none.
+    Answered by `Done`."""
+
+    stream: bytes
+    staged: str
+    ref: bytes
+    rows: bytes
+    task: int
+
+
+class Restored(SharedRequest, frozen=True, tag="restored"):
+    """Publish a stream that is being restored: it is complete. Answered by `Done`."""
+
+    stream: bytes
+
+
+# A client's messages about tables
+
+
+class AskTable(SharedRequest, frozen=True, tag="ask-table"):
+    """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
+    from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
+    `staged`, of a write: as in `Append`. `columns`, of a write: in the message, and written together with those of its
+    `ref`. `durable`: if the request creates the table, it is durable; a table that is not is refused. Answered by
+    `TableAnswer`. The node fills in the client's name."""
+
+    table: str
+    home: bytes
+    asked: t.FromClient
+    timeout_s: float = 0.0
+    staged: str = ""
+    durable: bool = False
+    columns: Inline | None = None
+
+
+class Tables(SharedRequest, frozen=True, tag="tables"):
+    """Ask for the statistics of tables, as `Streams`. Answered by `Figures`."""
+
+    after: str | None
+
+
+# Messages of a node
+
+
+class Opened(Reply, frozen=True, tag="opened"):
+    """The token of the stream (8 bytes), its settings, and the prefix of the keys that it generates."""
+
+    stream: bytes
+    settings: Settings
+    mark: str
+
+
+class Admitted(Reply, frozen=True, tag="admitted"):
+    """The permit. 0: the same append was made before."""
+
+    stream: bytes
+    ticket: int
+
+
+class Appended(Reply, frozen=True, tag="appended"):
+    """The number of the first row. `new`: False if the same append was made before."""
+
+    first: int
+    new: bool
+
+
+class StreamAnswer(Reply, frozen=True, tag="stream-answer"):
+    """The answer of the partition of a stream."""
+
+    stream: bytes
+    result: r.ToClient
+
+
+class TableAnswer(Reply, frozen=True, tag="table-answer"):
+    """The answer of the partition of a table. `home` goes into the next `AskTable`."""
+
+    home: bytes
+    result: t.ToClient
+
+
+class LostRows(Reply, frozen=True, tag="lost-rows"):
+    """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
+    rows of partitions that lost every replica: their count by the node of their producers, in hex."""
+
+    rows: list[tuple[str, str | int | None, int, int]]
+    unnamed: dict[str, int] = {}

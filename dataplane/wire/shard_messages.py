@@ -1,0 +1,253 @@
+"""The messages between a client and its node about shards."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from dataplane.wire.messages import FromClient, Grant, Reply, Request
+
+MAX_INLINE = 64 << 10
+"""Bytes of the largest payload inside a message. Larger payloads are written into the arena."""
+
+MAX_CARRIED = 16 << 10
+"""Bytes of shards that the answer to a `Pin` may contain instead of pinning them: copying so few is faster than a
+pin and its release."""
+
+MAX_LAYOUT = 1 << 20
+"""Bytes of the largest encoded layout of one shard."""
+
+MAX_HANDLE = 4096
+"""Bytes of the longest handle of memory that a client keeps for itself."""
+
+MAX_SCOPE = 1024
+"""Characters of the longest name of a scope."""
+
+MAX_SHARDS = 1 << 16
+"""Shards of one request."""
+
+MAX_RETAINED = 4096
+"""Links that one request may create."""
+
+MAX_LIVE = 1 << 23
+"""Rows of one `LiveRows`: their bits fill a quarter of a frame."""
+
+
+class Reserve(Request, frozen=True, tag="reserve"):
+    """Reserve memory for shards of these sizes, in bytes. Answered by `Reserved`."""
+
+    sizes: list[int]
+    timeout_s: float
+
+
+class Seal(Request, frozen=True, tag="seal"):
+    """Make reservations readable: (shard, encoded layout). With `hold` they are pinned too. Answered by `Done`."""
+
+    shards: list[tuple[int, bytes]]
+    scope: str
+    hold: bool
+
+
+class Keep(Request, frozen=True, tag="keep"):
+    """Register shards whose bytes stay in memory of this client: (size, encoded layout, handle by which other
+    processes of the host map the memory). Answered by `Kept`."""
+
+    shards: list[tuple[int, bytes, bytes]]
+    scope: str
+
+
+class Landed(Request, frozen=True, tag="landed"):
+    """The bytes of a kept shard were copied into this reservation. Answered by `Done`."""
+
+    shard: int
+    reserved: int
+
+
+class Stays(FromClient, frozen=True, tag="stays"):
+    """A kept shard cannot be copied into the arena; the error is as `errors.describe` returns it. Not answered."""
+
+    shard: int
+    name: str
+    message: str
+    fields: dict[str, Any]
+
+
+class Abort(FromClient, frozen=True, tag="abort"):
+    """Cancel reservations."""
+
+    shards: list[int]
+
+
+class Put(Request, frozen=True, tag="put"):
+    """Store a small shard whose bytes are in the message. Answered by `Stored`."""
+
+    payload: bytes
+    layout: bytes
+    scope: str
+    timeout_s: float
+
+
+Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]
+"""A shard of another node (node, number there), and the columns and rows to read, as in `Free`."""
+
+EncodedCut: TypeAlias = list[tuple[int, int, list[int | bytes], int]]
+
+RowParts: TypeAlias = list[tuple[list[int], tuple[int, int, bytes], EncodedCut]]
+"""The part of a shard that is read: columns by ordinal, ascending rows, and slices of the rows (`batch.cuts`)."""
+
+Step: TypeAlias = tuple[bytes, int, bytes, int]
+"""A shard (node, number there) and the delta that turns the shard before it into this one."""
+
+ChunkPart: TypeAlias = tuple[bytes, list[Step]]
+"""The part of a chunk of weights that is read: byte ranges (start, stop) of its only column, as ascending, disjoint
+little-endian int64 pairs, empty for all bytes; and the deltas from which the chunk can be computed, the last first."""
+
+
+class Pin(Request, frozen=True, tag="pin"):
+    """Pin shards of this node and of others. Answered by `Held`, in the order `shards`, `others`.
+
+    apart: the live bits of large shards are left out of the answer and read by `LiveRows`.
+    devices: shards that a client keeps are not copied into the arena; the answer has their handles.
+    carry: if all shards together have at most `MAX_CARRIED` bytes, the answer contains the bytes and nothing is pinned.
+    parts: for each of `others`, the part of its rows that is read, if that is less than whole rows.
+    chunks: for each of `others`, the part that is read, if they are chunks of weights; `parts` is empty then.
+    """
+
+    shards: list[int]
+    timeout_s: float
+    others: list[Wanted] = []
+    apart: bool = False
+    devices: bool = False
+    carry: bool = False
+    parts: list[RowParts] = []
+    chunks: list[ChunkPart] = []
+
+
+class LiveRows(Request, frozen=True, tag="live-rows"):
+    """Ask which rows of a column of a pinned shard were not freed: `count` rows (at most `MAX_LIVE`) from `first`
+    on. Answered by `LiveBits`."""
+
+    shard: int
+    column: int
+    first: int
+    count: int
+
+
+Selection: TypeAlias = list[tuple[list[int], tuple[int, int, bytes]]]
+"""Rows of columns of a shard: column ordinals, and the rows as `Rows.encode`."""
+
+
+class Retain(Request, frozen=True, tag="retain"):
+    """Create links to rows of columns of shards of the node `node`. The rows stay until each link to them is freed
+    too. Answered by `Retained`."""
+
+    node: bytes
+    shards: list[tuple[int, Selection]]
+
+
+class Prefetch(Request, frozen=True, tag="prefetch"):
+    """Load shards into memory: those of this node from disk, those of others over the network; `parts` as in `Pin`.
+    Answered by `Done` once all are loaded."""
+
+    own: list[int]
+    others: list[Wanted]
+    timeout_s: float
+    parts: list[RowParts] = []
+
+
+class Replicate(Request, frozen=True, tag="replicate"):
+    """Copy shards of this node until each is on `replicas` nodes. Answered by `Replicated` once they are."""
+
+    shards: list[int]
+    replicas: int
+    timeout_s: float
+
+
+class Unpin(FromClient, frozen=True, tag="unpin"):
+    """Release one pin on each shard."""
+
+    shards: list[int]
+
+
+class InheritPins(Request, frozen=True, tag="inherit-pins"):
+    """Pin everything that the client with this token has pinned: a forked child sends it. Answered by `Done`."""
+
+    token: bytes
+
+
+class Free(Request, frozen=True, tag="free"):
+    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and all shards of a scope; or, of
+    another `node`, parts of shards, without columns whole ones. Answered by `Done`."""
+
+    shards: list[int] = []
+    parts: list[tuple[int, list[int], tuple[int, int, bytes]]] = []
+    scope: str = ""
+    node: bytes = b""
+
+
+# Messages of a node
+
+
+class Reserved(Reply, frozen=True, tag="reserved"):
+    """(shard, segment, offset, size) of each reservation. `gone`: segments granted before that no longer exist."""
+
+    extents: list[tuple[int, int, int, int]]
+    grants: list[Grant]
+    gone: list[int] = []
+
+
+class Stored(Reply, frozen=True, tag="stored"):
+    """The number of the stored shard."""
+
+    shard: int
+
+
+class Retained(Reply, frozen=True, tag="retained"):
+    """The links to shards of the node `node`, in the order of the request."""
+
+    node: bytes
+    links: list[int]
+
+
+class Kept(Reply, frozen=True, tag="kept"):
+    """The numbers of the registered shards."""
+
+    shards: list[int]
+
+
+class Keeping(Reply, frozen=True, tag="keeping"):
+    """To the client that keeps a shard: copy it into the arena (`land`), or reuse its memory. Answers no request: `id`
+    is 0."""
+
+    shard: int
+    land: bool
+
+
+KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
+"""(shard, number of the pin on its handle, size, encoded layout, live bits, handle)."""
+
+
+class Held(Reply, frozen=True, tag="held"):
+    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live bits of shards of
+    which rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`. `apart`: shards whose live bits are read by
+    `LiveRows`. `kept`: shards that a client keeps. `carried`: the bytes of shards that were not pinned."""
+
+    places: bytes
+    layouts: list[bytes]
+    grants: list[Grant]
+    lives: list[bytes] = []
+    gone: list[int] = []
+    apart: list[int] = []
+    kept: list[KeptOne] = []
+    carried: bytes = b""
+
+
+class LiveBits(Reply, frozen=True, tag="live-bits"):
+    """A bit for each row: 1 if it was not freed. Empty if none was."""
+
+    bits: bytes
+
+
+class Replicated(Reply, frozen=True, tag="replicated"):
+    """The other nodes that have the shards."""
+
+    nodes: list[bytes]
