@@ -20,7 +20,7 @@ from dataplane.store.shards import Shards
 
 
 class ClientShard:
-    """Takes the place of the file of a shard (`store.backing`)."""
+    """Takes the place of the file of a shard (`store.shard.Backing`)."""
 
     def __init__(self, client: Hashable, handle: bytes, number: int, ask: Callable[[bool], None]) -> None:
         """`number`: under which the handle is pinned; `ask(land)`: tell the client to copy the bytes to the

@@ -32,7 +32,7 @@ class InlinePuts:
     def put_now(self, payload: bytes, layout: bytes, *, scope: str, holder: str) -> Shard | None:
         """The placed shard, or None if it would have to wait for room. Raises as `put`."""
         shard = _described(payload, layout, scope, holder)
-        if _shares(shard) and self._small.fits(shard.size):
+        if shard.size <= MOST and self._small.fits(shard.size):
             return self._placed(shard, payload, 0)
         return self._placed(shard, payload, shard.room) if self._budget.try_reserve(shard.room) else None
 
@@ -46,7 +46,7 @@ class InlinePuts:
     def _placed(self, shard: Shard, payload: bytes, given: int) -> Shard:
         """The shard written into memory, of which the budget has granted `given` bytes, the most that it can need.
         Raises Backpressure if the system refuses, with the bytes given back."""
-        before, shared = self._arena.used, _shares(shard)
+        before, shared = self._arena.used, shard.size <= MOST
         try:
             extent = self._small.take(shard.size) if shared else self._arena.allocate(OWN, shard.room)
         except OSError as error:
@@ -82,7 +82,3 @@ def _described(payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard
     layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))
     columns = len(layout.outline.columns)
     return Shard(0, size, layout.rows, columns, encoded, holder, scope, 0)
-
-
-def _shares(shard: Shard) -> bool:
-    return shard.size <= MOST

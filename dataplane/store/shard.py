@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dataplane.batch.layout_check import CheckedLayout
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent, pages
-from dataplane.store.backing import Backing
 from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
 from dataplane.store.links import Links
@@ -42,6 +42,15 @@ def check_cost(layout: CheckedLayout, encoded: bytes, size: int) -> None:
     for what, asked, limit in (("layout", len(encoded), max(_LAYOUT, size)), ("rows", cells, max(_CELLS, size))):
         if asked > limit:
             raise LimitExceeded(f"the {what} of a shard of {size} bytes", what=what, asked=asked, limit=limit)
+
+
+class Backing(Protocol):
+    """The source from which the bytes of a shard can be read again if it is not this host's disk, for example a shard
+    of another host."""
+
+    async def read(self, memory: memoryview) -> None:
+        """Fill the memory, which is as long as the extent of the shard, with validated bytes. After a DataplaneError
+        the bytes are not used, and the shard is unavailable until the store is told otherwise."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,12 +1,12 @@
-"""The shards of a store by number, and the errors for those that are gone.
+"""The shards of a store by number, and by the scope that they were put under; and the errors for those that are gone.
 
 Invariants: a shard that exists is an item; one that was freed while it is pinned is in `freed` instead, until its last
-pin is dropped. Only the store adds and removes them.
+pin is dropped. A scope without shards does not exist. Only the store adds and removes shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import cast
 
@@ -23,6 +23,28 @@ class Shards(dict[int, Shard]):
     def __init__(self, freeings: Freeings) -> None:
         self.freeings = freeings
         self.freed: dict[int, Shard] = {}
+        self._scopes: dict[str, set[int]] = {}
+
+    def add(self, shard: Shard) -> None:
+        """Add a new shard, to its scope too if it names one."""
+        self[shard.number] = shard
+        if shard.scope:
+            self._scopes.setdefault(shard.scope, set()).add(shard.number)
+
+    def unscope(self, numbers: Iterable[int]) -> None:
+        """Take these shards out of their scopes. Freed ones are ignored."""
+        for number in numbers:
+            shard = self.get(number)
+            if shard is not None and shard.scope:
+                others = self._scopes[shard.scope]
+                others.discard(number)
+                if not others:
+                    del self._scopes[shard.scope]
+                shard.scope = ""
+
+    def under(self, scope: str) -> list[int]:
+        """The shards that were put under the scope and not freed."""
+        return list(self._scopes.get(scope, ()))
 
     def find(self, number: int) -> Shard:
         """The shard. Raises Freed or Corrupt if it is gone."""

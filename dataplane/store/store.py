@@ -2,8 +2,7 @@
 
 The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
 `reservations`, `inline_put` (shards that come in a message), `residency` (moves between memory and disk), `persistence`
-(durable shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`,
-`scopes`.
+(durable shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`.
 Invariants:
 
 - a reservation belongs to one client, is invisible to all others, and goes back when it is aborted, when its client
@@ -34,7 +33,6 @@ from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import OWN, Arena, ArenaStatistics, Extent
-from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics
 from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.descriptions import Descriptions, check_described
@@ -50,8 +48,7 @@ from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
 from dataplane.store.residency import Residency
 from dataplane.store.row_owners import RowOwners
-from dataplane.store.scopes import Scopes
-from dataplane.store.shard import Shard
+from dataplane.store.shard import Backing, Shard
 from dataplane.store.shards import Shards
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
@@ -107,7 +104,6 @@ class Store:
         small = SmallExtents(arena, OWN)
         self.residency = Residency(config, self.budget, arena, small, disk, pins, shards)
         """Must `run` for anything to be spilled."""
-        self.scopes = Scopes(shards)
         self.first = 1 if directory is None else directory.first
         """The least number of a shard that is stored by this process."""
         self._numbers = itertools.count(self.first)
@@ -161,8 +157,7 @@ class Store:
 
     def _add(self, shard: Shard) -> int:
         shard.since_s = self._clock()
-        self.shards[shard.number] = shard
-        self.scopes.add(shard)
+        self.shards.add(shard)
         self._put_bytes += shard.size
         self.residency.used(shard)
         return shard.number
@@ -234,8 +229,7 @@ class Store:
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
         shard.since_s = self._clock()
         self.client_shards.add(kept)
-        self.shards[number] = shard
-        self.scopes.add(shard)
+        self.shards.add(shard)
         return number
 
     def land(self, client: Hashable, number: int, reserved: int) -> None:
@@ -339,7 +333,7 @@ class Store:
                 continue
             if shard.links is not None:
                 if not link_of(number):
-                    self.scopes.remove([number])
+                    self.shards.unscope([number])
                 self._release(shard, number, None, punch=True)
             elif not link_of(number):
                 self._discard(shard)
@@ -350,7 +344,7 @@ class Store:
     def _discard(self, shard: Shard) -> None:
         """Remove a shard without owners."""
         self.freeings.note(shard.number, shard.scope)
-        self.scopes.remove([shard.number])
+        self.shards.unscope([shard.number])
         del self.shards[shard.number]
         self._holes.forget(shard)
         shard.freed = True

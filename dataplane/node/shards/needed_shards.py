@@ -210,7 +210,7 @@ class NeededShards:
 
     def unscope(self, ref: BatchRef) -> None:
         """Remove the local shards of `ref` from their scopes: rows keep them now."""
-        self._store.scopes.remove(number for node, number in ref.shards() if node == self._node)
+        self._store.shards.unscope(number for node, number in ref.shards() if node == self._node)
 
     def number(self, key: ShardKey) -> int | None:
         """The local number of a shard, which may be a replica; None if it is not here."""
@@ -218,14 +218,14 @@ class NeededShards:
 
     def free_scope(self, scope: str) -> None:
         """Free the shards under a scope: now, or with the last need if rows need them."""
-        for number in self._store.scopes[scope]:
+        for number in self._store.shards.under(scope):
             key = (self._node, number)
             if self._needed[key] > 0:
                 self._whole.add(key)
-                self._store.scopes.remove([number])
+                self._store.shards.unscope([number])
             else:
                 del self._needed[key]
-        self._store.free(self._store.scopes[scope])
+        self._store.free(self._store.shards.under(scope))
 
     def free_unhanded(self, numbers: Iterable[int], holder: str) -> None:
         """Free the shards among these that the holder put under no scope and that no row needs."""

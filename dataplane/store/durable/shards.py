@@ -28,7 +28,6 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from dataplane.errors import Corrupt, DataplaneError
-from dataplane.store.backing import Backing
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
 from dataplane.store.durable.files import FileRange, Pages
@@ -57,7 +56,7 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     size: int
 
 
-class DurableShard(Backing):
+class DurableShard:
     """The location of a durable shard. `free` it when the shard is no longer needed."""
 
     __slots__ = ("_shards", "number", "place")

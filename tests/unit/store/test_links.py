@@ -121,7 +121,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
     @rule()
     def free_scope(self) -> None:
-        self.store.free(self.store.scopes["s"])
+        self.store.free(self.store.shards.under("s"))
         for number in self.scopes.pop("s", []):
             self.owners[number] = set()
 

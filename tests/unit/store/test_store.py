@@ -306,7 +306,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
 
     @rule(scope=st.sampled_from(["step-1", "step-2", "no such"]))
     def free_scope(self, scope: str) -> None:
-        self.store.free(self.store.scopes[scope])
+        self.store.free(self.store.shards.under(scope))
         for number in [number for number, known in self.sealed.items() if known.scope == scope]:
             self.forget(number)
 
@@ -434,7 +434,7 @@ async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path:
         assert store.budget.used == 0
         with pytest.raises(Freed):
             store.pin_now("a", [good.shard])
-        store.free(store.scopes["s"])
+        store.free(store.shards.under("s"))
 
 
 # Several at once
