@@ -22,7 +22,9 @@ async def snapshot(plane: AsyncPlane) -> Snapshot:
     """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
     plane.check()
     connection = plane.connection
-    return Snapshot.of((await connection.request(m.Observe(connection.next_id()), m.Figures, 0.0)).values)
+    return Snapshot.of(
+        (await connection.request(m.Stats(connection.next_id(), about="metrics"), m.Figures, 0.0)).values
+    )
 
 
 async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:

@@ -435,7 +435,8 @@ class AsyncPlane:
         """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
         number. Empty for a node without a cluster."""
         self.check()
-        return dict((await self.connection.request(m.Members(self.connection.next_id()), m.Figures, 0.0)).values)
+        asked = m.Stats(self.connection.next_id(), about="members")
+        return dict((await self.connection.request(asked, m.Figures, 0.0)).values)
 
     # Diagnosis
 
@@ -443,7 +444,8 @@ class AsyncPlane:
         """The performance figures that the processes of the node and its cluster have reported: sums, of which
         `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
         self.check()
-        return dict((await self.connection.request(m.Graphs(self.connection.next_id()), m.Figures, 0.0)).values)
+        asked = m.Stats(self.connection.next_id(), about="graphs")
+        return dict((await self.connection.request(asked, m.Figures, 0.0)).values)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.

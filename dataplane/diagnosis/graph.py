@@ -195,7 +195,7 @@ class Run:
 _TIMES = ("ran_s", "queued_s", "computed_s", "busy_s", "fetching_s", "seconds")
 
 Look = Mapping[str, Any]
-"""The reports of nodes, in the form of `Figures` of `Graphs`."""
+"""The reports of nodes, in the form of `Figures` about "graphs"."""
 
 
 def between(before: Look, after: Look, seconds: float) -> Run:

@@ -226,12 +226,14 @@ class Client:
         if kind in SHARD_REQUESTS:
             return self._shards.answer(cast(ShardRequest, request))
         match request:
+            case m.Stats(about="members"):
+                self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
+            case m.Stats(about="metrics"):
+                return self._send_metrics(request)
+            case m.Stats(about="graphs"):
+                return self._send_graphs(request)
             case m.Stats():
                 self._channel.send(m.Figures(request.id, self._services.figures()))
-            case m.Members():
-                self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
-            case m.Observe():
-                return self._observe(request)
             case m.ReadClock() | m.ListRings() | m.ReadRing():
                 if not self._is_here(request.node):
                     return self._ask_elsewhere(request)
@@ -253,8 +255,6 @@ class Client:
             case m.Report():
                 bound("performance graph", m.MAX_REPORT, len(request.graph))
                 self.graph = request.graph
-            case m.Graphs():
-                return self._send_graphs(request)
         return None
 
     def _is_here(self, node: bytes) -> bool:
@@ -306,7 +306,7 @@ class Client:
         )
         self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
 
-    async def _send_graphs(self, request: m.Graphs) -> None:
+    async def _send_graphs(self, request: m.Stats) -> None:
         if self._hosts is None:
             nodes = [graphs_of(self._services.node, self._services.clients)]
         else:
@@ -350,7 +350,7 @@ class Client:
         finally:
             wait.end()
 
-    async def _observe(self, request: m.Observe) -> None:
+    async def _send_metrics(self, request: m.Stats) -> None:
         self._channel.send(m.Figures(request.id, await self._observing.snapshot()))
 
     async def _ask_elsewhere(self, request: m.ReadClock | m.ListRings | m.ReadRing) -> None:

@@ -45,7 +45,6 @@ from dataplane.wire.messages import (
     ClockRead,
     Done,
     Figures,
-    Graphs,
     ListRings,
     Message,
     ReadClock,
@@ -214,7 +213,7 @@ class Hosts:
 
         async def ask(address: str) -> list[dict[str, Any]]:
             try:
-                asked = Graphs(self._peers.next_id())
+                asked = Stats(self._peers.next_id(), about="graphs")
                 return list((await self._peers.request(address, asked, Figures, _GRAPHS_S)).values["nodes"])
             except DataplaneError as error:
                 return [{"node": "", "host": address, "clients": [], "left_out": 0, "error": str(error)}]
@@ -271,7 +270,7 @@ class Hosts:
                 self._offers.withdraw(request)
             case ReadClock() | ListRings() | ReadRing() if self.observing is not None:
                 return self.observing.answer(request)
-            case Graphs():
+            case Stats(about="graphs"):
                 return Figures(request.id, {"nodes": [self.graphs()]})
             case pm.RetainParts():
                 if len(request.shards) > MAX_RETAINED:

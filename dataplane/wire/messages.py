@@ -10,7 +10,7 @@ define the others, and `client_messages` decodes all.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -58,18 +58,13 @@ class Hello(Request, frozen=True, tag="hello"):
     writes: bool
 
 
-class Members(Request, frozen=True, tag="members"):
-    """Ask for the members of the cluster. Answered by `Figures`."""
-
-
 class Stats(Request, frozen=True, tag="stats"):
-    """Ask for the statistics of this node, or of the member `node`. Answered by `Figures`."""
+    """Ask for the statistics of this node, or of the member `node`; or about the members of the cluster, the metrics of
+    this node, or the performance graphs of the clients of all nodes, with the causes of their waits. Answered by
+    `Figures`."""
 
     node: bytes = b""
-
-
-class Observe(Request, frozen=True, tag="observe"):
-    """Ask for the metrics of the node. Answered by `Figures`."""
+    about: Literal["node", "members", "metrics", "graphs"] = "node"
 
 
 class ReadClock(Request, frozen=True, tag="read-clock"):
@@ -115,11 +110,6 @@ class Report(FromClient, frozen=True, tag="report"):
     `Welcome` asks for it. Not answered."""
 
     graph: bytes
-
-
-class Graphs(Request, frozen=True, tag="graphs"):
-    """Ask for the performance graphs of the clients of all nodes, with the causes of their waits. Answered by
-    `Figures`."""
 
 
 # Messages of a node

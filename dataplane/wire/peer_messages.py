@@ -14,7 +14,6 @@ from dataplane.wire.messages import (
     Done,
     Failure,
     Figures,
-    Graphs,
     ListRings,
     Message,
     ReadClock,
@@ -173,7 +172,6 @@ PeerRequest = (
     | LiveRows
     | Offer
     | Withdraw
-    | Graphs
     | RetainParts
     | FreeParts
     | RetainColumns

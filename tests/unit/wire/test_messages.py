@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import hypothesis.strategies as st
 import msgspec
@@ -62,6 +62,8 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
         return st.none()
     if get_origin(kind) in (UnionType, Union):
         return st.one_of([of(inner, simple) for inner in get_args(kind)])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
     if get_origin(kind) is dict:
         return st.dictionaries(simple[str], of(get_args(kind)[1], simple), max_size=3)
     if kind.__origin__ is tuple and get_args(kind)[1:] == (...,):
