@@ -326,7 +326,7 @@ class Hosts:
         return [
             shard
             for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts)
-            if self._store.owners.has_several(shard)
+            if (found := self._store.shards.get(shard)) is not None and found.links is not None
         ]
 
     def _describe(self, request: pm.Describe) -> pm.Described:

@@ -257,7 +257,7 @@ class ShardRequests:
     # Freeing
 
     def _free(self, request: sm.Free) -> None:
-        freeings = self._store.freeings
+        freeings = self._store.shards.freeings
         freeings.cause = FreeCause("scope" if request.scope else "free", self._client.label)
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]

@@ -54,10 +54,6 @@ class ClientShard:
                 landing.set_exception(error)
                 landing.exception()  # seen, also where nobody waits any more
 
-    def lose(self) -> None:
-        """The client has gone."""
-        self.landed(self.lost())
-
     def drop(self) -> None:
         """Tell the client that it may reuse its memory."""
         if not self.gone:
@@ -93,14 +89,11 @@ class ClientShards:
             for shard in map(self._shards.get, numbers)
         )
 
-    def find(self, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
-        """The shards among these whose bytes a client keeps. Raises as `Store.pin`."""
-        shards = map(self._shards.find, numbers)
-        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, ClientShard)]
-
     def map(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
-        """As `find`; their handles are pinned for the caller."""
-        found = self.find(numbers)
+        """The shards among these whose bytes a client keeps; their handles are pinned for the caller. Raises as
+        `Store.pin`."""
+        shards = list(map(self._shards.find, numbers))
+        found = [(s, s.file) for s in shards if s.extent is None and isinstance(s.file, ClientShard)]
         for _, kept in found:
             self._pins.add(client, kept.number)
         return found
@@ -139,7 +132,7 @@ class ClientShards:
         for shard in self._shards.values():
             if isinstance(shard.file, ClientShard) and shard.file.client is client:
                 shard.damage = shard.file.lost()
-                shard.file.lose()
+                shard.file.landed(shard.damage)
         for kept in lost:
             kept.over = kept.gone = True
             if not self._pins.holds(kept.number):

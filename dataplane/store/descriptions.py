@@ -27,16 +27,11 @@ class Descriptions:
         """For each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without large live bits,
         which are sent separately."""
         shards = self._shards.find_all(numbers)
-        return [
-            (s.size, s.rows, s.columns, s.layout, b"" if apart and self._is_large(s) else s.live_bits()) for s in shards
-        ]
+        return [(s.size, s.rows, s.columns, s.layout, b"" if apart and _is_large(s) else s.live_bits()) for s in shards]
 
     def apart(self, number: int) -> bool:
         """Whether the live bits of a shard are so large that they are sent separately."""
-        return self._is_large(self._shards.find(number))
-
-    def _is_large(self, shard: Shard) -> bool:
-        return shard.live is not None and shard.live.large
+        return _is_large(self._shards.find(number))
 
     def nbytes(self, numbers: Sequence[int], *, apart: bool) -> int:
         """The approximate bytes of the description of these shards; `apart`: without live bits that are sent
@@ -63,6 +58,10 @@ class Descriptions:
         if shard.extent is None or shard.size > most:
             return b""
         return self._arena.read(shard.extent)[: shard.size]
+
+
+def _is_large(shard: Shard) -> bool:
+    return shard.live is not None and shard.live.large
 
 
 def check_described(size: int, rows: int, columns: int, layout: bytes) -> CheckedLayout:

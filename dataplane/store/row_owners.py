@@ -29,11 +29,6 @@ class RowOwners:
         self.retained: Callable[[int, Selected], None] = lambda number, selected: None
         """Called with a new link and the rows of columns that it is to."""
 
-    def has_several(self, number: int) -> bool:
-        """Whether the shard exists and has several owners."""
-        shard = self._shards.get(number)
-        return shard is not None and shard.links is not None
-
     def put_by(self, number: int) -> tuple[str, str] | None:
         """The client that put the shard, and its scope, or the client that created the link, which has none; None if
         it is gone."""
@@ -48,16 +43,12 @@ class RowOwners:
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
         shard = self._shards.find(shard_of(number))
-        self._check(shard, columns, rows)
+        self.check(shard, columns, rows)
         owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
         if not owned:
             raise self._shards.freeings.error(number)
 
-    def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt if no owner has this part of a shard."""
-        self._check(self._shards.find(number), columns, rows)
-
-    def _check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt if no owner has this part of the shard."""
         if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
             raise Corrupt(
@@ -78,7 +69,7 @@ class RowOwners:
         for number, selected in wanted:
             shard = self._shards.find(shard_of(number))
             for columns, rows in selected:
-                self._check(shard, columns, rows)
+                self.check(shard, columns, rows)
             links = shard.links or self._links(shard)
             cost += links.cost(selected) + (0 if shard.links is not None else links.nbytes)
             if self.nbytes + cost > _LINKS:

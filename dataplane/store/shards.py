@@ -18,7 +18,7 @@ _damage_of = attrgetter("damage")
 
 
 class Shards(dict[int, Shard]):
-    """The shards of one store."""
+    """The shards of one store. `freeings`: the clients that freed shards lately, and the one that does now."""
 
     def __init__(self, freeings: Freeings) -> None:
         self.freeings = freeings

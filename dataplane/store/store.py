@@ -98,9 +98,7 @@ class Store:
         self.arena = arena = Arena(config.memory_bytes)
         self.disk = disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = pins = Pins()
-        self.freeings = Freeings(clock)
-        """The clients that freed shards lately, and the one that does now."""
-        self.shards = shards = Shards(self.freeings)
+        self.shards = shards = Shards(Freeings(clock))
         small = SmallExtents(arena, OWN)
         self.residency = Residency(config, self.budget, arena, small, disk, pins, shards)
         """Must `run` for anything to be spilled."""
@@ -295,7 +293,7 @@ class Store:
                 if shard.extent is None and shard.file is not None and shard.damage is None:
                     raise self.budget.backpressure(total, deadline)  # it could not be read just now
                 if shard.extent is None:
-                    raise (shard.damage or self.freeings.error(shard.number)).with_traceback(None)
+                    raise (shard.damage or self.shards.freeings.error(shard.number)).with_traceback(None)
             return _pinned(shards)
         except BaseException as error:
             roomy = all(s.extent is not None or s.moving is not None for s in shards) and not self.budget.restoring
@@ -343,7 +341,7 @@ class Store:
 
     def _discard(self, shard: Shard) -> None:
         """Remove a shard without owners."""
-        self.freeings.note(shard.number, shard.scope)
+        self.shards.freeings.note(shard.number, shard.scope)
         self.shards.unscope([shard.number])
         del self.shards[shard.number]
         self._holes.forget(shard)

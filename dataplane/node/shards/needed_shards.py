@@ -170,7 +170,7 @@ class NeededShards:
 
     def released(self, patches: Iterable[ColumnBatch], stream: str = "") -> None:
         """Free patches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
-        freeings = self._store.freeings
+        freeings = self._store.shards.freeings
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:
             for patch in patches:

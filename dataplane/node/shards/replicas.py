@@ -209,7 +209,7 @@ class Replicas:
             here = self._here.get((request.node, shard_of(number)))
             if here is not None:
                 for columns, rows in selected:
-                    self._store.owners.check(here, columns, rows)
+                    self._store.owners.check(self._store.shards.find(here), columns, rows)
                 self._store.owners.retain_as(
                     here, selected, holder=f"replica of {request.node.hex()}", link=link_of(number)
                 )
