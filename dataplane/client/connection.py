@@ -54,10 +54,6 @@ class _Unanswered(PeerUnavailable):
     """Ends the wait for a reply; `Connection._unanswered` makes the error that the caller gets."""
 
 
-def _nothing() -> None:
-    pass
-
-
 class Exchange(NamedTuple, Generic[R, T]):
     """A request with one reply of this kind, within so many seconds. `finish` turns it into the caller's result, or
     the next exchange, or a coroutine for either. `admits`: while it waits for room, signs of life are due, without
@@ -69,7 +65,7 @@ class Exchange(NamedTuple, Generic[R, T]):
     timeout_s: float
     finish: Callable[[R], T | Exchange[Any, T] | Coroutine[Any, Any, T]]
     admits: bool = False
-    undo: Callable[[], None] = _nothing
+    undo: Callable[[], None] = lambda: None
 
 
 class Heartbeat:

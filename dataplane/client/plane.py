@@ -261,8 +261,7 @@ class AsyncPlane:
         """
         self.check()
         asked = m.Stats(self.connection.next_id(), arguments.node(node))
-        reply = await self.connection.request(asked, m.Figures, 0.0)
-        return Stats.of(reply.values)
+        return Stats.of((await self.connection.request(asked, m.Figures, 0.0)).values)
 
     # Streams
 
@@ -326,14 +325,7 @@ class AsyncPlane:
         """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
         member `node` leads. Raises as `stats`."""
         self.check()
-        member = arguments.node(node)
-        found: dict[str, Any] = {}
-        more: Any = None
-        while more is None or more:
-            asked = rm.Streams(self.connection.next_id(), max(more) if more else None, member)
-            more = (await self.connection.request(asked, m.Figures, 0.0)).values
-            found |= more
-        return found
+        return await _figures(self.connection, rm.Streams, arguments.node(node))
 
     async def restore(
         self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
@@ -421,13 +413,7 @@ class AsyncPlane:
     async def tables(self) -> dict[str, Any]:
         """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
         self.check()
-        found: dict[str, Any] = {}
-        more: Any = None
-        while more is None or more:
-            asked = rm.Tables(self.connection.next_id(), max(more) if more else None)
-            more = (await self.connection.request(asked, m.Figures, 0.0)).values
-            found |= more
-        return found
+        return await _figures(self.connection, rm.Tables)
 
     # The cluster
 
@@ -489,6 +475,17 @@ class AsyncPlane:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self.connection.in_child:
             warnings.warn(f"the plane at {self.address} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+
+async def _figures(connection: Connection, kind: type[rm.Streams | rm.Tables], *more: Any) -> dict[str, Any]:
+    """The statistics of all streams or tables, of which one message has some."""
+    found: dict[str, Any] = {}
+    while True:
+        asked = kind(connection.next_id(), max(found, default=None), *more)
+        some = (await connection.request(asked, m.Figures, 0.0)).values
+        if not some:
+            return found
+        found |= some
 
 
 def _scope(scope: Any) -> str:
