@@ -49,8 +49,7 @@ from dataplane.wire import shard_messages as sm
 TIMEOUT_S = 60.0
 """The default timeout of a put, get or draft, in seconds."""
 
-GPU_BUDGET = 1 << 30
-"""The default of the bytes that a plane keeps on devices."""
+GPU_BUDGET = 1 << 30  # bytes that a plane keeps on devices by default
 
 
 class AsyncPlane:
