@@ -114,9 +114,10 @@ class Corrupt(Lost):
 
 
 class Freed(Lost):
-    """The rows were freed. `shard`: the number of the first shard concerned; `columns`: those of the rows in it. For
-    a shard that was freed recently, as a whole: the `scope` that it was put under, `age_s` seconds since, and
-    `freed_by`, the client that freed it or the stream that no longer needed it. Empty, and -1, if unknown."""
+    """The rows were freed. `shard`: the number of the first shard with such rows. `columns`: the requested columns that
+    are stored in it. If the whole shard was freed recently: `scope`, under which it was put; `age_s`, the seconds since
+    it was freed; `freed_by`, the client that freed it, or the last stream that needed it. Unknown fields are empty, or
+    -1."""
 
     FIELDS = {"shard": -1, "columns": (), "scope": "", "freed_by": "", "age_s": -1.0}
 

@@ -35,8 +35,8 @@ _MOST_IN_PLACE = 4096
 
 
 def reading_of(field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> Reading:
-    """The rows of a column of this field: rows stored in another dtype are widened to the field's, unless a cut comes
-    first, which widens its result."""
+    """The rows of a column of this field. Rows that are stored in another dtype are widened to the field's; with a
+    `cut` of the rows, only its result is widened."""
     if field.kind in ("dense", "ragged") and not cut:
         selections = tuple([_fitted(field, selection) for selection in selections])
     return Reading(selections, order, cut)

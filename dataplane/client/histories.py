@@ -127,11 +127,11 @@ class AsyncHistory:
         reward: float | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """Add a response to the prompt with this key: a sequence or array of token ids, one-dimensional; an empty one
-        is ignored.
+        """Add a response to the prompt with this key. An empty response is ignored.
 
-        epoch: of training, or the policy's version: higher is newer. reward: a higher one weighs more among drafts.
-        timeout: seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: that of training, or the policy's
+        version; higher is newer. reward: drafts prefer responses with higher rewards. timeout: seconds to wait for
+        room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
         own, named = _tokens(tokens, self.dtype), [_key(key)]
         epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]

@@ -98,7 +98,7 @@ class Getter:
         return found
 
     async def hold_own(self, shards: Sequence[int], timeout: float) -> list[PinnedShard]:
-        """These shards of this plane's node, of which no single row is freed, held. Raises as `get`."""
+        """Pin these shards of this plane's node, and return them. Raises as `get`, and Freed if a row of them was freed."""
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
         found: dict[ShardKey, PinnedShard] = {}

@@ -166,7 +166,8 @@ class Tensors(Mapping[str, Any]):
 
 
 def _as_torch(array: Any) -> Any:
-    """The array as a tensor of the same bits, of a dtype that torch can view as any dtype of that size."""
+    """The bits of the array as a tensor of integers, which `view` turns into any dtype of the same size. NumPy's own
+    dtype may be one that torch lacks."""
     import torch
 
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}.get(array.itemsize)

@@ -145,7 +145,7 @@ class Membership:
         self._over.append(ended)
 
     def gone(self, node: str, *, durable: bool = False) -> bool:
-        """Whether data that only this node had is lost; with `durable`, its data of durable partitions."""
+        """Whether data of which `node` had the only copy is lost. With `durable`: its data of durable partitions."""
         ended = self._ended.get(node)
         if ended is not None and not ended.keeps:
             return True

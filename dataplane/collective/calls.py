@@ -1,4 +1,7 @@
-"""The four calls: which rank has which rows, which rank wants them, and the result of each."""
+"""The calls broadcast, scatter, gather and get: each names the ranks that have rows and the ranks that receive them.
+
+Ranks agree on that (`agreement`) before any bytes are sent (`exchange`).
+"""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class DeviceLink:
         self._over = threading.Event()
 
     def meet(self, before: Sequence[int], after: Sequence[int], deadline: Deadline) -> None:
-        """Receive a byte from the ranks `before`, and send one to those `after`, unless they have met. Raises
-        TimeoutError too."""
+        """Make the connections to neighbours with which there is none yet: receive a byte from the ranks `before`, and
+        send one to the ranks `after`. Raises TimeoutError at the deadline."""
         import torch
 
         with self._current():
@@ -106,7 +106,7 @@ class DeviceLink:
             return self._group.recv([into], rank, 0)
 
     def finish(self, deadline: Deadline) -> None:
-        """Return when all is sent, and all awaited receives are done. Raises TimeoutError too."""
+        """Return when everything is sent, and all awaited receives are done. Raises TimeoutError at the deadline."""
         with self._current():
             while self._sent:
                 self._sent.popleft()[0].wait()

@@ -159,8 +159,8 @@ class Link:
             raise self._broken(rank, error) from None
 
     def wait(self, work: Any, rank: int, longer_s: float = 0.0) -> None:
-        """Wait for work with that rank, until `longer_s` after the deadline; once only. Raises PeerUnavailable, or
-        the error of another rank."""
+        """Wait for `work`, a send to or receive from `rank`, until `longer_s` after the deadline. To be called once for
+        each work. Raises PeerUnavailable, or the error that another rank has reported."""
         within = Deadline.after(max(self._deadline.remaining_s + longer_s, 0.001))  # to torch, 0 is for ever
         try:
             work.wait(timedelta(seconds=within.remaining_s or 0.001))

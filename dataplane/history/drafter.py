@@ -75,7 +75,7 @@ class DraftStatistics:
 
     @property
     def tokens_per_verification(self) -> float:
-        """Tokens, including the model's own, for each call of `accept`; 0 before the first."""
+        """The mean number of tokens that a call of `accept` added, including the model's own; 0 before the first."""
         return self.tokens / self.verifications if self.verifications else 0.0
 
 

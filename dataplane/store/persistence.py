@@ -52,14 +52,14 @@ class Persistence:
         self._full: Backpressure | None = None  # why the last write was refused
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
-        """Return once these shards, or those of links, are durable: the next node on the directory has them under the
-        same numbers, unless they were freed. Concurrent calls share a sync. `with_next`: only their bytes are on disk
-        then, and the rest will be before any later write of the directory's journal: a command that names the shards
-        costs no further sync.
+        """Return once these shards are durable: the next node on the directory has them under the same numbers, unless
+        they were freed. The number of a link stands for its shard. Concurrent calls share a sync. `with_next`: return
+        once the bytes are on disk; the index entries are committed with, or before, the next write of the directory's
+        journal. So a command that names the shards needs no second sync.
 
         Raises Freed or Corrupt as `Store.pin`, Backpressure at the deadline if the disk is full or slow,
-        DirectoryUnusable if it refuses, Misuse for shards that were not put here. Cancelled, or late, they may become
-        durable later.
+        DirectoryUnusable if the directory cannot be written, Misuse for copies of other hosts' shards. After a
+        cancellation or Backpressure the shards may still become durable.
         """
         left = dict.fromkeys(map(shard_of, numbers))
         while wanted := [number for number in left if not self._is_durable(number)]:

@@ -95,8 +95,11 @@ class Residency:
             self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
-        """As `used`, in this order. Shards that are put together are in order: one by one, each would move all the
-        way up the heap."""
+        """As `used` for each of these shards, in this order.
+
+        Many entries are appended to a heap, which is then heapified: they have the latest next uses, so each single
+        push would move its entry to the top of the heap.
+        """
         heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
             shard.next_use = next(self._uses)

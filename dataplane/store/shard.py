@@ -34,8 +34,8 @@ _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
 
 
 def check_cost(layout: CheckedLayout, encoded: bytes, size: int) -> None:
-    """Raises Corrupt or LimitExceeded for a shard that would cost a node more work or memory than its extent of
-    `size` bytes justifies: columns over the same bytes, or an excessive layout or number of rows."""
+    """Raises Corrupt if the columns of a shard overlap, and LimitExceeded if its layout or its number of rows is too
+    large for its `size` in bytes: such a shard would cost a node more work or memory than its bytes justify."""
     if layout.claimed > size:
         raise Corrupt(f"the columns of a shard claim more bytes than the {size} that it has")
     cells = layout.rows * len(layout.outline.columns)

@@ -326,8 +326,8 @@ class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
 
 
 class TakeUp(BegunRow, frozen=True, tag=44, kw_only=True):
-    """Make this client the producer of a row in progress or, if none is named, of the first free one. Answered by
-    `UnfinishedRows` with this row, or with none if none is free."""
+    """Make this client the producer of a row in progress. Without `row` and `key`: of the first one that no producer
+    holds. Answered by `UnfinishedRows` with this row, or with none if every row is held."""
 
     token: int
     lease_s: float

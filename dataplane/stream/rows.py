@@ -265,7 +265,11 @@ class Rows:
     # as a replica's state
 
     def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
-        """For each layer: its columns, and the patch (-1: none) and the row in the patch of each of these rows."""
+        """The column batches of these rows, by layer (columns that were written together).
+
+        Each layer has its column names, the number of each row's column batch, -1 if it has none, and the row's
+        position in the column batch.
+        """
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
         for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
@@ -329,7 +333,7 @@ class Rows:
 
 
 def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
-    """These columns of row `index[i]` of the reference `of(patch[i])`, for each i in order."""
+    """A reference with these columns: its row i is row `index[i]` of the reference `of(patch[i])`."""
     order = None
     steps = np.diff(patch)
     edges = np.flatnonzero(steps) + 1

@@ -23,8 +23,8 @@ _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: the time of
-    its answer. `silent`: why it did not answer; its other values are then 0."""
+    """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: how long it took
+    to answer. `silent`: why it did not answer; its other values are then 0."""
 
     node: str
     name: str

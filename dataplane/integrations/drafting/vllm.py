@@ -28,7 +28,7 @@ class _Request:
         self.first, self.prompt, self.seen, self.drafter = np.array(tokens[:prompt]), prompt, prompt, drafter
 
     def goes_on(self, tokens: Any, length: int, sampled: Sequence[int]) -> bool:
-        """Whether the row still belongs to the same request: only sampled tokens were added since."""
+        """Whether the row still belongs to the same request: since the last call, only sampled tokens were added."""
         return length - len(sampled) == self.seen and bool(np.array_equal(tokens[: self.prompt], self.first))
 
 

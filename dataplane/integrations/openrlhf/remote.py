@@ -362,7 +362,8 @@ class RemoteExperience:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """References to the columns: named as the fields, with one row an Experience, and those of the inputs."""
+        """References to the stored columns: first that with a row for each Experience and its fields as columns, then
+        those of the inputs."""
         return self.items.refs
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class Contents:
     keys: dict[str, list[bytes | None]]
 
     def repeated(self, rows: int) -> tuple[dict[str, Values], dict[str, list[bytes | None]]]:
-        """The contents of this many equal rows with these values. Fields that share one object still do."""
+        """The contents of `rows` rows, each equal to this one. Fields that share one object here share one there."""
         seen: dict[int, Values] = {}
         for values_ in self.columns.values():
             if id(values_) not in seen:

@@ -133,7 +133,7 @@ class _Choosing:
         return self._partition.numbers(sampled), self._partition.numbers(consumed)
 
     def _part(self, given: Index) -> Index:
-        """This rank's part of the claimed rows: whole groups, of about equal length for each rank."""
+        """This rank's part of the claimed rows. All ranks get as many whole groups, and about as many tokens."""
         if not self._deals:
             return given
         from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions as dealt

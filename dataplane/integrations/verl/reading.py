@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Reading(DataProto):  # type: ignore[misc]  # verl has no types
-    """A DataProto whose columns are stored in the plane. `len()` rows; schema and length are known without a read."""
+    """A DataProto whose columns are stored in the plane. Its length and its schema are known without a read."""
 
     def __init__(self, columns: Columns, meta_info: dict[str, Any], scope: str | None = None) -> None:
         """Not for callers: `put` creates them."""

@@ -28,13 +28,14 @@ _NODE = tuple(field.name for field in fields(NodeConfig))
 class Settings:
     """The settings of one job.
 
-    node: those of `NodeConfig` that were given, by name.
+    node: the settings of `NodeConfig` that the section has, by name.
     transports: the data transports between hosts, the preferred one first. Empty: chosen for each host.
     key: the file with the nodes' key. None: a key is created for the job.
     timeout: seconds that a put or a get waits for room.
-    dense: return dense fields dense. TransferQueue returns them jagged, and verl relies on that.
-    fallback: use TransferQueue's own storage, with a warning, if the backend does not work with this TransferQueue.
-        Otherwise such a job is refused at its start.
+    dense: return fields whose rows have one shape as dense tensors. TransferQueue returns them jagged, and verl
+        relies on that.
+    fallback: if the backend does not work with the installed version of TransferQueue, warn, and use TransferQueue's
+        own storage. If it is False, the job fails at its start.
     """
 
     node: Mapping[str, Any]

@@ -60,9 +60,11 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 
 @dataclass(frozen=True, slots=True)
 class WantedRanges:
-    """Byte ranges of a shard, and the memory to write them to. `whole`: they complete the entire shard. `fresh`: the
-    memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges that are
-    `there` already."""
+    """Byte ranges of a shard, and the memory to write them to.
+
+    `there`: ranges that the memory has already. `whole`: with `ranges`, the memory has the whole shard. `fresh`: the
+    memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges `there`.
+    """
 
     owner: bytes
     shard: int
