@@ -73,7 +73,7 @@ class AsyncAppender:
             raise Misuse("a block has a row or more")
         self._lock = threading.Lock()
         self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
-        self._form: RowSchema | None = None  # of the last rows
+        self._form: RowSchema | None = None  # the layout of the last rows
         self._forms: dict[Any, RowSchema] = {}
         self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
         self._unseen: dict[Call, None] = {}  # failed calls whose error no caller has got
@@ -148,7 +148,7 @@ class AsyncAppender:
             with suppress(DataplaneError):  # the caller must see the error that left the block
                 await self.aclose()
 
-    # What the faces share
+    # Shared by the asynchronous and the blocking appender
 
     def offer(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Sent | None:
         """Put rows into a block, validated and copied; None if there is no room. Any thread may call this. Raises
@@ -170,7 +170,7 @@ class AsyncAppender:
             return None if block is None else self._put(block, call, sum([values.nbytes for values in owned]))
 
     def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
-        """As `offer`, of small columns with the layout that was learned last; None for others, too."""
+        """As `offer`, for small columns with the layout that was learned last. None for other columns, too."""
         return self._gather(self._form, columns, None, group, version, tags, sm.MAX_INLINE)
 
     def _gather(
@@ -201,7 +201,7 @@ class AsyncAppender:
             return None if call is None else self._put(block, call, gathered.nbytes - before)
 
     def _crowded(self) -> bool:
-        """Whether every block is full; `room` waits until one is not."""
+        """Whether every block is full. `room` waits until one is not."""
         with self._lock:
             crowded = len(self._blocks) >= _BLOCKS and self._blocks[-1].full
             if crowded:
@@ -293,7 +293,7 @@ class AsyncAppender:
         self._room.set()
 
     def _following(self, done: Block | None) -> Block | None:
-        """The next block; None if no block is left: the next `send` starts the task again."""
+        """The next block. None if no block is left; the next `send` then starts the task again."""
         with self._lock:
             if done is not None:
                 self._blocks.popleft()

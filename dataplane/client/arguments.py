@@ -18,7 +18,7 @@ TAG_KINDS = (str, int, float, bool, type(None))
 
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
-    """A duration in seconds, as sent; a negative one has passed already. Raises Misuse."""
+    """A duration in seconds, as a message has it; 0 for a negative one. Raises Misuse."""
     if type(value) is float and value >= 0.0:
         return value
     if value is None and default is not None:
@@ -77,7 +77,7 @@ def listed(what: str, values: Any) -> list[Any]:
 
 
 def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:
-    """The keys of rows, a text each; none where none are given. Raises Misuse."""
+    """The keys of rows, one text for each row; empty if none are given. Raises Misuse."""
     if values is None:
         return []
     listed = _each("keys", values if not isinstance(values, str) else [values], rows)
@@ -163,7 +163,7 @@ def settings(
 
 
 def replicas(value: Any) -> int:
-    """On how many hosts something is to be. Raises Misuse."""
+    """The number of hosts that are to store something. Raises Misuse."""
     count = whole("replicas", value)
     if not 1 <= count <= MAX_REPLICAS:
         raise Misuse(f"what is put is on 1 to {MAX_REPLICAS} hosts, not on {count}")

@@ -1,10 +1,10 @@
 """Work besides a process's calls: a coroutine in its own thread, over its own plane.
 
-Recorders, replays and followers of a stream run so, off the path of producers and consumers: they share neither the
-event loop nor the turns of the plane that began them.
+Recorders, replays and followers of a stream run in this way, so that they do not delay producers and consumers: they
+use neither the event loop nor the loop runner of the plane that started them.
 
 Invariants: `close` ends the work and waits for it; its error is raised by `wait`, once it has ended. Closing a plane
-ends the work that it began. The threads are daemons: unended work is broken off with the process, so it must lose
+ends the work that it began. The threads are daemons: when the process ends, unfinished work is aborted, so it must lose
 nothing by that.
 """
 
@@ -32,7 +32,8 @@ _begun: weakref.WeakKeyDictionary[Connection, list[Background]] = weakref.WeakKe
 
 
 class Background(ABC):
-    """Such work. A context manager, of both kinds, that ends it; any thread may use it."""
+    """Background work. As a context manager, `with` or `async with`, it ends the work at the end of the block. Any
+    thread may use it."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._address = connection.address
@@ -45,7 +46,7 @@ class Background(ABC):
         _begun.setdefault(connection, []).append(self)
 
     def start(self) -> Self:
-        """Begin; returns once the event loop runs."""
+        """Begin the work. Returns once the event loop runs."""
         self._thread.start()
         self._begun.wait()
         return self
@@ -77,7 +78,7 @@ class Background(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether it continues."""
+        """Whether the work is in progress."""
         return self._thread.is_alive()
 
     @property
@@ -94,12 +95,12 @@ class Background(ABC):
             raise self._error
 
     def close(self) -> None:
-        """End it, and wait for that. Idempotent. Raises its error."""
+        """End the work, and wait until it has ended. Idempotent. Raises its error."""
         self.stop()
         self.wait()
 
     def stop(self) -> None:
-        """Have it end, and do not wait."""
+        """Have the work end; do not wait for that."""
         self._begun.wait()
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # the loop has ended in between

@@ -27,7 +27,7 @@ _NONE: list[Any] = []
 
 
 class Kind(NamedTuple):
-    """The properties that all calls of one append share. `gathered`: rows are copied into the block as they come."""
+    """The properties that all calls of one append share. `gathered`: rows are copied into the block as they come in."""
 
     form: RowSchema
     keyed: bool
@@ -62,7 +62,7 @@ class Call:
         self.withdrawn = False
         """The caller has cancelled it."""
         self.done = False
-        """The rows are there."""
+        """Its rows are in the stream."""
         self.asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
         self.error: BaseException | None = None
 
@@ -79,7 +79,7 @@ class Block:
         self.calls: list[Call] = []
         self.rows = self.nbytes = 0
         self.full = False
-        """Nothing more is put into it."""
+        """No more calls are added to it."""
         self.filled = asyncio.Event()
         self.done = asyncio.Event()
         self._deadline = deadline
@@ -95,8 +95,8 @@ class Block:
         return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
 
     async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
-        """Append all calls, as many at a time as find room. Afterwards each call has its keys or its error; failed ones
-        are added to `unseen`."""
+        """Append all calls, as many at a time as find room. Afterwards each call has its keys or its error; calls with
+        an error are added to `unseen`."""
         left, most = self.calls, len(self.calls)
         ended: DataplaneError = Closed("the appender was stopped")
         try:
@@ -118,7 +118,7 @@ class Block:
                     call.error = call.error or type(ended)(str(ended), **ended.fields)
                     if not call.withdrawn:
                         unseen[call] = None
-                call.columns = _NONE  # the keys may be asked for late
+                call.columns = _NONE  # not needed any more; the caller may keep `Sent` for long
             self.done.set()
 
     async def _alone(self, call: Call, stream: AsyncStream) -> DataplaneError | None:
@@ -178,7 +178,7 @@ class Sent:
         return self._call.keys
 
     async def wait(self) -> list[str]:
-        """As awaiting it."""
+        """The same as `await` of this object."""
         await self._block.done.wait()
         return self.keys()
 

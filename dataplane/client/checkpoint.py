@@ -3,7 +3,7 @@ the columns.
 
 The node keeps a snapshot while it is read, so the file is the stream at one moment. A stream that is being restored
 cannot be opened before it is complete. Rows that are stored once and referred to several times, like the images of a
-prompt, are written once and restored so.
+prompt, are written once, and stored once again by a restore.
 
 Invariant: memory holds one block of metadata, and about `PIECE` bytes of columns (or a row, if that is larger) with
 their bytes in the file.
@@ -52,8 +52,8 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """Rows, and the task for which their producer held them. For each table that follows, a column: which of its
-    rows each of these rows is (int64; empty: they are equal)."""
+    """The header of the columns of some rows. `task`: the task for which their producer held the rows. For each table
+    that follows: the table row of each of these rows (int64; empty if they are equal)."""
 
     rows: bytes
     task: int
@@ -62,7 +62,7 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Where and how columns are written, and in pieces of how many bytes."""
+    """The destination of columns, the means to read them, and the bytes of a piece."""
 
     file: CheckpointWriter
     getter: Getter
@@ -133,7 +133,7 @@ async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> 
 
 
 async def _tables(to: Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
-    """Each column by itself, since a column of a row is in one shard: the row index, and the table."""
+    """Each column by itself, so that the shards of one column are held at a time: the row index, and the table."""
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout_s)

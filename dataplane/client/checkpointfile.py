@@ -5,10 +5,10 @@
     checksum: xxh3-64 of: number of the frame (8) | checksum of the frame before (8) | kind | bytes of the payload |
         payload
 
-Numbers are little-endian. The first frame is the file's id, 16 random bytes, so each checksum is of this file and of
-all that comes before its frame; the checksum before the first is the number of the format. A frame of `TABLE` is an
-Arrow IPC stream, which other programs can read; the others are MessagePack, of `BLOCK` a `snapshot_format.RowsState`.
-Nothing in it is ever unpickled.
+Numbers are little-endian. The first frame has the file's id, 16 random bytes. A checksum covers the id and all
+frames before its own, because it covers the checksum of the frame before; for the first frame that is the number of
+the format. A frame of kind `TABLE` is an Arrow IPC stream, which other programs can read. The others are MessagePack;
+a frame of kind `BLOCK` is a `snapshot_format.RowsState`. Nothing is ever unpickled.
 
 Invariants: a frame is valid only at its place in its file, after its predecessor, else it is `Corrupt`: frames that are
 moved, missing, repeated or of another file (an older checkpoint, say) are detected. The file gets its name only once
@@ -52,18 +52,18 @@ class _Chain:
         self._last = _FORMAT
 
     def checksum(self, kind: int, payload: memoryview) -> int:
-        """The checksum of the next frame, if it is this one."""
+        """The checksum that this frame has if it is the next one."""
         state = xxhash.xxh3_64(_LINK.pack(self.frames, self._last, kind, len(payload)))
         state.update(payload)
         return state.intdigest()
 
     def add(self, checksum: int) -> None:
-        """The next frame is the one with this checksum."""
+        """Append a frame with this checksum to the chain."""
         self.frames, self._last = self.frames + 1, checksum
 
 
 class CheckpointWriter:
-    """Writes one file. A context manager: left without `commit`, nothing is there. For one thread at a time."""
+    """Writes one file. As a context manager, it leaves no file if `commit` was not called. For one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises Misuse where no file can be written there."""
@@ -205,7 +205,7 @@ class CheckpointReader:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether all frames have been read."""
         return not self._left
 
     def __enter__(self) -> CheckpointReader:

@@ -1,7 +1,7 @@
 """Shards that are held, put together as columns: piece by piece, or many small ones in one pass (`Stack`).
 
-The shards of a reply stay a table (`Holding`): no object is made for each of thousands of small ones. Each pin that the
-node granted is dropped once, with the last view of its shards; small shards share pins.
+The shards of a reply stay a table (`Holding`): no object is made for each of thousands of small shards. Each pin that
+the node granted is dropped once, with the last view of its shards; small shards share a pin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, Table
 
 _LEAST = 8
-"""Pieces of a column from which on they are read in one pass."""
+"""The number of pieces of a column from which on they are read in one pass."""
 
 _MOST = 256 << 10
 """Bytes of a piece up to which one pass is faster than reading each piece in place."""
@@ -54,8 +54,8 @@ def _sorted(sources: Sequence[locations.Piece], by: Index) -> tuple[Index, Index
 def _once(
     sources: tuple[locations.Piece, ...], order: Index | None
 ) -> tuple[tuple[locations.Piece, ...], Index | None]:
-    """The same rows, with one piece for each stored column: rows that share a value come as many pieces of few
-    columns."""
+    """The same rows, with one piece for each stored column. References to rows that share values have many pieces, but
+    of few stored columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
     own = [numbers.setdefault(piece[:3], len(numbers)) for piece in sources]
     if len(numbers) == len(sources):
@@ -98,7 +98,7 @@ class _Several:
 
 
 class _Joined(Copied):
-    """The rows `bounds[i]` up to `bounds[i + 1]` of a ragged column joined, for each i."""
+    """A ragged column whose row i is rows `bounds[i]` up to `bounds[i + 1]` of another one, concatenated."""
 
     def __init__(self, column: Column, bounds: Index) -> None:
         super().__init__(column.name, column.field, len(bounds) - 1)
@@ -119,7 +119,7 @@ class _Joined(Copied):
 
 
 class ColumnAssembly:
-    """Columns over these shards."""
+    """Makes columns from held shards."""
 
     def __init__(self, held: Holding) -> None:
         self._held = held
@@ -141,7 +141,7 @@ class ColumnAssembly:
         return Column.of(name, field, [Selection(joined, Rows.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
-        """The rows of a column that a frame lists, before they are joined."""
+        """The rows that the parts of a frame name, in its order, before `bounds` joins them."""
         if len(frame.parts) == 1:
             shard, ordinal, _ = frame.parts[0].cells[slot]
             piece = self._piece(self._held[shard[:2]], ordinal, frame.parts[0].rows)
@@ -168,8 +168,8 @@ class ColumnAssembly:
         return Column.of(name, field, selections, order)
 
     def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether it is seen at once that these columns of the shards can be read in one pass: all shards have one
-        outline, or none comes twice and this column is the same in the few outlines that they have."""
+        """Whether a cheap check shows that these columns of the shards can be read in one pass. So it is if all shards
+        have one outline; or if no shard is named twice, and this column is the same in all of their few outlines."""
         if self._held.outline is not None:
             return True
         outlines = self._outlines.get(keys)
@@ -195,7 +195,7 @@ class ColumnAssembly:
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
     def _are_worth_a_pass(self, sources: Sequence[locations.Piece], kinds: Index) -> bool:
-        """Whether pieces of some kind are enough, and small enough, to be read in one pass."""
+        """Whether enough pieces of one kind are small enough that it pays to read them in one pass."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
             pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
             keys, ordinal = tuple([(piece.node, piece.shard) for piece in pieces]), pieces[0].ordinal
@@ -239,7 +239,7 @@ class ColumnAssembly:
         if whole:
             return Selection(stacked, Rows.range(0, total))
         if not several.within(rows):
-            return None  # which `opened` refuses
+            return None  # then `opened` raises the error
         starts = (np.cumsum(rows) - rows).tolist()
         chosen = [each.array() + start for each, start in zip(several.rows, starts, strict=True)]
         return Selection(stacked, Rows.index(np.concatenate(chosen)))
@@ -252,12 +252,12 @@ class ColumnAssembly:
 
 
 _LEAST_PINNED, _MOST_PINNED = 256 << 10, 4 << 20
-"""Bytes of small shards that share a pin, as the columns of one put share a shard: a quarter of all, within these
-bounds. Dropping a pin takes a message, and a few hundred messages take longer than reading those shards."""
+"""Small shards share a pin up to so many bytes: a quarter of all, within these bounds. Each pin that is dropped takes a
+message, and a few hundred messages take longer than reading those shards."""
 
 
 _FEW = 64
-"""Shards up to which Python's own numbers are faster to read than those of a table."""
+"""Up to so many shards, lists of Python numbers are faster to read than a NumPy table."""
 
 
 class PinnedShard(NamedTuple):
@@ -301,8 +301,8 @@ class Holding:
         described: ShardDescriptions | None,
         carried: bytes = b"",
     ) -> None:
-        """`mapped`: shards that other processes keep. `keys`: of the shards of `described`, in its order. `carried`:
-        their bytes, if the reply has them; else the shards are pinned."""
+        """`keys`: those of the shards in `described`, in the same order. `mapped`: shards that other processes keep.
+        `carried`: the bytes of the shards, if the reply has them; else the shards are pinned."""
         self._keys = keys
         self._mapped = mapped
         self._described = described
@@ -313,12 +313,12 @@ class Holding:
         self._made: dict[ShardKey, PinnedShard] = {}
         self._segments: Mapping[int, Segment] = {}
         self._carried = carried
-        self._starts: list[int] = []  # of the runs of shards that share a hold
+        self._starts: list[int] = []  # for each pin, the position of its first shard
         self._pins: list[Pin] = []
-        self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by run
+        self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by pin
 
     def hold(self, segments: Mapping[int, Segment], pin: Callable[..., Pin]) -> None:
-        """They are in these segments, and the node has granted one pin on each."""
+        """The shards are in these segments, and the node has granted one pin on each."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
         most, start, nbytes = max(_LEAST_PINNED, min(_MOST_PINNED, sum(sizes) // 4)), 0, 0
@@ -380,8 +380,8 @@ class Holding:
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
     def _views(self, places: Table, keeps: object) -> Callable[[ShardPlace], Bytes]:
-        """The bytes of these shards, as parts of one array for each segment, which keeps their pins: an array for
-        each would take longer than reading it."""
+        """A function that returns the bytes of one of these shards, as a part of one array for each segment, which
+        keeps the pins. To make an array for each shard would take longer than to read it."""
         whole = self._spans(places, keeps)
 
         def view(place: ShardPlace) -> Bytes:
@@ -391,7 +391,7 @@ class Holding:
         return view
 
     def _spans(self, places: Table, keeps: object) -> dict[int, tuple[Bytes, int]]:
-        """For each segment of these shards, the part from the first of them to the last, and its offset."""
+        """For each segment: the bytes from the first of these shards in it to the last, and their offset."""
         found = {}
         for segment in np.unique(places[:, 1]).tolist():
             inside = places[places[:, 1] == segment]
@@ -400,7 +400,7 @@ class Holding:
         return found
 
     def stack(self, keys: Sequence[ShardKey]) -> Stack:
-        """Shards with one outline, to be read in one pass."""
+        """These shards, which have one outline, to be read in one pass."""
         if self._carried or (self._mapped and any(map(self._mapped.__contains__, keys))):
             held = [self[key] for key in keys]
             table = np.array([each.laid.numbers for each in held])
@@ -420,5 +420,5 @@ class Holding:
 
     @cached_property
     def _whole(self) -> dict[int, tuple[Bytes, int]]:
-        """See `_spans`; of all shards, by ascending segment."""
+        """As `_spans`, for all shards, by ascending segment."""
         return self._spans(self._places, tuple(self._pins))

@@ -61,7 +61,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             raise
 
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
-        """A connection to a node, which this process started or which was there."""
+        """A connection to a node, `started`: by this process."""
         try:
             opened = await self._open(address, soon)
         except PeerUnavailable as error:
@@ -86,8 +86,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         return TracedAsyncPlane
 
     async def _through(self, system: str, soon: Soon) -> Connection:
-        """A connection to the node that another system names. If that node has just died, unknown to the system yet,
-        to the next."""
+        """A connection to the node that another system names. If that node has just died and the system does not know
+        it yet, a connection to the next node that it names."""
         address = await asyncio.to_thread(_resolved, system, self._config)
         try:
             return await self._open(address, soon)
@@ -130,7 +130,7 @@ _DOORS = {"ray": "dataplane.integrations.ray"}
 
 
 def _is_door(address: str) -> bool:
-    """Whether another system says which node this is."""
+    """Whether the address names a system, such as Ray, that knows the address of the node."""
     return address in _DOORS
 
 

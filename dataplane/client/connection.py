@@ -1,9 +1,9 @@
 """The connection of this process to its node: requests and replies, and the segments and pins that come with them.
 
 Invariants: a request ends with its reply or the node's typed error. If the node does not answer in time or is gone, a
-request that changes something ends with `OutcomeUnknown`, and with `PeerUnavailable` one that was not sent, only reads,
-or whose late reply is undone. If a cancelled request succeeds, its grant is released. While a reservation is open,
-heartbeats are sent several times a lease. In a forked child every use raises `Forked`, and the socket is replaced
+request that changes something ends with `OutcomeUnknown`. It ends with `PeerUnavailable` if it was not sent, if it only
+reads, or if its late reply is undone. If a cancelled request succeeds, its grant is released. While a reservation is
+open, heartbeats are sent several times a lease. In a forked child every use raises `Forked`, and the socket is replaced
 there, so that the child neither keeps the parent's pins nor disturbs its messages.
 """
 
@@ -55,9 +55,10 @@ class _Unanswered(PeerUnavailable):
 
 
 class Exchange(NamedTuple, Generic[R, T]):
-    """A request with one reply of this kind, within so many seconds. `finish` turns it into the caller's result, or
-    the next exchange, or a coroutine for either. `admits`: while it waits for room, signs of life are due, without
-    which its permit to append is revoked. `undo` is called if it fails or is cancelled before its reply."""
+    """A request with one reply of type `kind`, due within `timeout_s` seconds. `finish` turns the reply into the
+    caller's result, the next exchange, or a coroutine for either. `admits`: heartbeats are sent while the request
+    waits for room, because without them its permit to append is revoked. `undo` is called if the exchange fails or is
+    cancelled before its reply."""
 
     connection: Connection
     request: Any
@@ -185,11 +186,11 @@ class Connection:
             self._flush()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
-        if len(self._pending) > 1:  # other requests are pending: those of this turn go together
+        if len(self._pending) > 1:  # gather the requests of this step of the loop
             self._channel.gather()
         try:
             self._channel.send(request)
-        except BaseException:  # no message holds it
+        except BaseException:  # no message was sent
             self._pending.pop(request.id, None)
             raise
         if self._channel.broken:
@@ -218,7 +219,7 @@ class Connection:
         return self._checked(reply, kind)
 
     def _checked(self, reply: m.Reply, kind: type[R]) -> R:
-        if self._detached:  # between the reply and now: its grant has gone with the connection
+        if self._detached:  # closed since the reply came, and the grant with it
             self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
@@ -349,8 +350,8 @@ class Connection:
             future.set_result(reply)
 
     def _closed(self, error: DataplaneError | None) -> bool:
-        """The node is gone, or does not accept messages of this side any more. In the second case it still keeps the
-        pins of views."""
+        """Called when the node is gone, or accepts no more messages from this side. In the second case it still keeps
+        the pins of views. Returns whether the pins have taken over the socket."""
         self._end(error)
         if not self.pins.live:
             return False
@@ -439,8 +440,8 @@ class Connection:
             self._settling.set_result(None)
 
     def close(self) -> None:
-        """Close, but leave the pins of existing views to those. Idempotent; never blocks. Drops unsent messages: see
-        `settle`."""
+        """Close the connection. Pins of existing views stay until the views are dropped. Idempotent; never
+        blocks. Drops unsent messages: see `settle`."""
         if self._detached:
             return
         self._closing = self._detached = True
@@ -448,7 +449,7 @@ class Connection:
         self.heartbeat.stop()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
-        kept = [m.Cancel(request) for request in self.handing]  # this process lives on and owns its shards
+        kept = [m.Cancel(request) for request in self.handing]  # so that the node does not free their shards
         if self._channel.open and self.pins.live:
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
@@ -467,12 +468,12 @@ class Connection:
         do not reach the parent."""
         let_go(self._socket)
         for mapping, (segment, offset) in list(self.unsealed.items()):
-            with suppress(DataplaneError):  # it stays forbidden
+            with suppress(DataplaneError):  # then its accesses still fail
                 segment.unshare(mapping, offset)
 
 
 def _recording(size: int, fd: int) -> PlainWriter | None:
-    """Records events in the ring that came with the welcome; None if that has not this version's format."""
+    """Records events in the ring that came with the welcome; None if the ring has another version's format."""
     try:
         if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
             return Recorder(fd).writer

@@ -1,4 +1,4 @@
-"""The parts of consuming a stream that need no state of it: loops over deliveries, and why a task has to wait."""
+"""The parts of consuming a stream that need no state of it: loops over deliveries, and the reason why a task waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_at_end(at_end: str) -> None:
 
 
 def ended(closed: Closed, at_end: AtEnd) -> None:
-    """End a loop over a stream by this error. Warns or raises if the task has not done all rows."""
+    """End a loop over a stream that raised this error. Warns, or raises it, if the task has not done all rows."""
     if not (closed.dead or closed.expired) or at_end == "ignore":
         return
     if at_end == "raise":
@@ -55,7 +55,7 @@ def ended(closed: Closed, at_end: AtEnd) -> None:
 
 
 class Consuming:
-    """A consume under way: `await` it, or enter it with `async with`."""
+    """A consume in progress: `await` it, or enter it with `async with`."""
 
     def __init__(self, consume: Callable[[], Any]) -> None:
         self._begin = consume
@@ -141,7 +141,7 @@ async def deliveries(
 
     async def one() -> Delivery:
         while True:
-            with suppress(NotReady):  # perhaps no caller waits yet; a waiter keeps the time
+            with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
                 delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
                 fetch_ahead(delivery)
                 return delivery
@@ -190,7 +190,7 @@ R = TypeVar("R", bound=r.Result)
 
 _NONE: Index = np.empty(0, np.int64)
 _FIRST = 1 << 14  # rows that the sampler is shown first
-_AGE_S = 0.5  # how often a sampler that judges by age is asked again
+_AGE_S = 0.5  # seconds between two calls of a sampler whose choice depends on age
 
 
 class Ask(Protocol):
@@ -222,7 +222,7 @@ class Sampling:
                     raise
                 seen = -1
                 continue
-            if not len(shown.rows):  # a grant to another replica waits for this one
+            if not len(shown.rows):  # another replica's grant is ready for this one
                 return await self._take(_NONE, _NONE, 1)
             candidates = _candidates(shown)
             choice = checked(self._choose(candidates), candidates, asked.rows)

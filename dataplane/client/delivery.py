@@ -84,18 +84,18 @@ class Delivery:
         return await self._getter.get(self.ref.select(*columns) if columns else self.ref, timeout)
 
     async def ack(self) -> None:
-        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if they went to another consumer:
-        then the ack counts for none of them; OutcomeUnknown if the node or the leader did not answer: repeat the ack.
-        Does nothing if they were acked before; raises LeaseExpired if they were given back."""
+        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
+        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader did not
+        answer: repeat the ack. Does nothing if they were acked before."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. The node logs the reason if they are dead letters then. Raises
-        LeaseExpired, also if they were acked. Does nothing if they were given back before."""
+        """Give the rows back, to be delivered again. If this makes them dead letters, the node logs the reason. Does
+        nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
         await self._settle(done=False, reason=reason)
 
     async def unseen(self) -> None:
-        """As `nack`, but does not count as a delivery: the rows were not read."""
+        """As `nack`, but the delivery does not count towards `max_deliveries`, because the rows were not read."""
         await self._settle(done=False, seen=False)
 
     async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
@@ -218,7 +218,7 @@ class LostRow(NamedTuple):
 
 
 class LostRows(list[LostRow]):
-    """Lost rows. `unnamed`: how many more were lost, by the node of their producers, in hex."""
+    """Lost rows. `unnamed`: the number of lost rows whose keys are unknown, by the node of their producers, in hex."""
 
     def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
         super().__init__(rows)

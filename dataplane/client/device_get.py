@@ -1,7 +1,7 @@
 """The destination of a `get`: the caller's tensors, a device, or the ranks of a group.
 
 Copies to devices are ordered by the current stream of the caller's thread. Copies to host memory are divided among the
-plane's threads. Large ones of a plane of an event loop are made in a thread, whichever way they go.
+plane's threads. In an asynchronous plane, large copies in either direction are made in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataplane.device import ordering
 from dataplane.device.copies import fill
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 
-_SHARED = 4  # jobs from which on threads share them
+_SHARED = 4  # from so many jobs on, threads share them
 
 
 class AsyncReader(Protocol):
@@ -43,7 +43,7 @@ class AsyncReader(Protocol):
 
 
 def nbytes(batch: Batch, device: Any, out: Mapping[str, Any] | None) -> int:
-    """The most bytes that `placed` copies."""
+    """An upper bound of the bytes that `placed` copies."""
     if device is not None and device.type != "cpu":
         return batch.nbytes
     return sum(batch[name].nbytes for name in out if name in batch) if isinstance(out, Mapping) else 0
@@ -53,7 +53,8 @@ def placed(
     batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor, streams: Sequence[Any] = ()
 ) -> Batch:
     """The batch on a device, after its columns were copied into `out`. No copy is running any more when this returns
-    or raises. `streams`: the caller's, if this is another thread. Raises as `Batch.to` and `jobs_into`."""
+    or raises. `streams`: the CUDA streams of the caller, if this is another thread. Raises as `Batch.to` and
+    `jobs_into`."""
     with ordering.as_called(streams):
         if out is not None:
             jobs = jobs_into(batch, out)
@@ -74,7 +75,7 @@ def _on_host(out: Mapping[str, Any]) -> bool:
 
 
 async def together(plane: AsyncReader, ref: BatchRef, group: Any, timeout: float) -> Batch:
-    """`collective.get` for a plane of an event loop: it waits in a thread. Cancelled, it ends the call on all ranks."""
+    """`collective.get` for an asynchronous plane: it waits in a thread. A cancellation ends the call on all ranks."""
     from dataplane import collective  # seldom needed
 
     loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ from dataplane.device.ordering import NOTHING
 from dataplane.device.staging import leave, outward
 
 _own: weakref.WeakValueDictionary[int, OwnDevice] = weakref.WeakValueDictionary()
-"""Memory of this process, by number: CUDA IPC maps that of others alone."""
+"""Memory of this process, by number: CUDA IPC can map only memory of other processes."""
 _numbers = itertools.count(secrets.randbits(48))  # random, so that no other process has the same
 
 
@@ -53,7 +53,7 @@ class OwnDevice:
         return str(torch.cuda.get_device_properties(self._device).uuid), (*parts, self._tensor.storage_offset())
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
-        """One job, since the device does it all on one stream."""
+        """One job, since all copies are made on one stream of the device."""
         return [partial(self._write, column)]
 
     def _write(self, column: PlannedColumn) -> None:
@@ -89,8 +89,8 @@ class OwnDevice:
             leave(memory[: self.size], [tensor], NOTHING)
 
     def close(self, *, mapped: bool = False) -> None:
-        """See `kept_columns.MappableMemory`. torch counts expected mappings, one at first, and made ones. If no process
-        has mapped it, torch is told that one has, or it would keep the memory for good."""
+        """See `kept_columns.MappableMemory`. torch counts how many mappings it expects (one at first) and how many were
+        made, and keeps the memory until these agree. If no process has mapped it, one mapping is reported to torch."""
         tensor, counter = self._tensor, self._counter
         self._tensor = self._counter = None
         if tensor is not None and mapped:
@@ -135,7 +135,7 @@ class MappedDevice:
     its queued work."""
 
     def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
-        """`own`: the tensor is this process's, which keeps the memory without a pin for as long as one looks at it."""
+        """`own`: the tensor is this process's. It needs no pin while readers use it: torch keeps its memory."""
         self._tensor = tensor
         if own:
             self._pin = pin
@@ -183,7 +183,7 @@ def mapped(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedD
     else:
         return None
     *shared, offset = parts
-    shared[0] = index  # the device's number is each process's own
+    shared[0] = index  # processes may number the devices differently
     with torch.cuda.device(index):
         try:
             storage = torch.UntypedStorage._new_shared_cuda(*shared)

@@ -3,8 +3,8 @@
 A draft is one shard, in its own mapping.
 
 Invariants: no other process sees it before it is sealed. Sealing turns the mapping into a private copy-on-write one at
-the same addresses, so existing arrays can still be read, and writes to them stay private; they keep the shard's bytes
-in place as a get would. A draft that is dropped, or left by an exception, releases its memory.
+the same addresses: existing arrays can still be read, writes to them stay private, and they keep the shard's bytes in
+place, as the result of a get does. A draft that is dropped, or left by an exception, releases its memory.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Draft:
         self._size = max((o + n for _, layout in layouts for o, n in layout.buffers), default=0)
         self._mapping: MemoryMapping | None = self._segment.shared(self._offset, max(1, self._size))
         connection.unsealed[self._mapping] = self._segment, self._offset
-        self._keeps: list[Any] = []  # kept by the arrays; `seal` adds the pin
+        self._keeps: list[Any] = []  # objects that the arrays keep alive; `seal` adds the pin
         self._open = True
         self._write_offsets()
 
@@ -199,7 +199,7 @@ class Draft:
         return torch.from_numpy(arrays).view(dtype)
 
     async def seal(self) -> BatchRef:
-        """Make what was written visible, and read-only from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make the columns visible, and read-only from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
         self._connection.check()
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")
@@ -258,7 +258,7 @@ class Draft:
 
 
 def _layout(spec: Spec, base: int) -> tuple[ColumnLayout, int]:
-    """The places of the column's buffers from `base` on, and where the next column's may begin."""
+    """The places of the column's buffers from `base` on, and the offset from which on the next column's may lie."""
     width = storage(spec.field.dtype).itemsize
     if spec.lengths is None:
         sizes = [spec.rows * math.prod(n or 0 for n in spec.field.shape) * width]

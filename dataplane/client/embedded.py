@@ -3,8 +3,8 @@
 A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that its
 other planes and its children connect to it.
 
-Invariants: the node ends with this process, however that ends (it watches this process itself); earlier, once the
-plane that started it is closed, as soon as no process is connected any more; a view of a closed plane counts as a
+Invariants: the node ends with this process, however that ends, because it watches this process itself. If the plane
+that started it is closed first, it ends once no process is connected any more; a view of a closed plane counts as a
 connection. A forked child never stops its parent's node.
 """
 
@@ -28,9 +28,9 @@ from dataplane.config import NodeConfig, environment, export_address
 from dataplane.errors import DataplaneError, PeerUnavailable, Rejected
 from dataplane.wire.local import connect, format_address, is_address
 
-_START_S = 20.0  # on a machine that is busy with other imports
+_START_S = 20.0  # a busy machine takes long for the imports
 _STOP_S = 2.0
-_NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory, of nodes that were given no other path
+_NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory: the sockets of nodes without a path of their own
 
 
 def find(given: str | None) -> str:
@@ -77,7 +77,7 @@ class Launched:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return self._process.pid
 
     @property
@@ -108,10 +108,10 @@ def node_command(config: NodeConfig, ready: socket.socket, *more: str) -> list[s
 
 
 def first_words(node: socket.socket, lines: int) -> Sequence[str]:
-    """The lines that a started node reports, so many, its address first. Raises as `Launched`."""
+    """The `lines` lines that a node reports when it has started; the first is its address. Raises as `Launched`."""
     node.settimeout(_START_S)
     words = ""
-    with suppress(OSError):  # no word in time, or it has ended
+    with suppress(OSError):  # nothing came in time, or the node has ended
         words = node.recv(4096).decode(errors="replace")
     said = words.split("\n")
     if len(said) == lines and is_address(said[0]):
@@ -181,9 +181,9 @@ def _reap() -> None:
 
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
-    """The address in the environment, or else of a node that is started now, and that node. One thread at a time, so
-    that several that connect at once find the same. With settings, another one is started besides an existing one of
-    this process."""
+    """The address in the environment; else that of a node that is started now, and the node. With settings, a node is
+    started even if this process has one already. One thread at a time does this, so that threads that connect at once
+    find the same node."""
     with _starting:
         for node in list(_running):
             if node.died:
@@ -196,7 +196,7 @@ def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
 
 
 def started_here(address: str) -> bool:
-    """Whether the address is that of a node which this process, or the one it was forked from, started."""
+    """Whether this process, or the process it was forked from, started the node at this address."""
     return any(node.address == address for node in _running)
 
 

@@ -1,6 +1,6 @@
 """Trace events that connect the append, the delivery and the ack of a row.
 
-A row has a 64-bit number that producer and consumer compute independently: from the prefix of the stream and its
+A row has a 64-bit number that producer and consumer compute independently: from the stream's key prefix and the row's
 number if it has a generated key, else from its key. For many rows that are not consecutive, events are recorded for
 some of them only.
 """
@@ -17,13 +17,13 @@ from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
 from dataplane.wire import row_messages as rm
 
-_SOME = 32  # rows of one call that are reported one by one
+_SOME = 32  # at most so many rows of one call are recorded one by one
 _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
 
 def appended(connection: Connection, mark: str, reply: rm.Appended, keys: Sequence[str], rows: int) -> None:
-    """Record that the last event was an append of these rows. `keys`: those that the caller gave."""
+    """Record that the last event was an append of these rows. `keys`: those that the caller gave, if any."""
     events = connection.events
     if events is None:
         return
@@ -53,7 +53,7 @@ def delivered(connection: Connection, mark: str, stream: bytes, given: r.Deliver
 
 
 def settled(connection: Connection, stream: bytes, grant: int) -> None:
-    """The last event was an ack of a delivery."""
+    """Record that the last event was an ack of a delivery."""
     if connection.events is not None:
         connection.events.flow(_ACK, _grant(stream, grant))
 

@@ -1,9 +1,10 @@
 """A history, as a process uses it: the responses to each prompt in earlier epochs, for drafts and predicted lengths.
 
 It is stored in a table (`client.tables`): a row for each prompt, and in it a column for each response, of `keep *
-samples` places. The metadata of a response is the tag of its place, so lengths are known without reading a token, and
-millions of prompts are a row each of one leader. Tokens stay where they were written, or are recorded by reference; a
-drafter reads them in place, and fetches them once for each host.
+It is stored in a table (`client.tables`): a row for each prompt, and in it `keep * samples` columns, each with a place
+for one response. The metadata of a response is the tag of its place, so lengths are known without reading a token, and
+millions of prompts are as many rows at one leader. Tokens stay where they were written, or are recorded by reference;
+a drafter reads them in place, and fetches them once for each host.
 
 Invariants: a failed call frees the rows that it has stored. A prompt has at most `keep * samples` responses, of its
 newest `keep` epochs; the oldest epoch is removed first, and in one epoch the lowest reward. Two processes that record
@@ -42,9 +43,9 @@ KEEP, SAMPLES = 4, 8
 MAX_BYTES = 1 << 30
 """The default capacity of a history."""
 
-_SPARED = 0.9  # the part of `max_bytes` that is kept when the bound is exceeded
+_SPARED = 0.9  # when `max_bytes` is exceeded, responses are removed down to this part of it
 _LOOKED = 4096  # prompts in one message when responses are removed
-_ORDERS_BYTES = 64 << 20  # of orders that a process keeps
+_ORDERS_BYTES = 64 << 20  # of suffix orders that a process caches
 _TRIES = 3
 
 
@@ -78,7 +79,7 @@ class NewResponses:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How a history records a stream: by which task, and from which columns. See `AsyncHistory.follow`."""
+    """The task and the columns by which a history records a stream. See `AsyncHistory.follow`."""
 
     history: AsyncHistory
     task: str
@@ -148,13 +149,13 @@ class AsyncHistory:
         reward: str | Sequence[float | None] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """Add the responses in these rows, by reference: if their tokens are a ragged column with the history's dtype,
-        nothing is copied, and they stay as long as the history needs them, whatever becomes of the rows. Others are
-        copied, with the history's dtype.
+        """Add the responses in these rows. If their tokens are a ragged column with the history's dtype, they are
+        added by reference: nothing is copied, and they stay as long as the history needs them, even if the rows are
+        freed. Others are copied, with the history's dtype.
 
         key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
-        token ids. epoch: as for `add`, of all or for each row. Raises as `add`, and Freed or OwnerDied if the rows
-        are gone.
+        token ids. epoch: as for `add`, one for all rows or for each. Raises as `add`, and Freed or OwnerDied if the
+        rows are gone.
         """
         rows = len(ref)
         said = [name for name in (key, reward) if isinstance(name, str)]
@@ -182,8 +183,8 @@ class AsyncHistory:
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes. Returns
-        their number.
+        """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
+        number of rows.
 
         If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
         column with the reward; rows are recorded once they have it.
@@ -218,7 +219,7 @@ class AsyncHistory:
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
     async def _record(self, recorded: NewResponses, timeout: float) -> None:
-        """Assign each response its place. The table takes over the rows of `ref`, or they are freed."""
+        """Assign each response its place. The table takes over the rows of `ref`; if this fails, they are freed."""
         left = np.ones(len(recorded.keys), bool)
         try:
             keys = list(dict.fromkeys(recorded.keys))
@@ -227,7 +228,7 @@ class AsyncHistory:
             held = {name: self._held(tags) for name, tags in zip(seen.keys, seen.tags, strict=True)}
             places: dict[str, list[int]] = {}
             tags = []
-            arrived = (seen.changes & ((1 << 40) - 1)) << 22  # later ones sort behind
+            arrived = (seen.changes & ((1 << 40) - 1)) << 22  # so that later ones sort last
             for row, name in enumerate(recorded.keys):
                 mark = arrived | secrets.randbits(22)
                 entry = (recorded.epochs[row], len(recorded.tokens[row]), recorded.rewards[row], mark)
@@ -259,7 +260,7 @@ class AsyncHistory:
     def _place(self, held: dict[str, StoredResponse]) -> str:
         """The place of a new response: a free one, else that of the response to be removed first."""
         if not held:
-            return self._places[0]  # so every prompt with responses has one there
+            return self._places[0]  # so every prompt with responses has one at the first place
         free = [place for place in self._places if place not in held]
         if free:
             return free[secrets.randbelow(len(free))]
@@ -313,7 +314,7 @@ class AsyncHistory:
         return [self._newest(found.get(key, {})) for key in named]
 
     async def _look(self, keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        """The tags of the existing ones."""
+        """The existing ones of these prompts, each with its tags."""
         if not keys:
             return []
         try:
@@ -342,12 +343,12 @@ class AsyncHistory:
                 return [self._response(each, batch[each.place].numpy()[0]) for each in held]
             except (Freed, Misuse):  # replaced meanwhile: look again
                 continue
-            except (Lost, PeerUnavailable):  # the host of some of them
+            except (Lost, PeerUnavailable):  # the host of some of them died or is away
                 break
         return await self._single(key)
 
     async def _single(self, key: str) -> list[Response]:
-        """As `responses`, each by itself: some are lost, or change all the time."""
+        """As `responses`, reading each by itself, because some are lost or are being replaced."""
         found = []
         for each in (await self.known([key]))[0]:
             with suppress(Lost, PeerUnavailable, Misuse):
@@ -367,9 +368,9 @@ class AsyncHistory:
         return Response(own, held.epoch, held.reward, known)
 
     async def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
-        """A drafter, which proposes the tokens of a new response to this prompt, beginning with its first.
+        """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
 
-        max_tokens: of one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
         """
         return Drafter(await self.responses(key), max_tokens=max_tokens, learnt=self._learnt)
 
@@ -393,7 +394,7 @@ class AsyncHistory:
 
 
 def _usefulness(each: StoredResponse) -> tuple[int, float, int]:
-    """The sort key: the first is removed first."""
+    """The sort key by which responses are removed, the least first."""
     return each.epoch, -np.inf if each.reward is None else each.reward, each.mark
 
 

@@ -1,9 +1,10 @@
 """Records a stream's rows in a history as they are done, in the process that opened the stream:
 `plane.stream(history=...)`.
 
-The rows are recorded by reference, by a task of the stream of its own, in a thread of its own. Where several processes
-open the stream so, they share its rows. It ends when the stream is closed and all of its rows are recorded, or when the
-plane is closed: then the remaining rows stay for the next process that opens the stream so.
+A task of the stream (`history` by default) consumes the rows in a thread of its own, and records them by reference. If
+several processes open the stream with a history, they share its rows. The work ends when the stream is closed and all
+of its rows are recorded, or when the plane is closed; then the remaining rows stay for the next process that opens the
+stream with a history.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def following(history: Any) -> Following | None:
 
 
 def tasks(given: Sequence[str] | None, how: Following | None) -> Sequence[str] | None:
-    """The tasks of a stream that is followed so."""
+    """The tasks of a stream with a history: those given, and the one that records."""
     if how is None or given is None or isinstance(given, str) or how.task in given:
         return given
     return [*given, how.task]
 
 
 class Follower(Background):
-    """The work. `rows`: how many are recorded."""
+    """The work that records a stream. `rows`: the number of recorded rows."""
 
     def __init__(self, stream: AsyncStream, how: Following) -> None:
         super().__init__(stream._connection, f"history of {stream.name!r}")
@@ -68,7 +69,7 @@ class Follower(Background):
 
 
 def follow(stream: AsyncStream, how: Following | None) -> AsyncStream:
-    """The stream, followed so."""
+    """The stream, with its follower started if there is a history."""
     if how is not None:
         stream.follower = Follower(stream, how).start()
     return stream

@@ -1,12 +1,13 @@
-"""Columns that stay in memory of the process that puts them, on a device or the host: kept, mapped by others, landed.
+"""Columns that stay in memory of the process that puts them, on a device or the host, and that other processes map.
 
 A kept column is a shard with its bytes in memory of this process, in the layout of the node's memory. The node has its
 layout and a handle, by which other processes of the host map the memory. Tensors on a CUDA device stay there, and are
 mapped by CUDA IPC. Those on the host are copied into memory of the process that others map through /proc.
 
-Invariants: what is kept counts against a budget. Beyond it, the oldest is copied to the node's memory (`landed`), as
-is all of it when the plane is closed, and what a process needs that cannot map it, as one of another host. Memory is
-released when the node says that nobody needs it. A kept column is sealed: nobody writes to it any more.
+Invariants: kept columns count against a budget. A kept column is copied to the node's memory (*landed*) if it is the
+oldest one and the budget is exceeded; if a process needs it that cannot map it, such as one of another host; or when
+the plane is closed. Its memory is released when the node says that no process needs it. A kept column is sealed:
+nobody writes to it any more.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from dataplane.wire import shard_messages as sm
 
 log = logging.getLogger(__name__)
 
-_LAND_S = 60.0  # to bring a shard to the arena
+_LAND_S = 60.0  # the time to copy a shard to the arena
 
 
 class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):
-    """How others find memory of a process: by the number of an open file and its identity; or by what torch makes of
-    a storage for CUDA IPC (`cuda`), and within the process by a number."""
+    """The means by which other processes find this memory. Host memory: `number` of the process's open file, and its
+    `inode`. CUDA: the handle that torch makes for CUDA IPC (`cuda`), and a `number` by which this process itself finds
+    it."""
 
     process: int
     number: int
@@ -113,7 +115,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
         return device_memory.mapped(handle.device, handle.cuda, size, pin)
     try:
         fd = os.open(f"/proc/{handle.process}/fd/{handle.number}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # another user's, or not in this namespace of processes
+    except OSError:  # of another user, or in another PID namespace
         return None
     found = os.fstat(fd)
     if found.st_ino != handle.inode or found.st_size < size:
@@ -125,7 +127,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 
 
 class KeptColumns:
-    """What one plane keeps. Used from its event loop only."""
+    """The columns that one plane keeps. Used from its event loop only."""
 
     def __init__(self, connection: Connection, writer: Writer, budget: int) -> None:
         self._connection = connection
@@ -133,17 +135,17 @@ class KeptColumns:
         self._budget = budget
         self._kept: dict[int, MappableMemory] = {}  # by shard, the longest kept first
         self._landing: dict[int, asyncio.Task[None]] = {}
-        self._landed: set[int] = set()  # and still mapped by somebody
+        self._landed: set[int] = set()  # copied to the node's memory, and still mapped by other processes
         self.used = 0
         connection.keeping = self._told
 
     @property
     def live(self) -> bool:
-        """Whether something is kept, which the node may ask for at any time."""
+        """Whether a column is kept: the node may ask for it at any time."""
         return bool(self._kept)
 
     def keeping(self, columns: Any, scope: str, deadline: Deadline) -> Keep:
-        """The function that keeps those of the columns that were given as tensors."""
+        """A function that keeps those of the planned columns whose values in `columns` are tensors."""
         pairs = columns.items() if hasattr(columns, "items") else ()
         names = {name for name, values in pairs if _are_tensors(values)}
 
@@ -182,7 +184,7 @@ class KeptColumns:
                 own.close()
             if isinstance(error, RuntimeError | OSError) and not isinstance(
                 error, DataplaneError
-            ):  # of CUDA: it has no memory, or shares none; or no descriptors
+            ):  # CUDA has no memory or cannot share it, or no descriptors are left
                 log.warning("columns go to the arena, since they can not be kept: %s", error)
                 return None
             raise
@@ -190,8 +192,8 @@ class KeptColumns:
         return numbers
 
     async def _make_room(self, nbytes: int) -> bool:
-        """Copy the oldest to the node's memory. Returns whether so many bytes fit then. What others map counts until
-        they do not any more."""
+        """Copy the oldest columns to the node's memory until `nbytes` fit the budget. Returns whether they do. Columns
+        that other processes still map count until they do not."""
         while self.used + nbytes > self._budget:
             longest = next((shard for shard in self._kept if shard not in self._landed), None)
             if longest is None:
@@ -224,7 +226,7 @@ class KeptColumns:
             self._connection.heartbeat.due(-1)
 
     def _told(self, told: sm.Keeping) -> None:
-        """The node says that somebody needs a shard in its memory, or that nobody needs it."""
+        """Handle the node's message that a shard is needed in its memory, or is not needed any more."""
         if not told.land:
             self._forget(told.shard)
         elif told.shard not in self._landing:
@@ -247,8 +249,8 @@ class KeptColumns:
             own.close(mapped=mapped)
 
     async def aclose(self) -> None:
-        """Copy everything that is kept to the node's memory, for a minute at most: the process continues, or ends
-        cleanly."""
+        """Copy everything that is kept to the node's memory, for a minute at most. For a process that continues, or
+        that ends without being killed."""
         try:
             async with asyncio.timeout(_LAND_S):
                 for shard in list(self._kept):

@@ -5,9 +5,9 @@
 
 A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread gets them.
 
-Invariants: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`. One whose step was
-left by `break` or an exception is given back, with all that was prefetched. At most `prefetch` are held beyond the one
-in the step. Nothing continues once an iteration has ended. Torch is imported when a tensor must be made, not before.
+Invariants: a delivery is acked after its step, when the next batch is requested, or by `Loader.ack`. If its step is
+left by `break` or an exception, it is given back, with all that was prefetched. At most `prefetch` are held beyond the
+one in the step. No thread runs once an iteration has ended. Torch is imported when a tensor must be made, not before.
 
 Rejected: to ack when a batch is returned, because a process that dies within the step would lose its rows; to keep
 the keys of rows in `state_dict`, because the stream knows which were acked, and it alone knows that after a crash.
@@ -42,7 +42,7 @@ from dataplane.stream.sampler import BuiltIn, Fifo, Sampler
 Collate = Callable[[Batch], Any]
 
 TIMEOUT_S = 600.0
-"""The default of how long to wait for a batch, in seconds."""
+"""The default timeout of a batch, in seconds."""
 
 _STATE = 1  # the version of the form of `state_dict`
 _JOIN_S = 10.0
@@ -162,8 +162,8 @@ class Loader:
         return iteration
 
     def ack(self) -> None:
-        """Ack the last batch now, as its step is done, and not when the next is asked for. A state saved afterwards
-        includes the step, and its rows are not delivered again. Raises LeaseExpired."""
+        """Ack the last batch now, because its step is done, and not when the next is requested. A state saved
+        afterwards includes the step, and its rows are not delivered again. Raises LeaseExpired."""
         delivery = self.delivery
         if delivery is not None and not delivery.settled:
             delivery.ack()
@@ -172,9 +172,8 @@ class Loader:
             self.version = max([*delivery.versions, *([] if self.version is None else [self.version])])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save with the model: the stream, the task, how many steps and rows were acked and of which
-        newest version, and the sampler's state: its weights and the like or, of a sampler of your own with a
-        `state_dict`, that.
+        """The state to save with the model: the stream, the task, how many steps and rows were acked, the newest policy
+        version among them, and the sampler's state: its settings, or the result of its own `state_dict` if it has one.
 
         Which rows were acked is stored by the stream, not here; a durable stream has it even after every process was
         killed. A new loader, with this state or without, in this process or another, continues with the rows that were
@@ -199,8 +198,8 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting from a saved state, and choose as its sampler did. Raises Misuse if it is invalid, or of
-        another stream, task or kind of sampler."""
+        """Continue counting from a saved state, and choose rows as its sampler did. Raises Misuse if the state is
+        invalid, or if its stream, task or kind of sampler is another."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
             raise Misuse(f"this is no state of a loader: {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
@@ -246,7 +245,7 @@ class Loader:
             try:
                 delivery.renew()
             except LeaseExpired:
-                # The delivery was not used, so it may go to others; but a replica that skips it would get out of step.
+                # The delivery was not used, so it may go to others. A replica must not skip it, to stay in step.
                 if self._how["replica"] is not None:
                     raise
                 ahead.ask(1)
@@ -254,7 +253,7 @@ class Loader:
             return delivery, batch
 
     def _finished(self) -> Collate:
-        """The function that collates, pins and copies a batch, in the thread that fetches."""
+        """The function by which the fetching thread collates, pins and copies a batch."""
         collate, device, pinning = self._collate, self._device, self._pinning()
         if device is not None:
             return lambda batch: brought(collate(batch), device)
@@ -316,7 +315,7 @@ class _Iteration(Iterator[Any]):
         self._batches.close()
 
     def end(self) -> None:
-        """Another begins. Raises Misuse if this one is in a call."""
+        """End, because another iteration begins. Raises Misuse if this one is in a call."""
         if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
             raise Misuse("a loader is iterated over by one thread at a time")
         self._ended = inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED
@@ -350,7 +349,7 @@ class _Ahead:
         self._thread.start()
 
     def ask(self, count: int) -> None:
-        """Fetch so many more."""
+        """Fetch `count` more deliveries."""
         for _ in range(count):
             self._asked.put(True)
 
@@ -390,8 +389,8 @@ class _Ahead:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(task.cancel)
         self._asked.put(False)
-        # Bounded: the garbage collector may end the iteration within a call of the thread, which would then wait for
-        # itself.
+        # The wait has a limit: the garbage collector may end the iteration within a call of that thread, which would
+        # then wait for itself.
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -408,7 +407,7 @@ class _Ahead:
             self._give_back(delivery)
 
     def _next_asked(self) -> bool:
-        """Whether to fetch one more, once that is known; meanwhile renews the leases of fetched deliveries."""
+        """Wait for a request: whether to fetch one more. Renews the leases of fetched deliveries meanwhile."""
         while True:
             due_s = self._renewed + self._renew_s - monotonic()
             if due_s <= 0:  # also if requests come so often that the queue is never empty
@@ -421,7 +420,7 @@ class _Ahead:
     async def _renew(self) -> None:
         self._renewed = monotonic()
         for delivery in list(self._held.values()):
-            with suppress(LeaseExpired):  # its taker raises it
+            with suppress(LeaseExpired):  # raised by the thread that takes the delivery
                 await delivery.renew()
 
     def _fetch(self) -> bool:
@@ -451,7 +450,7 @@ class _Ahead:
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
         try:
-            if self._stopped:  # after `_fetching` was set: `stop` sees that, or this sees `_stopped`
+            if self._stopped:  # checked after `_fetching` was set, so either `stop` sees that or this sees `_stopped`
                 raise asyncio.CancelledError
             delivery = await self._consume()
             since = monotonic()
@@ -475,7 +474,7 @@ class _Ahead:
         while True:
             try:
                 return await stream.consume(self._task, timeout=min(TIMEOUT_S, self._renew_s), **self._how)
-            except NotReady:  # perhaps no caller waits yet; a waiter keeps the time
+            except NotReady:  # prefetching has no deadline; a caller that waits keeps its own
                 await self._renew()
             except Closed as error:
                 stream._connection.check()
@@ -483,7 +482,7 @@ class _Ahead:
                 raise _End from error
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
-        """Give a delivery back; `seen`: count it as a failed delivery."""
+        """Give a delivery back. `seen`: count it towards `max_deliveries`."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())

@@ -35,7 +35,7 @@ T = TypeVar("T")
 _clock = time.monotonic_ns
 
 _ALONE_S = 0.02
-"""Seconds that a call waits for its answer outside of the loop, whose timers are as late."""
+"""Seconds that a call waits for its answer outside of the loop. The loop's timers may be late by as much."""
 
 
 class _Interrupts:
@@ -115,8 +115,9 @@ class LoopRunner:
         self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine; its result or its error. Any thread may call, also one that runs a loop of its own (as
-        notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer that runs within another call.
+        """Run the coroutine; return its result, or raise its error. Any thread may call this, also one that runs a
+        loop of its own (as notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer that runs
+        within another call.
         """
         entered = recorder.enter()
         try:
@@ -177,11 +178,11 @@ class LoopRunner:
                 self._release()
 
     def _alone(self, descriptor: int) -> bool:
-        """See `Connection.exchange_now`: false if other threads have work for the loop."""
+        """The argument `wait` of `Connection.exchange_now`. False if other threads have work for the loop."""
         return not self._waiting and self._selector.only(descriptor, _ALONE_S)
 
     def _release(self) -> None:
-        """The turn is over."""
+        """Give up the turn."""
         self._turn.release()
         if self.busy():
             self._calls.put(None)
@@ -208,11 +209,11 @@ class LoopRunner:
             self._run_for = None
 
     async def _last(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine, then stop the loop in the same step; a callback of its task would take another step."""
+        """Run the coroutine, and stop the loop in the same step; a callback of its task would run one step later."""
         try:
             return await coroutine
         finally:
-            if self._run_for is coroutine:  # else an error has ended this turn, and another's lasts
+            if self._run_for is coroutine:  # else an error has ended this turn, and another thread has the turn
                 self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
@@ -280,8 +281,8 @@ class LoopRunner:
         self._calls.put(None)
 
     def _interrupt_later(self) -> None:
-        """The call had ended when the interrupt came: it must neither be lost, nor discard the call's result. So the
-        loop sends it again, in another thread or in the next call."""
+        """Handle an interrupt that came after the call had ended. It must not be lost, and must not discard the call's
+        result. So the loop sends it again, in another thread or in the next call."""
         try:
             self._loop.call_soon_threadsafe(_interrupt)
             self._calls.put(None)
@@ -289,8 +290,8 @@ class LoopRunner:
             _interrupt()
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do a little work that belongs to the loop: now if no thread runs the loop, else in it. From any thread, a
-        finalizer too; never blocks."""
+        """Do a short piece of work that belongs to the loop: now if no thread runs the loop, else in it. From any
+        thread, a finalizer too; never blocks."""
         with _Interrupts(self._interrupt_later):
             if self._turn.acquire(blocking=False):
                 try:

@@ -122,7 +122,7 @@ class Access:
         self.readable = True
 
     def after_fork_in_child(self, *, readable: bool) -> None:
-        """In a forked child: nothing of the parent's can be written any more and, unless `readable`, nothing read."""
+        """In a forked child: forbid all writes to memory of the parent and, unless `readable`, all reads."""
         self.readable = readable
         for mapping in list(self.mappings):
             if mapping.shared or not readable:
@@ -150,7 +150,7 @@ class Segment:
         self._mappings: dict[bool, Mapping] = {}
 
     def grant(self, fd: int, *, writable: bool) -> None:
-        """Take over a descriptor from the node."""
+        """Own a descriptor that the node has sent."""
         self._descriptors[writable] = _Descriptor(fd)
 
     def mapping(self, *, writable: bool) -> Mapping:
@@ -179,7 +179,7 @@ class Segment:
         return self._map(self._descriptors[True], offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
 
     def unshare(self, mapping: Mapping, offset: int) -> None:
-        """Turn a mapping from `shared` into one as from `private`."""
+        """Make a mapping from `shared` private, as those from `private` are."""
         mapping.make_private(self._readable.fd, offset)
 
     @property
@@ -193,7 +193,7 @@ class HeldShard:
     __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
     def __init__(self, segment: Segment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
-        """`view`: its bytes, read-only, of an array that keeps the pin; made at the first use if None."""
+        """`view`: the bytes as a read-only array that keeps the pin. If None, it is made at the first use."""
         self._segment = segment
         self._extent = (offset, size)
         self._pin = pin
@@ -211,7 +211,7 @@ class HeldShard:
         """The same bytes, writable. All calls return parts of one copy."""
         self._check(offset, nbytes)
         start, size = self._extent
-        before = start % mmap.PAGESIZE  # of others that share the page
+        before = start % mmap.PAGESIZE  # bytes of other shards in the same page
         if self._private is None:
             self._private = self._segment.private(start - before, before + size)
         return self._private.array(before + offset, nbytes, self._pin)

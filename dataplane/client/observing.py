@@ -90,9 +90,9 @@ def _process(
 
 
 async def series(plane: AsyncPlane) -> list[tuple[str, str, str, dict[str, str], float]]:
-    """The figures of `/metrics` for another system: of each its kind ("counter" or "gauge"), name, text, labels, with
-    `node` among them, and value; a histogram is its counters `_bucket`, `_count` and `_sum`. Needs the extra `metrics`.
-    Raises as `snapshot`, and Misuse where that is not installed."""
+    """The metrics of `/metrics` for another system. Each has a kind ("counter" or "gauge"), name, help text, labels
+    (`node` among them) and value; a histogram is the counters `_bucket`, `_count` and `_sum`. Needs the extra
+    `metrics`. Raises as `snapshot`, and Misuse if the extra is not installed."""
     try:
         from prometheus_client.core import Metric  # noqa: F401
     except ImportError as error:

@@ -64,7 +64,7 @@ def _sweep() -> None:
 
 
 def let_go(connected: socket.socket) -> None:
-    """In a forked child: put nothing in the socket's place, so that the connection ends with the parent."""
+    """In a forked child: close this copy of the socket, so that the connection ends with the parent."""
     if connected.fileno() < 0:
         return
     try:
@@ -96,8 +96,8 @@ class Pins:
         self._lock = threading.RLock()
         self.access = memory.Access()
         """The mappings of the connection."""
-        self._heir: InheritedPins | None = None
-        self._inherited: frozenset[int] = frozenset()  # the pins that the heir holds
+        self._heir: InheritedPins | None = None  # during a fork: the pins made for the child
+        self._inherited: frozenset[int] = frozenset()  # the pins that `_heir` holds too
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may run between its read and its write
         self._dropped: list[int] = []
@@ -148,13 +148,13 @@ class Pins:
             self._heir = inherit(*self.source, deadline)
 
     def after_fork_in_parent(self) -> None:
-        """The child has them."""
+        """Release the pins that were made for the child, which holds them now."""
         if self._heir is not None and self._heir.connected is not None:
             self._heir.connected.close()
         self._heir = None
 
     def after_fork_in_child(self) -> None:
-        """The socket is the parent's: release it, and continue with the child's own. Shards that the child has not
+        """Release the socket, which is the parent's, and continue with that of `_heir`. Shards that the child has not
         pinned cannot be read."""
         parents, heir = self._socket, self._heir
         self._lock = threading.RLock()  # another thread of the parent may have held it

@@ -112,13 +112,13 @@ class AsyncPlane:
         objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
-        replicas: on how many hosts to store it; on two, it survives the loss of one.
+        replicas: the number of hosts that store it; with two, it survives the loss of one.
         timeout: seconds to wait for room.
-        device: "keep": tensors stay in memory of this process, on their device, which other processes of this host map,
-            within the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory. When the plane
-            is closed all are; if the process dies they are lost (OwnerDied). Not with `replicas`.
+        device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
+            up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
+            when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
 
-        Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; names who holds the
+        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
         memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
         Cancelled, it leaves nothing behind.
         """
@@ -205,12 +205,12 @@ class AsyncPlane:
         return await self.writer.in_thread(nbytes, device_get.placed, batch, device, out, self.pool, ordering.noted())
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
-        """The request of a `get` without a group; None if none is needed. Raises as that."""
+        """The request of a `get` without a group; None if none is needed. Raises as `get`."""
         self.check()
         return self._getter.getting(_reference(ref), arguments.seconds(timeout))
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
-        """As `get`, for a caller that has the batch `placed`."""
+        """As `get` without a group, for a caller that moves the batch itself (`device_get.placed`)."""
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 
@@ -282,7 +282,7 @@ class AsyncPlane:
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
-        max_lag: by how many policy versions an append may be ahead of the oldest row that some task is not done with.
+        max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
         replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
         group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
@@ -426,8 +426,8 @@ class AsyncPlane:
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
-        """The performance figures that the processes of the node and its cluster have reported: sums, of which
-        `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
+        """The performance figures that the processes of the node and its cluster have reported. They are sums:
+        `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
         self.check()
         asked = m.Stats(self.connection.next_id(), about="graphs")
         return dict((await self.connection.request(asked, m.Figures, 0.0)).values)
@@ -477,7 +477,7 @@ class AsyncPlane:
 
 
 async def _figures(connection: Connection, kind: type[rm.Streams | rm.Tables], *more: Any) -> dict[str, Any]:
-    """The statistics of all streams or tables, of which one message has some."""
+    """The statistics of all streams or tables, in as many messages as needed."""
     found: dict[str, Any] = {}
     while True:
         asked = kind(connection.next_id(), max(found, default=None), *more)

@@ -1,14 +1,14 @@
 """Writes one publisher's part of a version into the node's memory: tensors into chunks, one after another.
 
 A chunk is a shard of its own: several tensors of together at most `CHUNK` bytes, or one larger tensor. Hosts exchange
-chunks, and versions share them. If a publisher has the same tensors each time, they are in the same chunks: an
-unchanged chunk is that of the older version, and for a changed one the difference is stored too, if that has less than
-half its size.
+chunks, and versions share them. If a publisher has the same tensors each time, each is in the same chunk each
+time. Then an unchanged chunk is that of the older version; for a changed one the difference is stored too, if it has
+less than half the chunk's size.
 
-Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
-ends; of an iterable, at most `_TOGETHER` bytes of tensors are held at a time, or one tensor.
+Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it ends;
+if the tensors come from an iterable, at most `_TOGETHER` bytes of them are held at a time, or one tensor.
 
-Contiguous host memory is copied once, and read in place before; torch copies other strides and values on a device
+Contiguous host memory is compared in place, and copied once. torch copies other strides and values on a device
 directly to their place. Of a `DTensor` each rank publishes its local shard; a tensor that several ranks hold alike is
 published by one of them.
 """
@@ -55,7 +55,7 @@ CHUNK = 16 << 20
 """The approximate size of a chunk in bytes."""
 
 _TOGETHER = 256 << 20  # bytes of tensors that are written together
-_HEAD = aligned(16)  # of a chunk's shard: two row offsets
+_HEAD = aligned(16)  # bytes before the tensors in a chunk's shard: two row offsets
 
 
 @dataclass(slots=True)
@@ -83,11 +83,11 @@ class Chunk:
         return widths.most_common(1)[0][0]
 
     def same(self, old: Bytes) -> bool:
-        """Whether these are its bytes."""
+        """Whether the chunk has the bytes `old`."""
         return all(source.same(old[start : start + source.nbytes]) for start, source in self.sources)
 
     def filling(self, memory: Bytes) -> Callable[[int, int], None] | None:
-        """A function that writes a range of its bytes there; None if some do not lie in host memory."""
+        """A function that writes a range of the chunk's bytes to `memory`; None if some do not lie in host memory."""
         runs = [(start, source.bytes()) for start, source in self.sources]
         if any(flat is None for _, flat in runs):
             return None
@@ -111,7 +111,7 @@ class Chunk:
             memory[end : aligned(end)] = 0
 
     def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
-        """Jobs that together write it there: several for a large tensor, one for small ones."""
+        """Jobs that together write the chunk to `memory`: several for a large tensor, one for small ones."""
         self.pad(memory)
         if len(self.sources) == 1:
             ((start, source),) = self.sources
@@ -139,7 +139,7 @@ class Older:
         return self._rows[chunk]
 
     def base(self, chunk: int) -> Base:
-        """The location of a chunk, in the form of a delta."""
+        """The location of a chunk, as the base of a delta."""
         piece = self._pieces[chunk]
         return Base(self.part.version, piece.node, piece.shard)
 
@@ -162,7 +162,7 @@ class Publication:
         """`deltas`: store differences to the older version, since other hosts exist."""
         self._connection, self._writer, self._deadline = connection, writer, deadline
         self._older, self._deltas = older, deltas
-        self.staged = f"{rm.STAGED}w{secrets.token_hex(8)}"  # drawn here: a forked process would share an earlier draw
+        self.staged = f"{rm.STAGED}w{secrets.token_hex(8)}"  # drawn here, so that forked processes differ
         self._chunks: list[Chunk] = []
         self._written = 0
         self._kept = False
@@ -182,8 +182,8 @@ class Publication:
         return Placement(layout, self._connection.welcome.node, shards).encode()
 
     async def give(self, table: AsyncTable, keys: list[str]) -> None:
-        """Write rows of the table for all chunks and then all deltas: the staged shards then belong to the table.
-        With more rows than one message has, the last message takes the scope."""
+        """Write rows of the table for all chunks and then for all deltas: the staged shards then belong to the
+        table. If that takes several messages, the last one makes the scope the table's."""
         refs = [*self.refs, *self.deltas.values()]
         for start, stop in ranges(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
@@ -214,7 +214,7 @@ class Publication:
             if name in names:
                 raise Misuse(f"the tensor {name!r} comes twice")
             names.add(name)
-            if source is None:  # another rank publishes the same
+            if source is None:  # published by another rank
                 continue
             place = places.get(source.tied) if source.tied is not None else None
             if place is None:
@@ -383,8 +383,8 @@ _PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, wh
 
 
 class Source:
-    """A slice of a tensor: `data` as its one row. `tied`: equal for another one with the same memory; None if that is
-    not known."""
+    """A slice of a tensor: `data` as its one row. `tied`: the identity of its memory, equal for tied tensors; None if
+    it is not known."""
 
     __slots__ = ("_data", "dtype", "extent", "nbytes", "offsets", "shape", "tied")
 

@@ -3,8 +3,8 @@
 Invariants: a get that fails or is cancelled holds nothing; its result stays valid as long as a view of it lives,
 also after the plane is closed.
 
-A get of contiguous rows of one shard, as most gets are, takes a short path (`SpanShard`), whose result and errors are
-those of the general one: which of a shard's columns those of a reference are is determined once (`_layouts`).
+Most gets are of contiguous rows of one shard. They take a short path (`SpanShard`) with the results and errors of the
+general one. On it, the positions in the shard of the reference's columns are determined once (`_layouts`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dataplane.errors import Freed, Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, numbers, only, unpack
 
-_NAMED = 5  # columns
+_NAMED = 5  # at most so many columns are named in an error
 _ALL: Mapping[ShardKey, sm.ChunkPart] = {}
 
 
 T = TypeVar("T")
 
-_PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # of one message that names parts of shards, and of a shard beside its parts
+_PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # bytes of one message; of a shard in it beside its parts
 
 
 class Getter:
@@ -61,7 +61,7 @@ class Getter:
             raise with_columns(error, ref) from error
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[sm.Held, Batch] | None:
-        """The first request of a get, which is mostly the only one; None if nothing must be asked for."""
+        """The first request of a get, which is mostly the only one; None if none is needed."""
         span = locations.span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
             return self._getting_span(ref, span, timeout)
@@ -81,8 +81,9 @@ class Getter:
     async def hold(
         self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, sm.ChunkPart] = _ALL
     ) -> dict[ShardKey, PinnedShard]:
-        """The shards of a reference, held, without their columns being read. Those of other hosts are fetched in an
-        order of this host's own; `chunks`: which part of each, and how it may be made, as in `Pin`. Raises as `get`."""
+        """Pin the shards of a reference, and return them without reading columns. Those of other hosts are fetched
+        in an order that differs between hosts. `chunks`: by shard, the byte ranges and bases of `Pin`. Raises as
+        `get`."""
         ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
@@ -98,7 +99,7 @@ class Getter:
         return found
 
     async def hold_own(self, shards: Sequence[int], timeout: float) -> list[PinnedShard]:
-        """Pin these shards of this plane's node, and return them. Raises as `get`, and Freed if a row of them was freed."""
+        """Pin these shards of this plane's node, and return them. Raises as `get`, and Freed if one has freed rows."""
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
         found: dict[ShardKey, PinnedShard] = {}
@@ -133,7 +134,7 @@ class Getter:
             try:
                 shown = SpanShard(reply)
             except BaseException:
-                self._let_go(reply)  # at once, and not when the error and its frames go
+                self._let_go(reply)  # now, and not once the error and its frames are dropped
                 raise
             return shown.opened(span, self._connection.segments, self._connection.pins.hold)
 
@@ -148,7 +149,8 @@ class Getter:
         reply: sm.Held,
         timeout: float,
     ) -> Batch:
-        """The rows, some of which other processes keep, or of which the live bits must be asked for separately."""
+        """The rows of a get that takes more requests: other processes keep some of the shards (`reply.kept`), or the
+        live bits of some are asked for separately (`reply.apart`)."""
         mapped: dict[ShardKey, PinnedShard] = {}
         if reply.kept:
             try:
@@ -174,7 +176,7 @@ class Getter:
     def _holding(
         self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: sm.Held
     ) -> Holding:
-        """The shards of the reply, held, or received with it, and those that were mapped. Raises Freed."""
+        """Hold the shards of the reply, which are pinned or came with it, beside those in `mapped`. Raises Freed."""
         try:
             described = ShardDescriptions(unpack(reply.places), reply)
             if len(described.places) != len(keys):
@@ -185,7 +187,7 @@ class Getter:
             if live and ref is not None:
                 _check_live(ref, live)
         except BaseException:
-            self._let_go(reply)  # at once, and not when the error and its frames go
+            self._let_go(reply)  # as above
             raise
         holding = Holding(keys, mapped, described, reply.carried)
         if not reply.carried:
@@ -204,11 +206,11 @@ class Getter:
             self._connection.tell(sm.Unpin(numbers(reply.places)))
 
     def _mapped(self, ref: BatchRef, reply: sm.Held) -> tuple[dict[ShardKey, PinnedShard], bool]:
-        """The shards that other processes keep, mapped here; and whether one could not be, and must be read from the
-        node's memory. Raises Freed."""
+        """Map the shards that other processes keep. Returns them, and whether one could not be mapped and has to be
+        read from the node's memory. Raises Freed."""
         mapped: dict[ShardKey, PinnedShard] = {}
         again = False
-        pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # which go with an error
+        pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # dropped if this fails
         for pin, (number, hold, size, encoded, bits, handle) in zip(pins, reply.kept, strict=True):
             key = (self._connection.welcome.node, number)
             memory = kept_columns.mapped(hold, size, handle, pin, self._connection.pins.access)
@@ -222,8 +224,8 @@ class Getter:
         return mapped, again
 
     async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
-        """Raises Freed if a row of the reference was freed by itself, for large shards with these local numbers: the
-        node is asked for the live bits of the columns in question, some rows at a time."""
+        """Raises Freed if a row of the reference was freed by itself. For large shards, whose numbers at this node are
+        `numbers`: the node is asked for the live bits of the columns in question, some rows at a time."""
         for key, selected in locations.footprint(ref).items():
             for ordinals, rows in selected if key in numbers else ():
                 for first in range(rows.start, rows.stop, sm.MAX_LIVE):
@@ -317,7 +319,7 @@ def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
 
 
 def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:
-    """Raises Freed if one of these rows that is among the `count` from `first` on is freed, by these bits."""
+    """Raises Freed if one of `rows` was freed. `bits`: the live bits of `count` rows of the shard from `first` on."""
     dead = np.unpackbits(np.frombuffer(bits, np.uint8), count=count) == 0
     if rows.slice is not None:
         gone = np.flatnonzero(dead)
@@ -339,7 +341,7 @@ def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -
 
 
 _FEW = 64
-"""Columns up to which it is remembered which of a shard's they are."""
+"""References with at most so many columns have their column positions cached (`_known`)."""
 
 
 class SpanShard:
@@ -354,14 +356,14 @@ class SpanShard:
         self._laid = check_layout(reply.layouts[self._place.layout], self._place.size)
 
     def opened(self, span: Span, segments: Mapping[int, Segment], pin: Callable[[int], Pin]) -> Batch:
-        """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column; the pin that the
-        node granted is then dropped, as with the batch."""
+        """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column. The node has granted a
+        pin: the batch keeps it, an error drops it."""
         number, segment, offset, size, *_ = self._place
         memory: Memory
         if segment < 0:
             memory = CarriedShard(self._carried, offset, size)
         else:
-            held = pin(number)  # dropped with an error, too
+            held = pin(number)  # dropped if this fails
             memory = HeldShard(segments[segment], offset, size, held)
         layouts = (_known if len(span.columns) <= _FEW else _layouts)(span.columns, self._laid)
         rows, columns = span.rows, {}

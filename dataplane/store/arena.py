@@ -297,7 +297,7 @@ class Arena:
             self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
 
     def _punch_free(self, nbytes: int) -> int:
-        """Return `nbytes` of free pages to the host, or all if they are fewer, from high addresses on. Returns the bytes."""
+        """Return `nbytes` of free pages to the host, or all if they are fewer, from high addresses on; their bytes."""
         given = 0
         for segment in self:
             for start, end in sorted(segment.free, reverse=True):
