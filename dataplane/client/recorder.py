@@ -67,17 +67,17 @@ MAX_FILE_BYTES = "256MiB"
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 
 _LEASE_S = 600.0
-_WAIT_S = 0.5  # of waiting for rows, between checks whether to end
+_WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 _NOTHING = object()
-_LOOK_S = 0.2  # between looks at a stream whose columns are not known yet
-_RETRY_S = 1.0  # of a disk that is full
+_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet
+_RETRY_S = 1.0  # seconds between two attempts to write to a full disk
 _PIECE = 64 << 20  # bytes of rows in one part
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingStatistics:
-    """Statistics of a recorder. `rows`: in the recording; `skipped`: left out; `repeated`: delivered again after
-    they were recorded; `busy_s`: processor seconds of the thread."""
+    """Statistics of a recorder. `rows`: rows in the recording. `skipped`: rows left out. `repeated`: rows that were
+    delivered again after they were recorded. `busy_s`: processor seconds of the thread."""
 
     rows: int
     skipped: int
@@ -100,8 +100,8 @@ class How:
 
 
 class Recording(Background):
-    """A running recorder. `close()`, or the end of it as a context manager, records the rows that are done by now,
-    and ends it; `wait()` waits until the stream was closed and all of it is recorded."""
+    """A running recorder. `close()`, or the end of a `with` block, records the rows that are done by then, and ends the
+    recorder; `wait()` waits until the stream is closed and all of its rows are recorded."""
 
     def __init__(self, stream: AsyncStream, how: How) -> None:
         super().__init__(stream._connection, f"recorder of {stream.name!r}")
@@ -112,21 +112,22 @@ class Recording(Background):
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The directory of the recording."""
         return self._how.directory
 
     @property
     def error(self) -> BaseException | None:
-        """Why it has ended, or why the last skipped rows were skipped; None if nothing failed."""
+        """The error that ended the recorder, or for which the last skipped rows were skipped; None if there is none."""
         return self._error or self._passed
 
     def statistics(self) -> RecordingStatistics:
-        """The statistics now."""
+        """The current statistics."""
         return RecordingStatistics(self._rows, self._skipped, self._repeated, self._busy_s)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the stream was closed and all of it is recorded, or this was closed. Raises its error:
-        LimitExceeded if rows were skipped because the disk was full; NotReady after `timeout` seconds."""
+        """Wait until the stream is closed and all of its rows are recorded, or the recorder was closed. Raises the
+        recorder's error: LimitExceeded if rows were skipped because the disk was full. Raises NotReady after `timeout`
+        seconds."""
         super().wait(timeout)
         if self._passed is not None:
             raise self._passed
@@ -155,8 +156,8 @@ class Recording(Background):
             self._busy_s = time.thread_time() - began
 
     async def _consume(self, source: _Source) -> bool:
-        """Record deliveries until it is to end, and then the ready rows. Returns whether the stream was closed and
-        all is recorded."""
+        """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream
+        is closed and all of its rows are recorded."""
         began = time.thread_time()
         ahead, last = asyncio.create_task(self._next(source, _WAIT_S)), False
         try:
@@ -169,8 +170,8 @@ class Recording(Background):
                     delivery = _NOTHING
                 if delivery is None:
                     return True
-                # The next rows are asked for before these are written; at the end, those that are ready alone. No call
-                # is cancelled: its rows would be leased without a consumer until its answer has come.
+                # The next rows are requested before these are written; when the recorder is to end, only rows that are
+                # ready. No request is cancelled: its rows would be leased without a consumer until its answer comes.
                 last = source.stop.is_set()
                 ahead = asyncio.create_task(self._next(source, 0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
@@ -218,7 +219,7 @@ class Recording(Background):
                 source.writer.rotate()
 
     async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or passed over; false if one
+        """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or skipped; false if one
         is lost, or the recorder has to stop."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
@@ -302,7 +303,7 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
 
 
 async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[str]:
-    """The columns of a row that each other task has done; none if the stream was closed without rows."""
+    """The columns of a row that all other tasks have done; none if the stream was closed without rows."""
     while True:
         figures = await stream.stats()
         if "columns" not in figures:
@@ -358,12 +359,12 @@ def record(
 ROWS = 256
 
 _SHARE = 4  # of the node's memory
-_ROOM_S = 2.0  # of waiting for room, between checks whether to end
+_ROOM_S = 2.0  # seconds of waiting for room between two checks whether to end
 
 
 class Replay(Background):
-    """A running replay. `wait()` waits until all rows are in the stream; `close()` ends it, and drops the stream if
-    they are not yet."""
+    """A running replay. `wait()` waits until all rows are in the stream. `close()` ends the replay, and drops the
+    stream if rows are missing."""
 
     def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
         super().__init__(stream._connection, f"replay of {reader.directory}")
@@ -420,7 +421,7 @@ class Replay(Background):
         await plane.free(ref)
 
     async def _each_way(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
-        """Rows of which only some have a group: in runs with and without groups, in their order."""
+        """Append rows of which only some have a group: in runs with and without groups, in their order."""
         start, groups = 0, recorded.names.groups
         for end in range(1, len(groups) + 1):
             if end == len(groups) or (groups[end] is None) != (groups[start] is None):

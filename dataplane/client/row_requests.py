@@ -1,4 +1,5 @@
-"""Requests about stored rows: further references to them (links), and their end, in as many messages as needed.
+"""Requests about stored rows: `retain`, which makes further references (links) to them, and `free`, each in as many
+messages as needed.
 
 Invariants: a `retain` that fails or is cancelled has retained nothing; each part of a `free` fits a message, however
 many rows are named one by one.
@@ -19,8 +20,8 @@ from dataplane.errors import DataplaneError, LimitExceeded
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 
-_BYTES = 2 << 20  # of encoded rows in a message, about
-_PART = 64  # bytes that a shard takes beside them, or a column
+_BYTES = 2 << 20  # of encoded rows in a message, approximately
+_PART = 64  # bytes beside the rows: of a shard, and of a column
 
 Wanted = tuple[int, sm.Selection]
 Placed = tuple[int, Wanted]
@@ -92,9 +93,9 @@ def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 
-_ROWS = 1 << 18  # named one by one in a part: two mebibytes at most
-_FREED = 32  # bytes that a part takes beside its rows, and
-_ORDINAL = 2  # for each column
+_ROWS = 1 << 18  # at most so many rows are named one by one in a part: two mebibytes
+_FREED = 32  # bytes of a part beside its rows
+_ORDINAL = 2  # bytes of a column in a part
 
 
 async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:

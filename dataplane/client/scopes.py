@@ -1,4 +1,4 @@
-"""Scopes that end with the process that put under them."""
+"""Scopes whose rows are freed when the process that put them ends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _TOKEN = secrets.token_hex(8)
 
 
 def ending_scope(what: str) -> str:
-    """This process's scope for `what`, a few letters. A node frees the rows left under it as soon as the client that
-    put them closes or is killed. A forked child has another. Rows under it are freed one by one as others are."""
+    """The scope of this process for `what`, a few letters. A node frees the rows that are left under it as soon as the
+    client that put them closes or is killed. A forked child has another scope. Rows under it can also be freed one by
+    one, as all others."""
     return f"{STAGED}{what}-{os.getpid()}-{_TOKEN}"

@@ -1,5 +1,5 @@
-"""Rows of small columns, put and retained by their shards and without references to them: for integrations that name
-single rows by cells of their own."""
+"""Rows of small columns, put and retained by the numbers of their shards, without references: for integrations that
+keep a cell of their own for each row."""
 
 from __future__ import annotations
 

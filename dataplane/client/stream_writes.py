@@ -40,7 +40,7 @@ from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
 _APPEND = CODE["append"]
-_HANDED = 1 << 12  # shards of one append that are freed if this process dies during it
+_HANDED = 1 << 12  # the most shards of an append that the node frees if this process dies during it
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
 """Rows as `Extend` names them: by number, with their delivery numbers, or by key."""
@@ -77,7 +77,7 @@ class StreamWrites:
         opened: rm.Opened,
         expect: Callable[[Plan | Any], None],
     ) -> None:
-        """`expect` is called with columns of which more are expected, that may be appended together."""
+        """`expect` is called with columns when more columns like them are expected, which may be appended together."""
         self._connection = connection
         self._writer = writer
         self._getter = getter
@@ -175,11 +175,11 @@ class StreamWrites:
         connection, ticket = self._connection, 0
         if admit.handing:
             connection.handing.add(admit.id)
-        connection.heartbeat.due(+1)  # heartbeats, without which the admission lapses
+        connection.heartbeat.due(+1)  # without heartbeats the admission lapses
         staged = "" if planned is None else self._next_scope()
         try:
             ticket = (await connection.request(admit, rm.Admitted, deadline.remaining_s)).ticket
-            if not ticket:  # a repeated call, whose first answer was lost: the rows are there
+            if not ticket:  # a repeated call, whose first answer was lost: the rows are in the stream
                 self._keep(admit)
                 return said.keys
             ref, lengths = await self._stored(columns, planned, staged, deadline)
@@ -209,7 +209,7 @@ class StreamWrites:
         return said.keys or self._names(reply, admit.rows)
 
     def _keep(self, admit: rm.Admit) -> None:
-        """The append failed: the shards remain the property of the caller, also if this process goes."""
+        """The append failed: the caller keeps its shards. The node does not free them if this process ends."""
         with suppress(DataplaneError):
             self._connection.check()
             if admit.handing:
@@ -301,7 +301,7 @@ class StreamWrites:
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """Rows by number with their delivery numbers, or by key."""
+        """The names of rows for a request: numbers with delivery numbers, or keys."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
@@ -320,8 +320,8 @@ class StreamWrites:
     async def _stored(
         self, columns: Any, planned: Plan | None, staged: str, deadline: Deadline
     ) -> tuple[BatchRef, dict[str, bytes]]:
-        """The reference of the columns, which are put under the scope `staged` unless they are one, and the lengths of
-        ragged ones."""
+        """The reference to the columns, and the lengths of ragged ones. Columns that are no reference are put under the
+        scope `staged` first."""
         if planned is None:
             return columns, await self._lengths_of(columns)
         return await self._writer.write(planned, staged, deadline.remaining_s), _lengths(planned)

@@ -49,7 +49,7 @@ class AsyncStream:
     """A stream of the node of this plane. Created by `plane.stream`; any number of processes may use it at once."""
 
     traced: ClassVar[bool] = False
-    """As of `AsyncPlane`."""
+    """See `AsyncPlane.traced`."""
     follower: Follower | None = None
     """The recorder of the stream's rows in a history, if `plane.stream` was given one."""
     replay: Replay | None = None
@@ -68,14 +68,14 @@ class AsyncStream:
         """How rows and columns are written."""
         self.logged_waits: set[str] = set()
         """The tasks whose wait was logged."""
-        self._appending = 0  # calls in progress, except gathered ones
+        self._appending = 0  # calls in progress, without those in `_gathered`
         self._gathered = self.appender(max_rows=rm.MAX_ROWS, max_delay=0)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with the tasks {', '.join(self.settings.tasks)}>"
 
     def _expect(self, columns: Any) -> None:
-        """More like these columns are expected, which may be appended together, if several calls append now."""
+        """Prepare to gather more columns like these, if several calls append now: they may be appended together."""
         if self._appending > 1:
             planned = isinstance(columns, Plan)
             self._gathered.learn(
@@ -164,7 +164,7 @@ class AsyncStream:
         return self.gathering(begin, lambda work: work(), **how)
 
     def gathering(self, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any) -> AsyncAppender:
-        """An appender that runs by `begin` and `soon`."""
+        """An appender. `begin`, `soon`: as for `AsyncAppender`."""
         return AsyncAppender(self, begin, soon, **how)
 
     async def extend(
@@ -180,8 +180,8 @@ class AsyncStream:
         """Add columns to rows, in any order of rows and stages.
 
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. An existing column is refused, unless `replace`, or unless an earlier holder of the row
-            for the same task brought it and did not ack.
+            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
+            earlier holder of the row for the same task added it and did not ack.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
@@ -273,7 +273,7 @@ class AsyncStream:
         return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
-        """Send a request to the stream's partition; its answer. Raises the partition's error."""
+        """Send a request to the stream's partition. Returns the answer. Raises the partition's error."""
         request = rm.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
         return _result(await self._connection.request(request, rm.StreamAnswer, timeout_s), kind)
 
@@ -354,8 +354,8 @@ class AsyncStream:
             await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Done)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
-        """The first rows that this task gave back, or let the lease expire of, `max_deliveries` times. They stay
-        until they are dropped."""
+        """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
+        or their lease expired. They stay in the stream until they are dropped."""
         asked = r.DeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
@@ -431,10 +431,11 @@ class AsyncStream:
 
         columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
             every other task has acked one row.
-        task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
-            before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
-        compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
-            tells; "wait" leaves them in the stream.
+        task: the task of the stream by which the recorder consumes ("record"). rows: the most in one delivery (256).
+        max_file_bytes: the most in one file, before compression ("256MiB"). media: columns of which equal values are
+            stored once, in addition to those that are found automatically.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips rows, counts them
+            and logs that; "wait" leaves them in the stream.
 
         Raises Misuse. The recording's `wait` and `close` raise later errors.
         """
@@ -443,7 +444,7 @@ class AsyncStream:
         return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
     async def close(self) -> None:
-        """Close the stream: nothing can be appended any more; consumers go on until all is done. Idempotent."""
+        """Close the stream: no rows can be appended any more; consumers go on until all rows are done. Idempotent."""
         await self.ask(r.Close(), r.Done)
 
     async def drop(self) -> None:

@@ -26,8 +26,8 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table: keys, numbers, tags. `have`: for each row and requested column whether the row has it.
-    `changes`: the `since` of a later `look`."""
+    """Rows of a table: keys, numbers, tags. `have`: for each row and requested column, whether the row has the column.
+    `changes`: the value for `since` of a later `look`."""
 
     numbers: Index
     keys: list[str]
@@ -60,7 +60,7 @@ def rows_of(replies: list[r.Looked], columns: int) -> Rows:
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:
         flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
-        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also where there are no rows
+        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also if there are no rows
         have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
     return Rows(
         numbers,
@@ -74,7 +74,7 @@ def rows_of(replies: list[r.Looked], columns: int) -> Rows:
 Named: TypeAlias = Sequence[str] | Index | Sequence[int]
 """Rows by key, or by number."""
 
-_NAMES_BYTES = m.MAX_FRAME // 2  # of the keys and tags of one message
+_NAMES_BYTES = m.MAX_FRAME // 2  # the most bytes of keys and tags in one message
 
 _encoder = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
@@ -119,7 +119,7 @@ def keys_of_rows(keys: Any) -> list[str]:
 
 
 def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
-    """A dict a row that a message can hold. Raises Misuse."""
+    """A dict for each row, which a message can hold. Raises Misuse."""
     if tags is None:
         return []
     listed = arguments.listed("tags", tags)

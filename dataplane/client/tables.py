@@ -50,7 +50,7 @@ R = TypeVar("R", bound=Result)
 TIMEOUT_S = 60.0
 """The default timeout of a write, in seconds."""
 
-_REF_ROWS = 1 << 14  # rows of one read
+_REF_ROWS = 1 << 14  # the most rows of one read
 
 
 class AsyncTable:
@@ -90,15 +90,15 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> Index:
-        """Write these columns to rows; returns the rows' numbers. Creates missing rows, which must be named by keys. In
-        existing rows replaces columns of the same name, and frees the old ones.
+        """Write these columns to rows; returns the rows' numbers. Missing rows are created, and must be named by
+        keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
-        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on; in a
-            mapping, a column may be a reference to a column of a table, which stays until no row of a table needs it;
-            None: only keys and tags.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
+            mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
+            only keys and tags.
         tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
         dedupe: names of columns of which equal rows are stored once.
-        stored: called with a reference to the columns, once they are the table's.
+        stored: called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
 
@@ -183,7 +183,8 @@ class AsyncTable:
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
     ) -> tuple[Rows, list[str]]:
         """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
-        message without a plan. references: further columns, of one row and one column each, that are in a table."""
+        message without a plan. references: further columns that are in a table already, each a reference of one row
+        and one column."""
         refs = [ref.rename({ref.columns[0]: name}) for name, ref in references.items()]
         inline = rm.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
         ref = functools.reduce(BatchRef.union, refs) if refs else None
@@ -199,14 +200,14 @@ class AsyncTable:
         return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
 
     async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
-        """Send a request to the table's partition; its answer. Raises the partition's error."""
+        """Send a request to the table's partition. Returns the answer. Raises the partition's error."""
         request = self._asking(asked, timeout_s, staged)
         return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
 
     def _asking(
         self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "", columns: rm.Inline | None = None
     ) -> rm.AskTable:
-        durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # these alone make a table
+        durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # only these create a table
         number = self._connection.next_id()
         return rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
 
@@ -236,9 +237,9 @@ class AsyncTable:
     # reading
 
     async def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these rows, in this order: to these columns, or to all that each of them has. It refers to
-        the current values: if they are replaced or cleared before they are read, reading raises `Freed`. Raises
-        Misuse for a row that does not exist or lacks a column."""
+        """A reference to these columns of these rows, in this order; without `columns`, to all that each of them
+        has. It refers to the current values: if they are replaced or cleared before they are read, reading raises
+        `Freed`. Raises Misuse for a row that does not exist or lacks a column."""
         keys, numbers = rows_named(rows)
         names = None if columns is None else arguments.names("columns", columns)
         count = len(keys) or len(numbers)
@@ -272,9 +273,9 @@ class AsyncTable:
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each has. With
-        `since`, the `changes` of an earlier look, no rows if nothing has changed in the table. Raises Misuse for a row
-        that does not exist."""
+        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
+        has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
+        returned. Raises Misuse for a row that does not exist."""
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
         steps = ranges(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
@@ -309,10 +310,11 @@ class AsyncTable:
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
-        there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
+        """Wait until at least `least` rows are ready, and return all ready rows in the order of arrival. A row is
+        ready if it has all these columns and the task has not claimed it. With a `claim_id` that was used before: the
+        rows given under it, at once.
 
-        timeout: seconds to wait for that many, without polling. Raises NotReady at the deadline.
+        timeout: seconds to wait, without polling. Raises NotReady at the deadline.
         """
         names, wait_s = arguments.names("columns", columns), arguments.seconds(timeout)
         found: list[Index] = []
@@ -339,8 +341,8 @@ class AsyncTable:
         give: Index | Sequence[int] | None = None,
         claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
-        meanwhile or is gone: choose again.
+        """Mark these rows as claimed by the task, all or none. Returns their numbers, or None if one of them was
+        claimed meanwhile or is gone: then choose again.
 
         claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
             given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
@@ -364,7 +366,7 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo that the task, or any task, has claimed these rows, or all. The ids of those claims are forgotten."""
+        """Undo the claims of the task, or of all tasks, on these rows, or on all. The claims' ids are forgotten."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
         await self.ask(r.Release(task=of, rows=named, all=numbers is None), Done)
@@ -398,13 +400,13 @@ class AsyncTable:
 def written_as(
     keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[Result]
 ) -> r.Upsert:
-    """A write that is answered by this type."""
+    """The request of a write. `kind`: the type of its answer."""
     encoded = b"" if ref is None else ref.encode()
     return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
-    """The columns to store, and a reference to the stored ones. Raises SchemaMismatch."""
+    """The columns to store, and a reference to those that are stored already. Raises SchemaMismatch."""
     if isinstance(columns, BatchRef):
         return None, columns
     refs = _references(columns) if isinstance(columns, Mapping) else []
@@ -415,7 +417,7 @@ def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
 
 
 def _references(columns: Mapping[str, Any]) -> list[BatchRef]:
-    """The columns that are stored already, under their names in this table."""
+    """References to the columns that are stored already, renamed as in this table."""
     found = []
     for name, values in columns.items():
         if isinstance(values, BatchRef):

@@ -1,9 +1,9 @@
 """Spans of OpenTelemetry for puts, gets, appends, extends, consumes and acks (the extra `otel`).
 
-A plane makes spans if its process has imported `opentelemetry` before it connected; else this module is not loaded, and
-no call takes longer. The SDK that the process configures sends them, with an OTLP exporter for example. The planes and
-streams here add nothing but spans, and serve both faces: a call of the synchronous one runs that of the asynchronous
-one, in the caller's context.
+A plane makes spans if its process imported `opentelemetry` before it connected. Otherwise this module is not loaded,
+and no call takes longer. The SDK that the process configures sends the spans, for example by an OTLP exporter. The
+planes and streams here add nothing but spans. They serve the synchronous interface too, whose calls run those of the
+asynchronous one in the caller's context.
 
 A reference carries the trace parents of the spans that made its rows, also pickled and through every operation; rows
 of a stream carry theirs as the tag `traceparent` (W3C Trace Context). So the span of a consume or get has links to
@@ -112,7 +112,7 @@ def _read(span: Any, ref: Any) -> None:
 
 
 for _kind, _plain in ((TracedAsyncStream, streams.AsyncStream), (TracedAsyncDelivery, delivery.Delivery)):
-    if _plain in CLASSES:  # the synchronous face is there
+    if _plain in CLASSES:  # the synchronous interface is imported
         CLASSES[_kind] = CLASSES[_plain]
 
 
@@ -125,7 +125,7 @@ _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 @contextmanager
 def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> Iterator[Span]:
-    """A span of this call, the current one while it lasts; an error ends it as such. kind: of `SpanKind`."""
+    """A span of this call, current within the block; an exception ends it with an error. kind: a name of `SpanKind`."""
     from opentelemetry import trace
 
     tracer = trace.get_tracer("dataplane")
@@ -176,13 +176,13 @@ def some(values: Any) -> Any:
 
 
 def about_append(group: Any, keys: Sequence[str] | None, tags: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The attributes of an append, as far as its caller says them."""
+    """The attributes of an append, as far as the caller gives them."""
     rollouts = (tags or {}).get("rollout_id", keys)
     return {"group": some(group), "rollout_id": some(rollouts)}
 
 
 def appended(current: Span, keys: Sequence[str], tags: Mapping[str, Any] | None) -> None:
-    """The append gave its rows these keys."""
+    """Record the keys that an append gave its rows."""
     current.set_attribute("rows", len(keys))
     if "rollout_id" not in (tags or {}):
         current.set_attribute("rollout_id", some(keys) or "")
@@ -197,7 +197,8 @@ def tagged(current: Span, tags: Mapping[str, Any] | None) -> Mapping[str, Any] |
 
 
 def consumed(current: Span, delivery: Any) -> None:
-    """The span got this delivery, whose reference carries on the spans that made its rows. Its tags are the user's."""
+    """Record the delivered rows in the span, and link it to the spans that made them, which the delivery's reference
+    carries on. Tags may have any values, since users set them."""
     parents = [each for each in delivery.tags.get(TAG, ()) if isinstance(each, str)]
     parents = list(dict.fromkeys([*delivery.ref.traces, *parents]))[:MOST_TRACES]
     delivery.ref.traces = tuple(parents)

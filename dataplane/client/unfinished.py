@@ -1,12 +1,12 @@
 """Unfinished rows, as a process uses them: begun, appended to piece by piece, and finished or abandoned.
 
-The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. Ragged
-columns that vary in their first dimension are the pieces' concatenated; of any other column the last piece that has it
-counts. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`, for
-each span the first token, the one after its last, and the version; neighbours differ in version.
+The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. A ragged
+column that varies in its first dimension is the concatenation of the pieces; any other column is that of the last piece
+that has it. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`,
+for each span the first token, the one after its last, and the version; neighbours differ in version.
 
 Invariants: a row has one holder, with a token; another process that resumes it gets another token, and pieces with
-the first are then refused. A piece is there once, even if its append is repeated because its answer was lost.
+the first are then refused. A piece counts once, even if its append is repeated because its answer was lost.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 SPANS = "version_spans"
-"""The column of a finished row that says which tokens are of which policy version."""
+"""The column of a finished row with the policy version of each span of tokens."""
 
 LEASE_S = 600.0
-"""Seconds for which a silent holder keeps a row; a process that ends keeps nothing."""
+"""Seconds without a piece or a renewal after which a holder loses its row. A process that ends loses it at once."""
 
-_MOST = 4096  # rows that are listed
+_MOST = 4096  # the most rows that are listed
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An unfinished row: what is needed to continue it, except its columns, which `stream.resume(key)` gives."""
+    """The data needed to continue an unfinished row, except its columns, which `stream.resume(key)` gives."""
 
     key: str
     group: str | int | None
     version: int
-    """The policy version that it was begun by."""
+    """The policy version under which it was begun."""
     tags: dict[str, Any]
     pieces: int
-    """How often it was appended to."""
+    """The number of its pieces."""
     spans: list[tuple[int, int]]
-    """Policy versions, and how many tokens are of each, in order."""
+    """Policy versions in order, each with its number of tokens."""
     age_s: float
     """Seconds since it was begun."""
     free: bool
@@ -70,10 +70,10 @@ class AsyncRow:
         self.key = listed.key
         self.group = listed.group
         self.version = listed.spans[-1][0] if listed.spans else listed.version
-        """The policy version of the last piece; that of one which names none."""
+        """The policy version of the last piece, and of a next piece that names none."""
         self.tags = listed.tags
         self.spans = listed.spans
-        """When it was begun or resumed: policy versions, and the number of tokens of each, in order."""
+        """The policy versions at the time it was begun or resumed, in order, each with its number of tokens."""
         self.ended = False
         """Whether it was finished or given up here."""
         self._stream = stream
@@ -81,7 +81,7 @@ class AsyncRow:
         self._lease_s = lease_s
         self._pieces = listed.pieces
         self._unsure = False  # whether the outcome of the last piece is unknown
-        self._last: tuple[dict[str, Any], int, int] | None = None  # the arguments of its finish
+        self._last: tuple[dict[str, Any], int, int] | None = None  # the arguments of `finish`
         self._turn = asyncio.Lock()
 
     @property
@@ -93,13 +93,12 @@ class AsyncRow:
         return f"<row {self.key!r} in progress, of stream {self._stream.name!r}>"
 
     async def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """The next piece: columns of one row, as for `stream.append`, or a reference to such, made by this policy
-        version (None: by that of the piece before). Pieces may have different columns.
+        """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
+        policy version that made it; None: that of the piece before. Pieces may have different columns.
 
-        An append that is repeated with the same arguments, because it is not known whether the first was done, is
-        done once. Raises LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not
-        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no
-        answer came).
+        An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
+        LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
+        SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no answer came).
         """
         if isinstance(columns, BatchRef) and columns.is_sliced():
             raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
@@ -111,7 +110,7 @@ class AsyncRow:
             except Misuse:
                 if not self._unsure:
                     raise
-                self._pieces = (await self._listed()).pieces  # it came, and this is another
+                self._pieces = (await self._listed()).pieces  # it arrived, and this is another piece
                 self._unsure = False
                 await self._bring(columns, made, timeout)
             self.version, self._pieces = made, self._pieces + 1
@@ -120,7 +119,7 @@ class AsyncRow:
         unsure, self._unsure = self._unsure, True
         try:
             await self._put(columns, self._pieces, version, False, timeout)
-        except (LeaseExpired, Misuse):  # it did not come
+        except (LeaseExpired, Misuse):  # it did not arrive
             self._unsure = unsure
             raise
         self._unsure = False
@@ -132,10 +131,10 @@ class AsyncRow:
         await self._stream.writes.extend([self.key], columns, False, timeout, piece)
 
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """The row is done: it is delivered to tasks, with a column `version_spans`.
+        """Finish the row: from now on it is delivered to tasks, with a column `version_spans`.
 
-        stale_share: the row's policy version, which `max_lag` and samplers use, is the newest one than which at most
-        this share of its tokens is older: 0, that of its oldest token.
+        stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
+        most this share of the row's tokens is older. 0: the version of its oldest token.
 
         May be repeated. Raises as `append`.
         """
@@ -157,7 +156,7 @@ class AsyncRow:
             self.ended = True
 
     async def abandon(self) -> None:
-        """Drop the row, with all that was appended to it: it counts as dropped in its group. May be repeated. Raises
+        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises
         LeaseExpired."""
         async with self._turn:
             if not self.ended:
@@ -165,7 +164,7 @@ class AsyncRow:
                 self.ended = True
 
     async def renew(self) -> None:
-        """Begin the lease again, as each piece does. Raises LeaseExpired."""
+        """Renew the lease, as each piece does. Raises LeaseExpired."""
         self._require()
         await self._stream.ask(r.Hear(key=self.key, token=self._token), r.Done)
 
@@ -175,7 +174,7 @@ class AsyncRow:
         return BatchRef.decode((await self._listed()).columns)
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """As `ref`, or these columns of it, read. Raises as `AsyncPlane.get`, LeaseExpired."""
+        """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""
         ref = await self.ref()
         return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
 
@@ -198,7 +197,7 @@ class AsyncRow:
             await self.release()
 
     async def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if it is another's already."""
+        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
         try:
             await self._stream.ask(r.Hear(key=self.key, token=self._token, free=True), r.Done)
         except DataplaneError:
@@ -206,7 +205,7 @@ class AsyncRow:
 
 
 def _spans(spans: list[tuple[int, int]]) -> Any:
-    """Spans as the column has them."""
+    """Spans in the form of the column `version_spans`."""
     found, first = np.zeros((len(spans), 3), np.int64), 0
     for at, (version, count) in enumerate(spans):
         found[at] = first, first + count, version
@@ -231,9 +230,9 @@ async def begin(
 
     key, group, version, tags, timeout: as for `stream.append`, of one row.
     columns: those that the row has from the start, such as its prompt; of one row.
-    tokens: the ragged column whose lengths count the tokens of policy versions, in `version_spans`.
-    lease: seconds without a piece or a renewal after which another process may resume the row; if the holder's process
-        ends, it may at once.
+    tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
+    lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's process
+        ends, another may resume it at once.
 
     Raises as `stream.append`.
     """
@@ -259,8 +258,8 @@ async def listed(stream: AsyncStream) -> list[Unfinished]:
 
 
 async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow | None:
-    """Take over an unfinished row, after its last piece: the one with this key or, without a key, the first released
-    one; None if no row is. If several call at once, one gets it.
+    """Take over an unfinished row, and continue after its last piece: the row with this key or, without a key, the one
+    that was begun first among those without a holder; None if there is none. If several call at once, one gets it.
 
     Raises LeaseExpired, for a key, if another process holds it, or it is no longer unfinished.
     """

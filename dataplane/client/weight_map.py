@@ -1,4 +1,4 @@
-"""The tensors of a version at a reader: a mapping over held chunks, created at the first access.
+"""The tensors of a version at a reader: a mapping whose tensors are made from held chunks at their first access.
 
 Invariants: a tensor that one slice covers is a view of the shared memory; a tensor covered by several is assembled
 in memory of this process. A tensor is writable as a private copy, made page by page, which no other process sees,
@@ -20,15 +20,15 @@ from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import Entry, PublishedPart
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges
 
-_MOST_RANGES = 1 << 15  # of a chunk; with more, all of it is read
+_MOST_RANGES = 1 << 15  # in a chunk; if there are more, all of it is read
 
 Place = tuple[int, int]
-"""A chunk: its rank, and its position among the chunks of that."""
+"""A chunk: its rank, and its position among the chunks of the rank."""
 
 
 class Piece(NamedTuple):
-    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk; and its bytes if the
-    part is the whole slice, else -1."""
+    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk. `nbytes`: the bytes of the
+    slice if the part is all of it, else -1."""
 
     entry: Entry
     box: Box
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry, box: Box, rank: int) -> Piece:
-        """This part of an entry of this rank."""
+        """The piece for this part of an entry of this rank."""
         return cls(entry, box, (rank, entry.chunk), entry.nbytes if box == entry.box else -1)
 
 
@@ -50,7 +50,7 @@ class WantedTensor(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A request in versions of one layout: by name, and by chunk."""
+    """A request for versions with one layout: the wanted tensors by name, and their pieces by chunk."""
 
     wanted: dict[str, WantedTensor]
     chunks: dict[Place, list[Piece]]
@@ -88,7 +88,7 @@ class Tensors(Mapping[str, Any]):
         return self._made[name]
 
     def numpy(self, name: str) -> Any:
-        """The same as a read-only array; dtypes that NumPy lacks (bfloat16, float8) as unsigned integers with the
+        """The tensor as a read-only array; dtypes that NumPy lacks (bfloat16, float8) as unsigned integers with the
         same bits."""
         wanted = self._wanted[name]
         if len(wanted.pieces) == 1:
@@ -122,7 +122,7 @@ class Tensors(Mapping[str, Any]):
         dtype = getattr(torch, wanted.dtype)
         if len(wanted.pieces) == 1:
             entry, _, chunk, nbytes = piece = wanted.pieces[0]
-            if nbytes > 0:  # as most are; of others, NumPy makes the slice
+            if nbytes > 0:  # most pieces are whole slices; of others, NumPy makes the part
                 memory, end = self._private.get(chunk) or self._privately(chunk)
                 if entry.start + nbytes > end:
                     raise Corrupt(f"a chunk of {end} bytes has no {nbytes} bytes from {entry.start} on")
@@ -177,7 +177,7 @@ def _as_torch(array: Any) -> Any:
 def planned(
     version: int, parts: Iterable[PublishedPart], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
 ) -> Plan:
-    """The request in a version with these parts. Raises as `AsyncWeights.get`."""
+    """The plan of a request for a version with these parts. Raises as `AsyncWeights.get`."""
     by_name: dict[str, list[tuple[int, Entry]]] = {}
     for part in parts:
         for entry in part.entries:
@@ -199,7 +199,7 @@ def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected 
     """The pieces of the requested part of a tensor. Raises Misuse, SchemaMismatch."""
     rank, first = entries[0]
     whole = len(entries) == 1 and first.extent == first.shape and first.chunk >= 0
-    if whole and selected is None:  # as most are
+    if whole and selected is None:  # as most are requested
         box = first.box
         return WantedTensor(first.dtype, box, [Piece.of(first, box, rank)])
     for _, entry in entries:

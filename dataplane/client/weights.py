@@ -42,10 +42,10 @@ from dataplane.wire import shard_messages as sm
 KEEP = 2
 """The default number of versions that are kept."""
 
-_NEWS = 64  # columns by which watchers are woken, in turn
-_TAG = 48 << 10  # bytes of a part in the tags of one row
+_NEWS = 64  # the number of columns by which watchers are woken, one after another
+_TAG = 48 << 10  # the most bytes of a part in the tags of one row
 _TRIES = 8
-_LOOK_S = 5.0  # after which a waiter reads again: a publisher may have died before it announced its version
+_LOOK_S = 5.0  # seconds after which a waiter reads again: a publisher may have died before it announced its version
 
 
 class AsyncWeights:
@@ -203,10 +203,10 @@ class AsyncWeights:
             found, seen = await self._wait(exact, least, deadline)
             try:
                 return await self._open(found, seen, names, slices, deadline)
-            except PeerUnavailable:  # perhaps a busy host; the chunks that came stay here
+            except PeerUnavailable:  # perhaps a host is busy; the chunks that were fetched stay here
                 if not left or not deadline.remaining_s:
                     raise
-            except (Freed, _VersionGone):  # it went meanwhile
+            except (Freed, _VersionGone):  # it was removed meanwhile
                 continue
         raise Freed(f"versions of {self!r} go before they are read: keep more than {self.keep}")
 
@@ -218,7 +218,7 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None,
         deadline: Deadline,
     ) -> Tensors:
-        """Raises as `get`, and _Gone or Freed if the version was removed meanwhile."""
+        """Raises as `get`, and _VersionGone or Freed if the version was removed meanwhile."""
         placed = seen.placements(version) or []
         plan = self._plans.find(placed, names, slices) if placed else None
         parts: dict[int, PublishedPart] = {}
@@ -231,7 +231,7 @@ class AsyncWeights:
                 placed = []
         here = shards_here(placed, self._connection.welcome.node, plan.chunks) if placed else None
         if here is not None:
-            with suppress(Lost):  # they may have moved: read the table
+            with suppress(Lost):  # the chunks may have moved: read the table
                 held = await self._getter.hold_own(here, deadline.remaining_s) if here else []
                 return Tensors(version, plan.wanted, dict(zip(plan.chunks, held, strict=True)))
         if not parts:
@@ -241,7 +241,7 @@ class AsyncWeights:
     async def _hold(
         self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: Plan, deadline: Deadline
     ) -> Mapping[Place, PinnedShard]:
-        """Pin the wanted chunks, at their places by the table. Raises as `_open`."""
+        """Pin the wanted chunks at the places that the table names. Raises as `_open`."""
         wanted = plan.chunks
         if not wanted:
             return {}
@@ -258,7 +258,7 @@ class AsyncWeights:
         return {place: held[shard] for place, shard in zip(wanted, shards, strict=True)}
 
     async def _parts(self, seen: KnownVersions, version: int, ranks: Iterable[int]) -> dict[int, PublishedPart]:
-        """The parts of these ranks of a complete version. Raises _Gone, Corrupt."""
+        """The parts of these ranks of a complete version. Raises _VersionGone, Corrupt."""
         if version not in seen.complete:
             raise _VersionGone(f"version {version} has gone")
         pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
@@ -305,7 +305,7 @@ class AsyncWeights:
             raise _VersionGone("chunks of this version have gone") from None
 
     async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, KnownVersions]:
-        """The version to be read, once it is there."""
+        """Wait until the version to be read is complete, and return it."""
         while True:
             seen = await self._seen()
             newest = max(seen.complete, default=None)
@@ -321,12 +321,12 @@ class AsyncWeights:
             await self._sleep(seen, deadline)
 
     async def _sleep(self, seen: KnownVersions, deadline: Deadline) -> None:
-        """Wait until something is announced after this look, or it is time to look again."""
+        """Wait until a version is announced after `seen` was read, or it is time to read again."""
         with suppress(NotReady):
             await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
 
     async def newer(self, than: int | None = None, *, timeout: float = TIMEOUT_S) -> int:
-        """The newest complete version, once it is newer than this one. Raises NotReady."""
+        """Wait until the newest complete version is newer than this one, and return it. Raises NotReady."""
         least = None if than is None else arguments.whole("a version", than) + 1
         return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
 
@@ -339,7 +339,7 @@ class AsyncWeights:
                 yield after
 
     async def _seen(self) -> KnownVersions:
-        """The versions that are complete now: one message."""
+        """The versions that are complete now. Takes one message."""
         rows = await self._register.look()
         return KnownVersions.of(rows.keys, rows.tags)
 
@@ -357,7 +357,7 @@ def _chunk_key(version: int, rank: int, chunk: int) -> str:
 
 
 def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
-    """The version that is asked for, or the lower bound. Raises Misuse."""
+    """The version that is requested, or the lower bound. Raises Misuse."""
     if version is None:
         return None, None
     if not isinstance(version, str):
@@ -374,13 +374,13 @@ def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
 PLACED = "placed"
 """The tag of a part's row with the locations of its chunks."""
 
-_PLANS = 4  # of one process: with other names, or other slices
+_PLANS = 4  # the most plans that are cached: for other names, or other slices
 
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The content of the register: for each complete version, by rank, the number of rows of its part, and its
-    location if known; the number of the last change; all keys."""
+    """The content of the register: for each complete version and rank, the number of rows of its part, and its location
+    if known; also the number of the last announcement, and all keys."""
 
     complete: dict[int, list[int]]
     placed: dict[int, list[Any]]
@@ -408,7 +408,7 @@ class KnownVersions:
         return KnownVersions(complete, placed, news, keys)
 
     def placements(self, version: int) -> list[Placement] | None:
-        """The location of each rank's part of a version; None if one is unknown."""
+        """The location of each rank's part of a version; None if the location of a part is unknown."""
         found = [placement(where) for where in self.placed.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
@@ -441,7 +441,7 @@ class Plans:
 
 
 def shards_here(placed: Sequence[Placement], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
-    """The shards of these chunks, if all of them are on this node."""
+    """The shards of these chunks if all of them are on this node, else None."""
     if any(each.node != node for each in placed):
         return None
     numbers = [each.numbers() for each in placed]

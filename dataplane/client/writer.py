@@ -53,7 +53,7 @@ _MANY_ROWS = 4096
 
 
 Placed = tuple[PlannedColumn, int, int]
-"""A column, its shard, and its place in the shard."""
+"""A column, its shard, and its ordinal in the shard."""
 
 Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
 """Keeps columns in this process, if they are suited. Returns their places."""
@@ -104,7 +104,7 @@ class Writer:
         return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
     async def without_objects(self, columns: Any) -> Any:
-        """The columns, or the reference. Raises SchemaMismatch if one is of objects."""
+        """The columns, or the reference. Raises SchemaMismatch if a column is of objects."""
         work = functools.partial(put_options.without_objects, columns)
         return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
@@ -167,8 +167,7 @@ class Writer:
         return rm.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
     def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
-        """A put of simple columns that go into one shard, which is one request, or two for large ones; None for
-        others."""
+        """A put of simple columns that go into one shard: one request, or two if they are large. None for others."""
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
             return None
