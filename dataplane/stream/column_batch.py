@@ -1,7 +1,7 @@
-"""The columns of one append or extend (a patch), and the nodes that have them.
+"""The columns of one append or extend (a column batch; `patch` in names), and the nodes that have them.
 
-A patch is a reference whose rows are rows of the stream. Invariant: `nodes` store its columns and `spares` have
-copies; a row is lost once one of its columns is on none of these nodes.
+A column batch is a reference whose rows are rows of the stream. Invariant: `nodes` store its columns, and `spares` have
+copies of all of them; a row is lost once one of its columns is on none of these nodes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ There: TypeAlias = Callable[[bytes, int], bool]
 
 @dataclass(slots=True, eq=False)
 class ColumnBatch:
-    """The columns of one append or extend. `left`: the number of rows of the stream, and readers of replaced columns,
-    that need it. `hold`: the delivery number under which its producer held the rows, one for all or one each; -1 for
+    """The columns of one append or extend. `left`: how many rows of the stream, and readers of replaced columns,
+    need it. `hold`: the delivery number under which the producer held the rows, one for all or one for each; -1 for
     none."""
 
     ref: BatchRef
@@ -34,18 +34,18 @@ class ColumnBatch:
     hold: Hold = -1
     spares: tuple[bytes, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """The nodes that store its columns. `spares` have all of it too."""
+    """The nodes that store its columns. The nodes in `spares` have copies of all of them."""
     encoded: bytes = b""
     """The encoded reference, cached by `encode`."""
     pieces: tuple[ColumnBatch, ...] = ()
-    """The patches of the pieces, for a row in pieces. `ref` is that of the first until the row is finished."""
+    """For a row in pieces: the column batches of the pieces. Until the row is finished, `ref` is that of the first."""
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
     @classmethod
     def whole(cls, ref: BatchRef, pieces: tuple[ColumnBatch, ...]) -> ColumnBatch:
-        """The patch of a row of these pieces, which `ref` joins."""
+        """The column batch of a row in pieces. `ref`: the reference that joins them."""
         return cls(ref, 1, pieces=pieces)
 
     @property
@@ -80,16 +80,16 @@ class ColumnBatch:
         return stored or any(there(spare, ALL) for spare in self.spares)
 
     def lost(self, there: There, index: Index) -> Flags:
-        """Flags of the rows `index` of the reference that have lost a column. For a patch without `lives`."""
+        """Flags of the rows `index` of the reference that have lost a column. To be called if `lives` is false."""
         if self.pieces:
             return np.ones(len(index), np.bool_)
         return self._in(lambda node, shard: not there(node, shard))[index]
 
 
 class Patches(dict[int, ColumnBatch]):
-    """The patches of a stream, by number; `next` is that of the next one.
+    """The column batches of a stream, by number; `next` is that of the next one.
 
-    Invariant: a patch is returned to be freed once, when no row and no reader needs it any more.
+    Invariant: a column batch is returned once, to be freed, when no row and no reader needs it any more.
     """
 
     def __init__(self, patches: Mapping[int, ColumnBatch] | None = None, following: int = 0) -> None:
@@ -97,14 +97,15 @@ class Patches(dict[int, ColumnBatch]):
         self.next = following
 
     def add(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
-        """Add a patch that all rows of `ref` need. Returns its number."""
+        """Add a column batch that all rows of `ref` need. Returns its number."""
         number = self.next
         self.next += 1
         self[number] = ColumnBatch(ref, len(ref), hold, tuple(spares))
         return number
 
     def release(self, numbers: Index) -> list[ColumnBatch]:
-        """Count one need less for each of these patches (-1: none). Returns those that are no longer needed."""
+        """Note for each of these column batches (-1: none) that one row less needs it. Returns those that none
+        needs."""
         done = []
         found, counts = np.unique(numbers, return_counts=True)
         for number, count in zip(found.tolist(), counts.tolist(), strict=True):
@@ -115,14 +116,15 @@ class Patches(dict[int, ColumnBatch]):
         return done
 
     def stored(self, after: int = -1) -> Iterator[tuple[int, ColumnBatch]]:
-        """The patches after this number, ascending, with their numbers. One in pieces is given piece by piece."""
+        """The column batches after this number, ascending, with their numbers. One in pieces is given piece by
+        piece."""
         return ((number, each) for number in sorted(self) if number > after for each in self[number].each)
 
 
 @dataclass(slots=True, eq=False)
 class ReplacedPatch:
-    """The numbers of the patches that one extend replaced. `readers`: the leader's grants that may read them. `over`:
-    their removal is decided."""
+    """The numbers of the column batches that one extend replaced. `readers`: the leader's grants that may read them.
+    `over`: their removal is decided."""
 
     patches: Index
     readers: set[int] = field(default_factory=set)
@@ -130,7 +132,7 @@ class ReplacedPatch:
 
 
 class ReplacedPatches:
-    """The replaced patches of a stream. They stay until no grant reads them. Iteration gives their numbers."""
+    """The replaced column batches of a stream. They stay until no grant reads them. Iteration gives their numbers."""
 
     def __init__(self, patches: Iterable[Index] = ()) -> None:
         self._replaced = [ReplacedPatch(each) for each in patches]
@@ -139,7 +141,7 @@ class ReplacedPatches:
         return (each.patches for each in self._replaced)
 
     def keep(self, patches: Index, readers: set[int]) -> None:
-        """Keep these replaced patches."""
+        """Keep these replaced column batches."""
         self._replaced.append(ReplacedPatch(patches, readers))
 
     def unread(self, leases: Leases) -> list[ReplacedPatch]:
@@ -151,7 +153,7 @@ class ReplacedPatches:
         ]
 
     def remove(self, patches: Index) -> bool:
-        """Forget these patches. Returns whether they were kept."""
+        """Forget these column batches. Returns whether they were kept."""
         same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
         if same:
             self._replaced.remove(next((each for each in same if each.over), same[0]))

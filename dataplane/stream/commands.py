@@ -88,7 +88,7 @@ class End(Command, tag=50, kw_only=True):
 
 
 class Unkeep(Command, tag=19, kw_only=True):
-    """Free the replaced columns in these patches (by number), which have no readers any more."""
+    """Free these replaced column batches (by number), which have no readers any more."""
 
     patches: Index
 

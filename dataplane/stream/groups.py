@@ -3,9 +3,9 @@
 Users name a group by a text or an integer. Here it is a number, which is reused once the last row of the group is gone.
 A row without a group is in one of its own, with the number -1 - row; nothing is stored for it.
 
-A task counts only rows of a group that it has not done yet, not rows that it acked or that expired for it. Once it has
-no row of the group left, dropped rows do not count either, so a reused name is a new group for a task that is done with
-the old one. Dead letters of a task count as dropped.
+A task counts only the rows of a group that it has not done yet, not those that it acked or that expired for it. Once
+no row of the group is left for it, dropped rows do not count either: so a name that is used again is a new group for a
+task that is done with the old one. Dead letters of a task count as dropped.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Groups:
         self._pass(task, numbers)
 
     def _pass(self, task: int, numbers: Index) -> None:
-        """Stop counting the dropped rows of groups of which the task has no row left."""
+        """Stop counting the dropped rows of groups that have no row left for the task."""
         left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
         over = numbers[left == 0]
         self._past[task, over] = self._dropped[over]

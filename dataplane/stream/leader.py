@@ -5,7 +5,7 @@ Beside the replicated state, the leader has state of its own: leases, permits, c
 
 Invariants: rows of a command in flight are not delivered. The number of a grant begins with the term, so a grant
 of an earlier leader is unknown (`LeaseExpired`). Time is that of the partition: the leader's clock continues from
-the time of the last command, so that a row never looks older than it is.
+the time of the last command, so that the age of a row is never too high.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dataplane.stream.statistics import Waiting
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3  # rows, in the log
+_NAMED = 3  # the most rows that a log message names
 _TERM = 1 << 32  # grants of one term
 _NONE: Index = np.empty(0, np.int64)
 
 
 class Leader(Replicated):
-    """See the module."""
+    """Decides requests; see the module."""
 
     waits: Callable[[], Iterable[Any]]
-    """The requests that wait at the driver, encoded or not."""
+    """Returns the requests that wait at the driver, encoded or decoded."""
 
     def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
         self._forget()
@@ -51,14 +51,14 @@ class Leader(Replicated):
 
     def _forget(self) -> None:
         self._term = -1
-        self._ahead_s = 0.0  # the partition's clock less the leader's
+        self._ahead_s = 0.0  # the partition's clock minus the leader's
         self._flying: dict[tuple[str, int], tuple[bytes, int]] = {}  # -> command and ticket
         self._ticket = 0  # the ticket that the append being decided uses
         self.snapshots = Snapshots(self._term)
         self._in_vain: dict[bytes, int] = {}  # requests that could not be served -> the value of `changes` then
 
     def by_its_clock(self, now: float) -> float:
-        """The moment `now` of this leader's clock, in the partition's time."""
+        """The time of the partition's clock at `now` of the leader's clock."""
         return now + self._ahead_s
 
     def _lead(self, term: int, now: float) -> None:
@@ -87,7 +87,7 @@ class Leader(Replicated):
         )
 
     def pending(self) -> Waiting:
-        """The requests that wait at the driver."""
+        """The requests that wait at the driver, in the form of `statistics`."""
         found: list[tuple[int | None, tuple[str, ...]]] = []
         for waiting in self.waits():
             asked = r.decode_request(waiting) if isinstance(waiting, bytes) else waiting
@@ -107,7 +107,7 @@ class Leader(Replicated):
 
     @property
     def changes(self) -> int:
-        """A number that grows whenever rows may have become ready, also from leader to leader."""
+        """A number that grows whenever rows may have become ready, also when the leader changes."""
         return self._term * _TERM + self.leased.changes
 
     # Deciding

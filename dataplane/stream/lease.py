@@ -1,13 +1,13 @@
 """Leases: the client that holds each leased row of a task, and the end of its lease.
 
 A grant is the rows of one delivery, held by a client. Ranks that must see the same rows name the same member and
-different replicas: each replica is given the grants of the member in order, each once. A replica that returns as
+different replicas. Each replica is given the grants of the member in order, each once. A replica that comes back as
 another client was restarted, and is given the grants again that it has not acked.
 
-A grant ends when it is acked, nacked or not renewed in time, or when its holder goes. A grant of replicas is acked once
-all have acked: the announced number or, if that is unknown, at least two and all replicas that the member ever had; if
-its lease expires after all its holders have acked, it is acked too. It does not end when a holder goes, which may be
-restarting.
+A grant ends when it is acked, nacked or not renewed in time, or when its holder goes. A grant of replicas is acked
+once all have acked: the announced number of replicas or, if that is unknown, at least two, among them all that the
+member ever had. If its lease expires after all its holders have acked, it is acked too. It does not end when a holder
+goes, because that may be restarting.
 
 Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
 `LeaseExpired`, except for a repeated ack whose answer was lost. The latest `_MEMBERS` members that hold nothing are
@@ -70,7 +70,7 @@ class Grant:
 
     @property
     def shared(self) -> bool:
-        """Whether replicas share it."""
+        """Whether it is a grant of replicas."""
         return self.who.replica is not None
 
     @property
@@ -88,8 +88,8 @@ class Grant:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether all announced replicas have acked or, if their number is unknown, all that hold the grant. For a
-        lease that has expired."""
+        """Whether a grant whose lease has expired counts as acked: all announced replicas have acked or, if their
+        number is unknown, all that hold the grant."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
@@ -134,7 +134,7 @@ class Leases:
         return grant
 
     def hand(self, grant: Grant, who: Who, now: float) -> None:
-        """Give the grant to this client and replica."""
+        """Note that this client and replica hold the grant."""
         grant.held_by[who.replica] = who.client
         if who.replica is not None:
             key = (grant.task, who.member)
@@ -145,7 +145,7 @@ class Leases:
         grant.expires = max(grant.expires, now + grant.lease_s)
 
     def _forget_members(self) -> None:
-        """Forget members without grants, those first that have received none for longest."""
+        """Forget members without grants, first those that have received none for the longest time."""
         for _ in range(_TRIED):
             if len(self._replicas) <= _MEMBERS:
                 return
@@ -183,7 +183,7 @@ class Leases:
         grant.expires = now + grant.lease_s
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
-        """Note the ack of one holder. Returns the grant if that has ended it, else None. Raises LeaseExpired."""
+        """Note the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)
@@ -197,8 +197,8 @@ class Leases:
         return grant
 
     def let_go(self, grant: Grant, replica: int | None) -> bool:
-        """Give back rows that one holder has not seen. Returns whether that ends the grant: one of replicas stays, and
-        this replica may ask for it again."""
+        """Give back rows that one holder has not seen. Returns whether that ends the grant. A grant of replicas stays,
+        and this replica may ask for it again."""
         if not grant.shared:
             self.end(grant)
             return True

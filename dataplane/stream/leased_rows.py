@@ -48,7 +48,7 @@ class LeasedRows:
         released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
     ) -> None:
-        """`released(patches)` is called with patches that no row needs any more. `mark`: the prefix of generated
+        """`released(patches)` is called with column batches that no row needs any more. `mark`: the prefix of generated
         keys."""
         self.settings: Settings = settings
         self.changes = 0

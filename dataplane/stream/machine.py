@@ -17,13 +17,13 @@ from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
 
 MAX_IN_VAIN = 4096
-"""Requests that are remembered because no rows were ready for them."""
+"""The number of requests that are remembered because no rows were ready for them."""
 
 _TICK_REQUEST = r.encode_request(r.Tick())
 
 
 class StreamMachine(Leader, StateMachine):
-    """See the module."""
+    """A partition of a stream; see the module."""
 
     def __init__(self, name: str, settings: Settings | None = None, mark: str = "") -> None:
         """Without settings, the first request is `Open`."""
@@ -34,7 +34,7 @@ class StreamMachine(Leader, StateMachine):
         self.leased.forget_leases(1, leading=False)
 
     def deadline(self, now: float) -> float:
-        """The time, by the leader's clock, at which it must be sent a `Tick`; `now` if at once."""
+        """The time of the leader's clock at which it needs a `Tick`: `now` if at once."""
         leased = self.leased
         if self._term < 0:
             return now
@@ -49,7 +49,8 @@ class StreamMachine(Leader, StateMachine):
         return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
 
     def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
-        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when it was last not served."""
+        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when the request could last not be
+        served."""
         leased = self.leased
         if isinstance(asked, r.Append | r.Admit):
             return leased.closed or not leased.admission.full(self.entry_of(asked))

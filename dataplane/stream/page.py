@@ -1,8 +1,8 @@
 """A page: `PAGE` consecutive rows of a stream in NumPy arrays, with the places of their columns.
 
 Pages are independent of the sizes of appends: an agent loop appends a row at a time, and an object for each would cost
-more than the row. For each set of columns that were added together (a layer) a page has the patch of each row, and the
-row in the patch.
+more than the row. For each set of columns that were added together (a layer) a page has the number of each row's column
+batch (`column_batch`), and the row's position in it.
 
 Invariant: the arrays of a page have `room` rows, at least as many as were appended. The first page of a stream grows
 by doubling, so that a short stream takes little memory; later pages are allocated whole.
@@ -31,7 +31,8 @@ def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
 
 
 class Layer:
-    """For each row of a page: its patch (-1: none) and its row in the patch."""
+    """The columns of one set, for each row of a page: `patch`, the number of its column batch (-1: none), and `index`,
+    its position there."""
 
     __slots__ = ("index", "patch")
 
@@ -63,14 +64,14 @@ class Page:
         self.count = 0
         self.left = 0
         self.changes = 0
-        """Grows whenever a row may have become ready."""
+        """A number that grows whenever a row may have become ready."""
         self.room = PAGE if first else _LEAST
-        """Rows for which the arrays have room."""
+        """The number of rows for which the arrays have room."""
         self.columns = np.zeros(self.room, np.uint64)
         """The columns of each row, one bit a column."""
         self.gone = np.zeros(self.room, np.bool_)
         self.layers: dict[tuple[str, ...], Layer] = {}
-        """By the names of their columns, sorted."""
+        """The layers by the sorted names of their columns."""
 
     @property
     def present(self) -> Flags:

@@ -1,8 +1,8 @@
 """The rows of a stream, their metadata and progress, and their changes.
 
 `StreamState` combines the `rows` with their columns, the `keys`, the `groups`, the `row_metadata`, and the `progress`
-of each task. Leases, limits and waiting requests are in `leased_rows`. Patches that no row needs any more are passed to
-`released`.
+of each task. Leases, limits and waiting requests are in `leased_rows`. Column batches that no row needs any more are
+passed to `released`.
 
 Invariants: a call that fails changes nothing; a row is removed once all tasks are done with it, or once it is
 dropped and not leased.
@@ -104,9 +104,9 @@ class StreamState:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> Index:
-        """Add columns to these existing rows, each named once. With `keep`, replaced patches stay until `unkept` is
-        called with the numbers that this returns. `hold`: see `ColumnBatch`. Raises Misuse for an existing column,
-        SchemaMismatch, LimitExceeded."""
+        """Add columns to these existing rows, each named once. With `keep`, replaced column batches stay until
+        `unkept` is called with the numbers that this returns. `hold`: see `ColumnBatch`. Raises Misuse for an existing
+        column, SchemaMismatch, LimitExceeded."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
         self.metadata.measure(self.rows.places(rows), lengths)
@@ -130,7 +130,7 @@ class StreamState:
         return True
 
     def unkept(self, kept: Index) -> None:
-        """Free kept patches, which have no readers any more."""
+        """Free kept column batches, which have no readers any more."""
         self._release(self.rows.patches.release(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
@@ -152,8 +152,8 @@ class StreamState:
         self.progress.lease(task, self.rows.places(rows))
 
     def give_back(self, task: int, rows: Index, *, seen: bool = True) -> Index:
-        """Make leased rows pending again or, after `max_deliveries` tries, dead. Unless they were `seen`, this is no
-        try. Returns the dead ones."""
+        """Make leased rows pending again or, after `max_deliveries` tries, dead. Unless they were `seen`, the lease
+        does not count as a try. Returns the dead ones."""
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
@@ -176,7 +176,7 @@ class StreamState:
         self.let_go(rows[dropped])
 
     def drop_rows(self, rows: Index) -> None:
-        """Drop rows: they are delivered to no task any more. Leased rows stay until they are given back or acked.
+        """Drop rows: they are not delivered to any task any more. Leased rows stay until they are given back or acked.
         Raises Misuse."""
         self.require(rows)
         rows = np.unique(rows)
@@ -186,15 +186,15 @@ class StreamState:
         states = self.progress.states(places, len(fresh))
         self.groups.drop(self.metadata.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
         self.let_go(rows)
-        self.look_again()  # the rest of their groups may be complete now
+        self.look_again()  # the other rows of their groups may be complete now
 
     def look_again(self) -> None:
-        """Note that rows may have become ready."""
+        """Note that rows may have become ready, so that waiting requests are tried again."""
         for page in self.rows.pages.values():
             page.changes += 1
 
     def let_go(self, rows: Index) -> None:
-        """Report dropped rows that may be removed to `loose`."""
+        """Pass those of these dropped rows that may be removed now to `loose`."""
         if len(rows):
             self.loose(rows)
 
@@ -278,7 +278,7 @@ class StreamState:
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
     def labels(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
-        """Groups, versions and tags of these rows, as a delivery has them."""
+        """Groups, versions and tags of these rows, in the form of a delivery."""
         places = self.rows.places(rows)
         named = self.groups.names(self.metadata.groups(places))
         tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}

@@ -53,7 +53,7 @@ class Columns(Protocol):
     """The store that has the columns of a stream of one node."""
 
     def free(self, patches: list[ColumnBatch]) -> None:
-        """Free patches that no row needs any more."""
+        """Free column batches that no row needs any more."""
 
     def read(self, refs: Sequence[BatchRef]) -> None:
         """Keep these columns even if no row needs them."""
@@ -267,7 +267,7 @@ class Replicated:
         self._count_holders()
 
     def _count_holders(self) -> None:
-        """Count the nodes that have needed columns anew."""
+        """Count again, for each node, the columns there that rows need."""
         patches = self.leased.partition.rows.patches.stored()
         self.outboxes.recount((*patch.nodes, *patch.spares) for _, patch in patches)
 

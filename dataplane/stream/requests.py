@@ -199,7 +199,7 @@ class Leave(Request, frozen=True, tag=19, kw_only=True):
 
 
 class Tick(Request, frozen=True, tag=20, kw_only=True):
-    """Decide what is due by time or by changes; see `StreamMachine.deadline`."""
+    """Decide the commands that are due by time or by changes; see `StreamMachine.deadline`."""
 
 
 class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
@@ -217,8 +217,9 @@ class OutboxReceived(Request, frozen=True, tag=22, kw_only=True):
 
 
 class Look(Request, frozen=True, tag=27, kw_only=True):
-    """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case). Else refused
-    with `NotReady`. Answered by `CandidateRows`; without rows if a grant of the member waits for this replica."""
+    """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case); otherwise
+    it is refused with `NotReady`. Answered by `CandidateRows`, without rows if a grant of the member waits for this
+    replica."""
 
     task: str
     columns: tuple[str, ...]
@@ -254,7 +255,8 @@ class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
 
 
 class Holding(Request, frozen=True, tag=41, kw_only=True):
-    """Ask for the columns that rows need of a restarted node, in patches after this number. Answered by `HeldRows`."""
+    """Ask for the columns on a restarted node that rows need: the column batches after this number. Answered by
+    `HeldRows`."""
 
     node: bytes
     after: int = -1

@@ -89,8 +89,8 @@ class LostRows(Result, frozen=True, tag=7):
 
 
 class CandidateRows(Result, frozen=True, tag=11):
-    """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes` is `seen` of the next
-    `Look`. `left`: number of rows left to do for the task."""
+    """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes`: the `seen` of the
+    next `Look`. `left`: the number of rows that the task has not done."""
 
     changes: int
     rows: Index
@@ -114,8 +114,8 @@ class FoundRows(Result, frozen=True, tag=12):
 
 
 class HeldRows(Result, frozen=True, tag=18):
-    """References to the columns that rows need of the node. `next`: the patch number to go on after, -1 at the end.
-    `last`: the number of the last entry of the outbox of the node."""
+    """References to the columns on the node that rows need. `next`: the number of the column batch after which to go
+    on, -1 at the end. `last`: the number of the last entry of the outbox of the node."""
 
     refs: list[bytes]
     next: int

@@ -23,7 +23,7 @@ from dataplane.stream.page import PAGE, Flags, Index, Page
 from dataplane.stream.stream_schema import StreamSchema
 
 _NONE: Index = np.empty(0, np.int64)
-_RUNS = 32  # ranges of one patch: for more, rows are put in order afterwards
+_RUNS = 32  # runs of one column batch; if there are more, rows are sorted by column batch first
 
 
 #: Rows by page: the page, the rows in the page, and their positions among the given rows. No page comes twice.
@@ -64,7 +64,7 @@ class Rows:
         return first
 
     def _append_one(self, names: tuple[str, ...], need: np.uint64, number: int) -> None:
-        """Append the only row of a patch, by index: NumPy takes longer for a slice of length one."""
+        """Append a column batch of one row by index: NumPy takes longer for a slice of length one."""
         page, inside = self._page(self.next // PAGE), self.next % PAGE
         page.need(inside + 1)
         layer = page.layer(names)
@@ -87,8 +87,8 @@ class Rows:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[ColumnBatch]]:
-        """Add columns to these existing rows, each named once. Returns the numbers of the replaced patches, which
-        stay until they are released (none without `keep`), and the patches that are no longer needed.
+        """Add columns to these existing rows, each named once. Returns the numbers of the replaced column batches,
+        which stay until they are released (none without `keep`), and the column batches that are no longer needed.
 
         Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.
         """
@@ -130,7 +130,7 @@ class Rows:
         patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
-                if column in names:  # several layers may have the column; the latest patch counts
+                if column in names:  # several layers may have the column; the latest column batch counts
                     later = layer.patch[inside] > patch[chosen]
                     patch[chosen[later]], index[chosen[later]] = layer.patch[inside[later]], layer.index[inside[later]]
         found = np.full(len(rows), -2)
@@ -214,7 +214,7 @@ class Rows:
         made: BatchRef | None = None
         for layers, chosen_names in together.items():
             patch, index = found[layers[0]]
-            for names in layers[1:]:  # several layers have the column; the latest patch counts
+            for names in layers[1:]:  # several layers have the column; the latest column batch counts
                 later = found[names][0] > patch
                 patch, index = np.where(later, found[names][0], patch), np.where(later, found[names][1], index)
             part = assembled(lambda number: self.patches[number].ref, patch, index, chosen_names)
@@ -286,8 +286,9 @@ class Rows:
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
-        """Restore these layers of all rows, in a stream that had these columns; replaced patches are `kept`. Raises
-        ValueError, LookupError or LimitExceeded if patches and layers contradict each other."""
+        """Restore these layers of all rows, in a stream that had these columns. `kept`: replaced column batches that
+        still have readers. Raises ValueError, LookupError or LimitExceeded if column batches and layers contradict
+        each other."""
         self.schema.give_bits(schema)
         self.schema.fields, self.patches = dict(schema), patches
         for names, of, index in layers:
@@ -312,7 +313,7 @@ class Rows:
     # going
 
     def remove(self, rows: Index) -> list[ColumnBatch]:
-        """Remove these rows. Returns the patches that no row needs any more."""
+        """Remove these rows. Returns the column batches that no row needs any more."""
         over: list[Index] = []
         for page, inside, _ in self.places(rows):
             page.gone[inside] = True
@@ -324,7 +325,7 @@ class Rows:
         return self.patches.release(np.concatenate(over)) if over else []
 
     def clear(self) -> list[ColumnBatch]:
-        """Remove all rows. Returns all patches."""
+        """Remove all rows. Returns all column batches."""
         patches = list(self.patches.values())
         self.patches.clear()
         self.pages.clear()

@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     group_size: int = 0
     """The most rows of a group; an append of so many is a whole group. 0: unknown."""
     durable: bool = False
-    """Whether answered changes outlive the processes."""
+    """Whether changes that were answered survive the end of every process."""
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):

@@ -2,10 +2,10 @@
 
 A `Snapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the stream
 goes on. A block is the metadata of some rows, with references to their columns, from which another stream gets them. A
-replica's snapshot is the metadata of all rows, and the patches of their columns.
+replica's snapshot is the metadata of all rows, and the column batches of their columns.
 
-Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and counted
-again. In a checkpoint, dropped rows are absent, and times are ages, since a clock does not outlive its process. A
+Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and
+counted again. In a checkpoint, dropped rows are absent, and times are ages, because a clock ends with its process. A
 restoration that is refused changes nothing.
 """
 
@@ -40,7 +40,7 @@ from dataplane.stream.stream_schema import MAX_COLUMNS
 from dataplane.stream.unfinished import MAX_PIECES
 
 _COUNTED = (ACKED, EXPIRED, DEAD)
-_MOST = 1 << 62  # the most rows ever, so that numbers beyond it still fit into a message
+_MOST = 1 << 62  # an upper bound of row numbers, beyond which numbers still fit into a message
 _GAP = PAGE << 20  # row numbers that are skipped, since the old stream may have used them after the snapshot
 
 
@@ -227,7 +227,7 @@ def _integers(packed: Packed, count: int | None = None, least: int = -(1 << 63),
 
 
 def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) -> ColumnsState:
-    """The columns of all rows, `rows`, and the numbers of replaced patches that are `kept`."""
+    """The columns of all rows (`rows`). `kept`: the numbers of replaced column batches that still have readers."""
     stored, layers = partition.rows, partition.rows.layers(rows)
     needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
     return ColumnsState(
@@ -257,7 +257,8 @@ def _patch(state: PatchState) -> ColumnBatch:
 
 
 def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:
-    """Restore the columns of all rows, `rows`. Returns the kept patches. Raises the errors that `refused` replaces."""
+    """Restore the columns of all rows (`rows`). Returns the kept column batches. Raises the errors that `refused`
+    replaces."""
     count, kept = len(rows), [_integers(of) for of in state.kept]
     layers = [(layer.names, _integers(layer.patch, count), _integers(layer.index, count)) for layer in state.layers]
     begun = np.isin(rows, list(partition.unfinished.begun))

@@ -2,7 +2,7 @@
 
 A checkpoint is a `Head` and blocks of rows (`RowsState`), with separate references to their columns. The state of a
 replica (`PartitionState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the identity
-of patches. Functions that make and restore these are in `snapshot`.
+of column batches. Functions that make and restore these are in `snapshot`.
 
 Invariant: equal values have equal bytes. The bytes of a replica's state begin with a version and a checksum.
 """
@@ -42,10 +42,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowsState(msgspec.Struct, array_like=True):
-    """Existing rows in ascending order, and the metadata of each. `group`: the position in `groups`, -1 for none.
-    `drops`: for positions in `groups`, the dropped rows that count for each task. `arrived`: seconds; in a checkpoint
-    relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of rows with `keys` of users.
-    `calls`: see `Keys.state`. `begun`: the rows in progress."""
+    """Existing rows in ascending order, and the metadata of each. `group`: the position of its group in `groups`, -1
+    for none. `drops`: for positions in `groups`, the dropped rows that count for each task. `arrived`: seconds; in a
+    checkpoint relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of the rows that
+    have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress."""
 
     offsets: Packed
     group: Packed
@@ -76,7 +76,7 @@ class PatchState(msgspec.Struct, array_like=True):
 
 
 class LayerState(msgspec.Struct, array_like=True):
-    """The places of the columns with these names, for each row."""
+    """A layer (`page`): the columns with these names, for each row."""
 
     names: tuple[str, ...]
     patch: Packed
@@ -84,8 +84,8 @@ class LayerState(msgspec.Struct, array_like=True):
 
 
 class ColumnsState(msgspec.Struct, array_like=True):
-    """The columns of the rows. `schema`: in the order of their bits. `next`: the number of the next patch. `kept`: the
-    numbers of replaced patches that may still be read."""
+    """The columns of the rows. `schema`: in the order of their bits. `next`: the number of the next column
+    batch. `kept`: the numbers of replaced column batches that may still be read."""
 
     schema: list[tuple[str, Field]]
     next: int

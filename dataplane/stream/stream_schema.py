@@ -1,6 +1,7 @@
 """The columns of a stream: the type of each, and its bit in the masks of pages (`page`).
 
-Invariants: a column gets a bit when its first patch arrives, and keeps it; a column that tasks only request has none.
+Invariants: a column gets a bit when its first column batch arrives, and keeps it; a column that tasks only request
+has none.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Rows in progress: begun, extended piece by piece, and finished; and their producers.
 
 A row in progress has a number, a key and a group like any row, and counts as one: its group is incomplete without it,
-and a closed stream waits for it. But it is not delivered: its columns have no bits, and are in a layer without names
-(`page`), in a patch of pieces (`column_batch`). Finishing it gives the columns their bits and the row its policy
-version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does not wait for it.
+and a closed stream does not end before it is finished or dropped. But it is not delivered: its columns have no bits,
+and are in a layer without names (`page`), in a column batch of pieces (`column_batch`). Finishing it gives the columns
+their bits and the row its policy version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does
+not wait for it.
 
 The producer of a row holds a token, a random number. A process that takes the row over draws another; the first is
-refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases: they run from the
-producer's last sign, or from a new leader's first look, and end at once if the producer's process ends.
+refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases. A lease runs from
+the producer's last request or, at a new leader, from the first time that the leader checks it; it ends at once if the
+producer's process ends.
 
 Invariants: a piece is added once, by its number, after those before it, and only with the token of the row. The
 bytes of pieces count for the stream. The tokens of finished and abandoned rows are remembered for a while, so that a
@@ -144,7 +146,7 @@ class Unfinished:
         self.end(row)
 
     def end(self, row: int) -> None:
-        """End the row in progress: its producer has finished it or given it up."""
+        """Remove the row from those in progress: its producer has finished it or given it up."""
         self.ended[self.begun[row].token] = None
         for token in list(self.ended)[:-MAX_ENDED]:
             del self.ended[token]
@@ -202,7 +204,7 @@ class Unfinished:
             raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
 
     def heard(self, row: int, token: int, now: float) -> None:
-        """Renew the lease of the producer. Raises LeaseExpired."""
+        """Renew the lease of the producer, which has made a request. Raises LeaseExpired."""
         self._until[row] = now + self.require(row, token).lease_s
         self._left.pop(row, None)
 
@@ -231,7 +233,7 @@ class Unfinished:
     # queries
 
     def listed(self, row: int, now: float, key: str, group: Any, tags: Mapping[str, list[Any]]) -> Listed:
-        """The row in the form for users, without columns."""
+        """The row as `Listed`, without columns."""
         begun = self.begun[row]
         return Listed(
             row,
