@@ -54,10 +54,10 @@ _complaints = InvalidMessageLog(log)
 _decoder = decoder(AnyRequest)
 _clients = itertools.count(1)
 _heads = Heads(AnyRequest)
-_DISCARD = 64 << 10  # bytes
-_REPORTS_S = 1.0  # how often clients report
+_DISCARD = 64 << 10  # bytes that are read at a time to be discarded
+_REPORTS_S = 1.0  # seconds between two performance reports of a client
 _WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", sm.Pin: "disk", rm.Admit: "permits"}
-_WAITS_FOR |= {rm.Append: "permits", sm.Reserve: "", sm.Put: "", rm.Extend: ""}  # `Budget` says if for memory
+_WAITS_FOR |= {rm.Append: "permits", sm.Reserve: "", sm.Put: "", rm.Extend: ""}  # "": see `Budget`
 _ALONE_S, _CLUSTER_S = 5.0, 25.0  # the longest answer about streams and tables, without and with other hosts
 
 
@@ -72,7 +72,7 @@ class NodeServices:
     tables: Tables
     hosts: Hosts | None
     clustered: Hosts | SingleNode | None
-    """The streams and tables, where they are partitions."""
+    """The streams and tables, if they are partitions; else None."""
     waits: Waits
     partial_frames: PartialFrames
     observing: Telemetry
@@ -121,7 +121,7 @@ class Client:
         self._farewell(error, number, error)
 
     def _farewell(self, error: DataplaneError, number: int, its: DataplaneError) -> None:
-        """As `close`; the request `number` gets its own error `its`."""
+        """As `close`, but the request `number` gets the error `its`."""
         for each in dict.fromkeys((0, number, *self._waiting)):
             self._channel.send(failure(each, its if each and each == number else error, self))
         self._channel.close(error)
@@ -134,7 +134,7 @@ class Client:
             self._leave()
 
     def revoke_silent(self) -> None:
-        """Revoke the client's permits to append to streams if it shows no sign of life."""
+        """Revoke the client's permits to append to streams if it has sent nothing for the lease."""
         if self._rows.expected and self._store.reservations.silent(self):
             self._rows.revoke()
 
@@ -339,7 +339,7 @@ class Client:
         task.add_done_callback(ended)
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
-        # Others are not recorded, as clients hardly wait for them; nor are appends of columns that were put before.
+        # Other requests hardly wait, so their waits are not recorded; nor are those of appends of columns put before.
         put_before = isinstance(request, rm.Append | rm.Extend) and request.columns is None
         kind = None if put_before else _WAITS_FOR.get(type(getattr(request, "asked", request)))
         wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")

@@ -65,7 +65,7 @@ _TRIPS = 9  # round trips to compare clocks
 _OBSERVED_S = 5.0  # timeout for the rings of another node
 _GRAPHS_S = 3.0  # timeout for the reports of another node's clients
 _FIGURES_S = 2.0  # timeout for the statistics of another node
-_STREAMS = 50  # streams whose statistics one message has
+_STREAMS = 50  # the most streams with statistics in one message
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Returns the node's own unused memory to the host: memory that streams and large messages have left.
 
-A stream's bookkeeping is many small objects. When streams are dropped, the allocators keep the memory: Python's free
-lists hold single objects here and there, each of which keeps a whole arena; glibc keeps every page below the last one
-in use. Measured with 2,048 streams of a row each, which took 27 MiB: without this all stay, with it 10 to 14, which
+A stream's bookkeeping is many small objects. When streams are dropped, the allocators keep the memory: single objects
+in Python's free lists each keep a whole arena of the allocator, and glibc keeps every page below the last one in use.
+Measured with 2,048 streams of a row each, which took 27 MiB: without this module all 27 stay; with it 10 to 14, which
 the next streams reuse.
 
 glibc keeps large blocks that are not at the end of the heap, and once a block of some MiB was freed it takes such
@@ -10,9 +10,9 @@ blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that 
 messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
 unmapped.
 
-Invariants: for streams nothing is done if little more is in use than when the node began, nor for more than 1 % of a
-processor: a trim takes as long as a garbage collection, some 40 ms, during which no request is answered. For large
-blocks the heap is searched at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
+Invariants: for streams, memory is trimmed only if much more of it is in use than when the node began, and trims take at
+most 1 % of a processor: a trim takes as long as a garbage collection, some 40 ms, during which no request is answered.
+For large blocks the heap is searched at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from pathlib import Path
 
 _SOON_S = 0.5  # delay after a stream is dropped: more may follow
 _BETWEEN_S = 10.0
-_SHARE = 0.01  # of a processor
+_SHARE = 0.01  # the share of a processor that trims may take
 _GROWN = 8 << 20  # bytes of growth since the start that make a trim worth its cost
-_WORTH = 8 << 20  # bytes of large blocks
+_WORTH = 8 << 20  # bytes of freed large blocks that make a search of the heap worth its cost
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; other allocators keep less
 
 
 class MemoryTrim:
     """Returns unused memory to the host, some time after `due` or `freed` was called. Used from one event loop only.
-    `cool` is called when the memory of streams is returned, so that others can return theirs at the same time."""
+    `cool` is called when the memory of streams is returned, so that other parts of the node can return theirs at the
+    same time."""
 
     def __init__(self, cool: Callable[[], object] = lambda: None) -> None:
         self._cool = cool
@@ -56,7 +57,7 @@ class MemoryTrim:
             self._look_later()
 
     def freed(self, nbytes: int) -> None:
-        """So many bytes of large blocks are freed, now or in this turn of the event loop."""
+        """Note that `nbytes` of large blocks are freed, now or in this step of the event loop."""
         self._freed += nbytes
         if self._freed >= _WORTH and self._freed_timer is None:
             self._freed_timer = asyncio.get_running_loop().call_later(_SOON_S, self._give_back)
@@ -90,7 +91,7 @@ class MemoryTrim:
         self.count += 1
 
     def close(self) -> None:
-        """The node stops."""
+        """Stop: the node ends."""
         for timer in (self._timer, self._freed_timer):
             if timer is not None:
                 timer.cancel()

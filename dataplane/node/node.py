@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STREAMS = 50  # and tables, in a node's statistics
+_STREAMS = 50  # the most streams, and the most tables, in a node's statistics
 _AGAIN_S = 0.1  # pause before an operation that the system refused is tried again
 _LEAVE_S = 4.0  # the longest time to leave the cluster
 _MAX_SOCKET = 107  # bytes of a socket's path (unix(7))
@@ -121,7 +121,7 @@ class Node:
             undo.pop_all()
 
     def _join(self, cluster: ClusterConfig, *, durable: bool) -> Hosts:
-        """This node's part in its cluster."""
+        """This node's connection to the other nodes of its cluster."""
         from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
         if durable and cluster.seeds and cluster.seed_dir is None:

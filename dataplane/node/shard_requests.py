@@ -238,8 +238,8 @@ class ShardRequests:
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:
-        """The bytes of pinned shards, one after another, and one pin less on each; none, and nothing done, if they are
-        more than `sm.MAX_CARRIED`."""
+        """The bytes of pinned shards, one after another; a pin on each is released. If they are more than
+        `sm.MAX_CARRIED`: no bytes, and the pins stay."""
         if len(held) > sm.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > sm.MAX_CARRIED:
             return b""
         found = [self._store.arena.read(each.extent) for each in held]

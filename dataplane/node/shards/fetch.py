@@ -236,7 +236,7 @@ class Fetcher:
         return linked.links
 
     def patch(self, number: int, patch: Patch) -> Callable[[], None]:
-        """Have the copy with this number made by `patch` if it is read, until the returned function is called."""
+        """Until the returned function is called: if the copy with this number is read, make it by `patch`."""
         remote = self._remotes.get(number)
         if remote is None:  # a replica, or forgotten meanwhile
             return lambda: None

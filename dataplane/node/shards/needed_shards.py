@@ -1,7 +1,8 @@
 """The shards of a node that rows of streams and tables need.
 
-Rows own the columns of their append and extends: these are freed when no row needs them any more. If rows that one
-stream delivers are appended to another, or to the same, the stored columns have two needs and are freed with the last.
+Rows own the columns of their appends and extends: these are freed when no row needs them any more. Each append or
+extend counts as one *need* of each shard that it refers to. If rows that one stream delivers are appended to another,
+or to the same, the stored columns have two needs, and are freed with the last.
 
 Invariants: a part of a shard that a row needs exists; a part that no row needs is freed at once.
 """
@@ -169,7 +170,7 @@ class NeededShards:
         self.released([ColumnBatch(ref, len(ref))])
 
     def released(self, patches: Iterable[ColumnBatch], stream: str = "") -> None:
-        """Free patches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
+        """Free column batches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
         freeings = self._store.shards.freeings
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:

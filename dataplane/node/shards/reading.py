@@ -31,12 +31,12 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_LEAST_RATE = 10e6  # bytes/s: the slowest rate for which a read has time
+_LEAST_RATE = 10e6  # bytes/s: a read has time for this rate at least
 _LEAST_S = 20.0
-_SILENT_S = 3.0  # after which a node that is being read from counts as silent
-_AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
+_SILENT_S = 3.0  # seconds after which a node that does not answer counts as gone during a read
+_AT_ONCE, _FROM_ONE = 256, 16  # the most reads at a time, and the most of these from one node
 _COPIES_TRIED = 4
-_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # the time for which an overloaded node is asked again, and the interval
+_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long an overloaded node is asked again, and how often
 
 
 def member_of(membership: Membership, node: bytes) -> Member:

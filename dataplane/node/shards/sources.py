@@ -1,7 +1,7 @@
 """Where a shard of this node can be read: here, or at a host that has read all of it.
 
-If many hosts want one shard, each place serves few at a time; the others wait until further hosts have read it, and
-read there. The number of places doubles with each round.
+If many hosts want one shard, each place serves few readers at a time. The others wait until further hosts have read the
+shard, and read it there. The number of places doubles with each round.
 
 Invariants: a reader waits a bounded time; if no read ends for as long as a slow read takes, it is sent to the place
 with the fewest readers. A node is named as a place only while it is a member, and not again after a reader found no
@@ -25,7 +25,7 @@ READERS = 1
 SHARED = 1 << 20
 """Bytes of the smallest shard whose readers are sent to copies."""
 
-_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # remembered; the oldest are forgotten
+_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # that are remembered; the oldest are forgotten
 
 
 class Sources:
