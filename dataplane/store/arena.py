@@ -1,14 +1,14 @@
 """The shared memory of a node: segments (`store.segment`), and the extents allocated in them.
 
-A segment belongs to one client, the only process besides the node that may write to it, which reuses its freed extents
-there, warm in the file and in its page tables; or it belongs to the node. It is created when its owner needs addresses,
-as large as all of the owner's segments together, so that there are few. It is sparse: fragmentation costs addresses and
-not memory.
+A segment belongs to one client, or to the node. That client is the only process besides the node that may write to it.
+It reuses its freed extents there, whose pages are warm in the file and in its page tables. A segment is created when
+its owner needs addresses, as large as all of the owner's segments together, so that there are few. It is sparse:
+fragmentation costs addresses, not memory.
 
 Invariants: `used` (bytes of extents) <= `resident` (bytes with pages) <= `capacity`. When the arena is full, an extent
 that needs fresh pages takes them from warm free pages, by punching holes. No segment has bytes of one client that
-another could write to: when its owner goes, a segment is retired, its free pages go back to the host, and the rest
-follows with its extents. The budget decides who may allocate, before, and never admits more than the capacity.
+another could write to: when its owner goes, a segment is retired; its free pages go back to the host at once, and the
+others when the extents in them are freed. The budget admits every allocation first, and never more than the capacity.
 
 Rejected: names in /dev/shm (they leak, and containers limit it); one segment that all clients write to (one could
 overwrite a sealed shard of another); one memfd for each extent (a descriptor and a cold mapping for each put);
@@ -31,10 +31,10 @@ from dataplane.store.segment import Segment
 log = logging.getLogger(__name__)
 
 _LEAST, _MOST = 16 << 20, 64 << 30
-"""Bytes of addresses of a segment; more if one extent needs them."""
+"""The bytes of addresses of a segment; it has more if one extent needs them."""
 
 _FREELY = 1 << 30
-"""Bytes of addresses that may be mapped however small the capacity is."""
+"""The bytes of addresses that may be mapped even if the capacity is smaller."""
 
 
 OWN = "node"
@@ -85,7 +85,7 @@ class Arena:
         self.resident = 0
         self.mapped = 0
         self.closed = 0
-        """The number of closed segments, by which holders of per-segment state know when to tidy up."""
+        """The number of closed segments. When it grows, holders of per-segment state tidy up."""
         self._least = min(_LEAST, max(1 << 20, _power(2 * capacity)))
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
@@ -126,7 +126,7 @@ class Arena:
         return segment
 
     def _close_idle(self) -> None:
-        """Close empty segments. Their owners are told with their next grant."""
+        """Close empty segments. Their owners learn of it with their next grant."""
         for segments in self._owned.values():
             for segment in [segment for segment in segments if not segment.extents]:
                 segments.remove(segment)
@@ -142,14 +142,15 @@ class Arena:
         segment.close()
 
     def _retire(self, segment: Segment) -> None:
-        """Allocate nothing there any more, give its free pages back to the host, and close it with its last extent."""
+        """Stop allocating in the segment, return its free pages to the host, and close it with its last extent."""
         segment.retired = True
         self._punch_unused(segment)
         if not segment.extents:
             self._close(segment)
 
     def depart(self, owner: Hashable) -> None:
-        """The owner has gone, though its process may live and still write. Its shards stay."""
+        """Retire the segments of an owner that has gone, though its process may live and still write. Its shards
+        stay."""
         for segment in self._owned.pop(owner, ()):
             self._retire(segment)
 
@@ -207,7 +208,7 @@ class Arena:
         return Extent(segment.number, offset, size)
 
     def split(self, extent: Extent) -> None:
-        """Count the extent as one extent for each of its pages, which are released one by one."""
+        """Split the extent into one extent for each of its pages, to be released one by one."""
         self._segments[extent.segment].extents += extent.size // PAGE - 1
 
     def extend(self, number: int, start: int, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""The one admission point for memory: bytes are reserved here first, in order.
+"""Admits all use of memory: bytes are reserved here before they are used, in order.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
 arrival, in two queues: restores, without which no client can read and free anything, go before new bytes. A request
@@ -27,14 +27,14 @@ from dataplane.errors import Backpressure, LimitExceeded
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The holders of the bytes, and the reason why more cannot go to disk."""
+    """The holders of the bytes, and the reason why no more bytes can go to disk."""
 
     holders: tuple[dict[str, Any], ...] = ()
     spill_error: str = ""
 
 
 def attributed(holder: Mapping[str, Any]) -> str:
-    """Of an entry of `holders`, its stream, table or scope and its age: " of stream rollouts, oldest 12 s"."""
+    """The stream, table or scope of an entry of `holders`, and its age: " of stream rollouts, oldest 12 s"."""
     of = f" of {holder['owner']}" if holder.get("owner") else ""
     return of + (f", oldest {holder['oldest_s']:.0f} s" if holder.get("oldest_s", 0.0) >= 1.0 else "")
 
@@ -74,7 +74,7 @@ class Budget:
         self.capacity = capacity
         self.used = 0
         self.peak = 0
-        """The most that was ever in use."""
+        """The most bytes that were ever in use."""
         self._on_demand = on_demand
         self._explain = explain
         self._passing_s = passing_s

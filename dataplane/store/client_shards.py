@@ -1,11 +1,11 @@
-"""Shards whose bytes a client keeps in memory of its own: a device's, or its process's.
+"""Shards whose bytes a client keeps in memory of its own, on a device or the host.
 
 The node has their layout and a handle, by which other processes of the host map that memory. A mapping process pins the
 number of the handle, like a shard. For a process that cannot map it, and for readers on another host or in a stream,
 the client copies the bytes to the arena (`land`): then the shard is an ordinary one.
 
-Invariants: the client is told once to drop the memory, when the shard has landed or has no owner any more, and nobody
-maps it; a shard that has not landed when its client goes is lost (OwnerDied).
+Invariants: the client is told once to drop the memory: when the shard has landed or has no owner any more, and nobody
+maps it. A shard that has not landed when its client goes is lost (OwnerDied).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataplane.store.shards import Shards
 
 
 class ClientShard:
-    """Takes the place of the file of a shard (`store.shard.Backing`)."""
+    """Takes the place of a shard's file: its bytes are in memory of a client (`store.shard.Backing`)."""
 
     def __init__(self, client: Hashable, handle: bytes, number: int, ask: Callable[[bool], None]) -> None:
-        """`number`: under which the handle is pinned; `ask(land)`: tell the client to copy the bytes to the
+        """`number`: the number under which the handle is pinned. `ask(land)`: tells the client to copy the bytes to the
         arena, or to drop the memory."""
         self.client = client
         self.handle = handle
@@ -34,7 +34,7 @@ class ClientShard:
         self._landing: asyncio.Future[None] | None = None
 
     async def read(self, memory: memoryview) -> None:
-        """Not possible: the node itself has no access to the bytes."""
+        """Raises OwnerDied: the node itself has no access to the bytes."""
         raise self.lost()
 
     async def land(self) -> None:
@@ -45,14 +45,15 @@ class ClientShard:
         await asyncio.shield(self._landing)
 
     def landed(self, error: DataplaneError | None = None) -> None:
-        """The bytes are in the arena, or will not be; after an error it may be tried again."""
+        """Note that the client has copied the bytes to the arena, or has failed with this error; then it may be tried
+        again."""
         landing, self._landing = self._landing, None
         if landing is not None and not landing.done():
             if error is None:
                 landing.set_result(None)
             else:
                 landing.set_exception(error)
-                landing.exception()  # seen, also where nobody waits any more
+                landing.exception()  # mark the error as retrieved, even if nobody waits any more
 
     def drop(self) -> None:
         """Tell the client that it may reuse its memory."""
@@ -60,7 +61,7 @@ class ClientShard:
             self._ask(False)
 
     def lost(self) -> OwnerDied:
-        """The error for it after the client has gone."""
+        """The error of a read after the client has gone."""
         return OwnerDied(f"{self.client}, which kept the bytes in memory of its own, has gone: put them again")
 
 
@@ -79,11 +80,11 @@ class ClientShards:
         return number in self._handles
 
     def add(self, kept: ClientShard) -> None:
-        """A new one."""
+        """Add a kept shard."""
         self._handles[kept.number] = kept
 
     def has_any(self, numbers: Iterable[int]) -> bool:
-        """Whether clients keep the bytes of any of these shards."""
+        """Whether a client keeps the bytes of one of these shards."""
         return bool(self._handles) and any(
             shard is not None and shard.extent is None and isinstance(shard.file, ClientShard)
             for shard in map(self._shards.get, numbers)
@@ -107,7 +108,7 @@ class ClientShards:
         return shard, kept
 
     def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
-        """The client could not copy a kept shard: report the error to those who wait for it."""
+        """Report to the waiting readers of a kept shard that its client could not copy it."""
         if (found := self.of(client, number)) is not None:
             found[1].landed(error)
 
@@ -118,14 +119,14 @@ class ClientShards:
             kept.drop()
 
     def unpinned(self, number: int) -> bool:
-        """Whether this is the number of a handle, which nobody maps any more."""
+        """Release the handle with this number if nobody maps it any more. Returns whether there was one."""
         kept = self._handles.get(number)
         if kept is not None and kept.over:
             self.end(kept)
         return kept is not None
 
     def lose(self, client: Hashable) -> None:
-        """The client has gone with its kept shards."""
+        """Mark the kept shards of a client that has gone as lost."""
         lost = [kept for kept in self._handles.values() if kept.client is client]
         if not lost:
             return

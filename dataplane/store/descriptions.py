@@ -24,7 +24,7 @@ class Descriptions:
         self._arena = arena
 
     def describe(self, numbers: Sequence[int], *, apart: bool = False) -> list[tuple[int, int, int, bytes, bytes]]:
-        """For each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without large live bits,
+        """For each shard: its bytes, rows, columns, encoded layout and live bits. `apart`: without large live bits,
         which are sent separately."""
         shards = self._shards.find_all(numbers)
         return [(s.size, s.rows, s.columns, s.layout, b"" if apart and _is_large(s) else s.live_bits()) for s in shards]
@@ -43,8 +43,8 @@ class Descriptions:
         return _PLACE * len(shards) + sum(map(len, layouts)) + told
 
     def live(self, number: int, column: int, first: int, count: int) -> bytes:
-        """Which of these rows of a column are live, one bit a row; empty if all are. Raises
-        ProtocolMismatch for rows that it does not have."""
+        """The live bits of these rows of a column, one bit a row; empty if all are live. Raises ProtocolMismatch for
+        rows that the column does not have."""
         shard = self._shards.find(number)
         if not (0 <= column < shard.columns and first >= 0 and 0 < count <= shard.rows - first):
             raise ProtocolMismatch(
@@ -53,7 +53,7 @@ class Descriptions:
         return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 
     def payload(self, number: int, most: int) -> bytes:
-        """The bytes of a shard in memory of at most `most` bytes; else none."""
+        """The bytes of a shard if it is in memory and has at most `most` bytes; else none."""
         shard = self._shards.find(number)
         if shard.extent is None or shard.size > most:
             return b""

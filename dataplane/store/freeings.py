@@ -1,7 +1,7 @@
 """The last freed shards and their causes, for the errors of later readers.
 
-Invariant: it remembers the last `_KEPT` shards that were freed whole and the last `_SAYINGS` causes, in memory of
-its own. Names are copied: a kept one would keep its page alive.
+Invariant: it remembers the last `_KEPT` shards that were freed as a whole and the last `_SAYINGS` causes, in memory of
+a fixed size. Names are copied there: a name that is kept as an object would keep its page of memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataplane.clock import Clock
 from dataplane.errors import Freed
 
 _KEPT = 4096
-_SAYINGS, _SAYING = 128, 256  # and the bytes of each
+_SAYINGS, _SAYING = 128, 256  # the number of causes, and the most bytes of each
 _NAME = 120  # bytes of a name
 _HOW = {
     "free": "by plane.free of {who}",
@@ -33,7 +33,8 @@ UNKNOWN = FreeCause("", "")
 
 
 class Freeings:
-    """The last freed shards of a store. `cause`: the current cause, set by the caller of the store."""
+    """The last freed shards of a store. `cause`: the cause of the frees that come now, set by the caller of the
+    store."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
@@ -43,7 +44,7 @@ class Freeings:
         self._said = array("q", [-1]) * _KEPT
         self._next = 0
         self._sayings = bytearray(_SAYINGS * _SAYING)
-        self._saying = -1  # the number of the last
+        self._saying = -1  # the number of the last cause
         self._last: tuple[FreeCause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
@@ -76,7 +77,7 @@ class Freeings:
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
 
     def _heard(self, saying: int) -> tuple[str, str, str]:
-        """The operation and the client that freed it, and the scope; empty if no longer known."""
+        """The operation and the client or stream that freed the shard, and the scope; empty if no longer known."""
         if saying <= self._saying - _SAYINGS:
             return "", "", ""
         start = saying % _SAYINGS * _SAYING

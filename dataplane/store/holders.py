@@ -15,7 +15,7 @@ from dataplane.store.residency import Residency
 from dataplane.store.shards import Shards
 from dataplane.store.spill import Disk
 
-_HOLDERS = 64  # that are named
+_HOLDERS = 64  # the most holders that are named
 _HOLDERS_S = 1.0  # between two scans of many shards
 _MANY = 4096
 
@@ -55,7 +55,7 @@ class MemoryHolders:
         return self._last_holders
 
     def explain(self) -> Holders:
-        """The holders, and the reason why no more can go to disk."""
+        """The holders, and the reason why no more bytes can go to disk."""
         return Holders(self.all(), self._disk.error or self._disk_full())
 
     def _disk_full(self) -> str:
@@ -77,7 +77,7 @@ class MemoryHolders:
                     key = str(client), "pinned", shard.owner or _scope(shard.scope)
                     held[key] += shard.held
                     since[key] = min(since.get(key, now), shard.since_s)
-        stored: dict[tuple[str, str, str], list[float]] = {}  # bytes, and since when
+        stored: dict[tuple[str, str, str], list[float]] = {}  # -> bytes, and since when the oldest is here
         pinned = self._pins.shards()
         for shard in self._shards.values():  # the oldest first
             if shard.extent is not None and shard.number not in pinned:

@@ -1,4 +1,4 @@
-"""Returns the memory of freed rows to the host, while the shard still has others."""
+"""Returns the memory of freed rows to the host, while other rows of their shard exist."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class HolePunching:
         self._arena = arena
         self._residency = residency
         self._pins = pins
-        self._pinned: set[int] = set()  # and partly freed meanwhile
+        self._pinned: set[int] = set()  # shards that are pinned and partly freed
 
     def freed(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """These rows were freed: return their memory as soon as the shard is unpinned."""
+        """Return the memory of these freed rows, as soon as the shard is not pinned."""
         if self._pins.holds(shard.number):
             self._pinned.add(shard.number)
         else:
             self._punch(shard, columns, rows)
 
     def unpinned(self, shard: Shard) -> None:
-        """The last pin on the shard was dropped: return the memory of its freed rows."""
+        """Return the memory of freed rows of the shard, whose last pin was dropped."""
         if shard.number in self._pinned:
             self._pinned.discard(shard.number)
             self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))
 
     def forget(self, shard: Shard) -> None:
-        """The shard is removed."""
+        """Forget a shard that is removed."""
         self._pinned.discard(shard.number)
 
     def _punch(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
-        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so it
-        is left."""
+        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so
+        nothing is returned for it."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
             return
-        if shard.shared:  # its pages go when all that lie there have gone
+        if shard.shared:  # its pages are returned with the last shard in them
             return
         layout = check_layout(shard.layout, shard.size).layout
         with self._arena.view(shard.extent) as view:

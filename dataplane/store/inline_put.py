@@ -1,7 +1,7 @@
 """Shards whose bytes came in a message: validated, placed and written at once, by the node itself.
 
-Invariants: no memory is taken before the bytes match their layout; the budget grants all memory taken; a shard is
-numbered when it is placed, so one that waited for room is younger than those that came meanwhile.
+Invariants: no memory is taken before the bytes match their layout; all memory is granted by the budget; a shard gets
+its number when it is placed, so a shard that waited for room has a higher number than those that came meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataplane.store.small_extents import MOST, SmallExtents
 
 
 class InlinePuts:
-    """Puts such shards into the memory of one store. `numbers`: of the next shards."""
+    """Puts shards from messages into the memory of one store. `numbers`: the numbers of the next shards."""
 
     def __init__(self, budget: Budget, arena: Arena, small: SmallExtents, numbers: Iterator[int]) -> None:
         self._budget = budget
@@ -38,14 +38,14 @@ class InlinePuts:
 
     async def put(self, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str) -> Shard:
         """The placed shard, waiting until the deadline. Raises Corrupt or LimitExceeded for an invalid layout,
-        LimitExceeded if the shard never fits, and Backpressure; then, and when cancelled, nothing is taken."""
+        LimitExceeded if the shard never fits, and Backpressure. If it raises or is cancelled, nothing is taken."""
         shard = _described(payload, layout, scope, holder)
         await self._budget.reserve(shard.room, deadline)
         return self._placed(shard, payload, shard.room)
 
     def _placed(self, shard: Shard, payload: bytes, given: int) -> Shard:
-        """The shard written into memory, of which the budget has granted `given` bytes, the most that it can need.
-        Raises Backpressure if the system refuses, with the bytes given back."""
+        """Write the shard into memory, of which the budget has granted `given` bytes, the most that it can need. If the
+        system refuses, it gives the bytes back and raises Backpressure."""
         before, shared = self._arena.used, shard.size <= MOST
         try:
             extent = self._small.take(shard.size) if shared else self._arena.allocate(OWN, shard.room)

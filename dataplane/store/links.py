@@ -1,6 +1,6 @@
 """The owners of the cells of a shard with several owners.
 
-Each owner has cells under a link of its own (`batch.shard_ids`): the first those of the whole shard, each other those
+Each owner has cells under a link of its own (`batch.shard_ids`): the first has all cells of the shard, each other those
 that it retained. A cell is dead once its last owner has freed it.
 
 Invariants: freeing cells that an owner does not have does nothing, so a repeated free does no harm; each dead cell is
@@ -23,8 +23,8 @@ from dataplane.batch.shard_ids import MAX_LINK
 from dataplane.errors import LimitExceeded
 from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
 
-_LINK = 512  # bytes that a link takes beside its cells' bits
-_BLOCK = 128  # and a block of either
+_LINK = 512  # bytes of a link beside the bits of its cells
+_BLOCK = 128  # bytes of a block of a link, or of the owner counts, beside its values
 
 Selected = Sequence[tuple[Sequence[int], Rows]]
 """Rows of columns, which are given by ordinal."""
@@ -60,7 +60,7 @@ class Links:
                 self._set(first, (column, block), flags)
         self._links = {0: first}
         self.nbytes = first.nbytes
-        """The bytes that all of this takes, about."""
+        """The approximate memory of the links in bytes."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -74,13 +74,13 @@ class Links:
         return min(BLOCK, self._rows - block * BLOCK)
 
     def cost(self, selected: Selected) -> int:
-        """The most bytes that a link to these cells can take."""
+        """An upper bound of the bytes of a link to these cells."""
         places = {(column, block) for columns, rows in selected for block, _ in by_block(rows) for column in columns}
         return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
 
     def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
-        """Add a link to these cells, each of which has an owner. Returns its number. Raises LimitExceeded after the
-        last one. `link`: its number where the shard was first stored; nothing is done if it exists."""
+        """Add a link to these cells, each of which has an owner. Returns its number. Raises LimitExceeded if there are
+        no more numbers. `link`: its number where the shard was first stored; if that exists here, nothing is done."""
         link = self._next if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"
@@ -133,7 +133,7 @@ class Links:
         )
 
     def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, Rows]]:
-        """The link gives up these of its cells, or all. Returns the rows of columns that are dead by that."""
+        """Free these cells of the link, or all. Returns the rows of columns that are dead now."""
         found = self._links.get(link)
         if found is None:
             return []
@@ -154,7 +154,7 @@ class Links:
         return died
 
     def _dead(self, place: _Place, gone: Flags) -> Flags:
-        """Of these rows, which one owner has given up, those without another owner."""
+        """Flags of the rows in `gone`, which one owner has freed, that have no other owner."""
         owners = self._owners.get(place)
         if owners is None:
             return gone

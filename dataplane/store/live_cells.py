@@ -25,7 +25,7 @@ from dataplane.config import PAGE
 BLOCK = 1 << 16
 
 APART = 64 << 10
-"""Bytes from which on the bits of a shard are sent separately."""
+"""The number of bytes from which on the live bits of a shard are sent separately."""
 
 Flags = npt.NDArray[np.bool_]
 Place = slice | Index
@@ -126,7 +126,7 @@ class LiveCells:
         return True
 
     def flags(self, column: int, first: int, stop: int) -> Flags:
-        """Which of these rows of the column exist."""
+        """Flags of these rows of the column: whether each exists."""
         found = np.ones(stop - first, np.bool_)
         for block in range(first // BLOCK, -(-stop // BLOCK)):
             if (column, block) in self._blocks:
@@ -136,7 +136,7 @@ class LiveCells:
         return found
 
     def dead_runs(self, column: int, rows: Rows, least: int) -> Rows:
-        """A row of each run of at least `least` freed rows that may contain some of these rows."""
+        """The first row of each run of at least `least` freed rows around these rows."""
         first, stop = max(0, rows.start - least), min(self.rows, rows.stop + least)
         dead = ~self.flags(column, first, stop)
         edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
@@ -155,7 +155,7 @@ _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
-    """Rows by block, and their positions in it; of an index each row once."""
+    """For each block with some of these rows: its number, and their positions in it, each once."""
     if not len(rows):
         return
     blocks = range(rows.start // BLOCK, -(-rows.stop // BLOCK))

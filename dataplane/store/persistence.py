@@ -1,8 +1,8 @@
 """Makes shards durable and recovers them: between the memory of a store and its data directory (`store.durable`).
 
 A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. Invariant: a shard
-that is being written is held until that has ended, even if the caller gives up; one that was freed meanwhile leaves
-nothing on disk.
+that is being written is pinned until the write has ended, even if the caller gives up; a shard that was freed meanwhile
+leaves nothing on disk.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataplane.store.residency import Residency
 from dataplane.store.shard import Shard
 from dataplane.store.shards import Shards
 
-RETRY_S = 0.25  # between attempts to write to a full disk
+RETRY_S = 0.25  # seconds between attempts to write to a full disk
 
 Pin = Callable[[Hashable, Sequence[int], Deadline], Awaitable[object]]
 Unpin = Callable[[Hashable, Iterable[int]], None]
 
 
 class Persistence:
-    """The durable side of one store: its shards by number, and how they are held."""
+    """The durable shards of one store."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Persistence:
         pin: Pin,
         unpin: Unpin,
     ) -> None:
-        """Owns the directory from now on. `numbers`: of the next shards. Raises OSError if the system starts no
-        thread."""
+        """Owns the directory from now on. `numbers`: the numbers of the next shards. Raises OSError if the system
+        starts no thread."""
         self.durable = DurableShards(directory)
         self._arena = arena
         self._residency = residency
@@ -169,7 +169,7 @@ class Persistence:
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """Retrieve the outcome of a write whose caller may have gone; it shows in the durable state."""
+    """Mark the error of a write as retrieved, since its caller may have gone."""
     if not task.cancelled():
         task.exception()
 

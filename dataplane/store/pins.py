@@ -1,6 +1,6 @@
-"""Pins: which client holds which shard in place. Counted for each client and shard, and released with the client.
+"""Pins, by which clients hold shards in place: counted for each client and shard, and released with the client.
 
-Invariant: a shard is held exactly while the count of some client for it is above zero.
+Invariant: a shard is held while, and only while, some client has a pin on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Pins:
         self._total: dict[int, int] = {}
 
     def add(self, client: Hashable, shard: int) -> None:
-        """One more pin of the client on the shard."""
+        """Add a pin of the client on the shard."""
         mine = self._of.setdefault(client, {})
         mine[shard] = mine.get(shard, 0) + 1
         self._total[shard] = self._total.get(shard, 0) + 1
@@ -29,7 +29,7 @@ class Pins:
             total[shard] = total.get(shard, 0) + 1
 
     def inherit(self, client: Hashable, heir: Hashable) -> None:
-        """The heir pins what the client pins, as often, besides its own pins."""
+        """Add to the heir's pins as many on each shard as the client has."""
         for shard, count in self._of.get(client, {}).items():
             mine = self._of.setdefault(heir, {})
             mine[shard] = mine.get(shard, 0) + count

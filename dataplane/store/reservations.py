@@ -29,8 +29,8 @@ class Reservation:
 
 
 class Reservations:
-    """The reservations of one store. `numbers`: of the next shards. `lease_s`: seconds of silence after
-    which a client's reservations are taken back."""
+    """The reservations of one store. `numbers`: the numbers of the next shards. `lease_s`: a client that is silent for
+    so long loses its reservations."""
 
     def __init__(self, budget: Budget, arena: Arena, numbers: Iterator[int], lease_s: float, clock: Clock) -> None:
         self._budget = budget
@@ -80,8 +80,8 @@ class Reservations:
         return made
 
     def sealed(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
-        """The shard that a reservation becomes with this encoded layout. It stays a reservation until `taken`.
-        Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
+        """The shard that a reservation becomes, with this encoded layout. It stays a reservation until `taken` is
+        called. Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
         if number in self._revoked[client]:
             raise LeaseExpired(
                 f"no sign of life for {self.lease_s} s, so the memory was given to others; put again",
@@ -97,7 +97,7 @@ class Reservations:
         return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
 
     def taken(self, client: Hashable, number: int) -> None:
-        """A reservation has become a shard."""
+        """Forget a reservation that has become a shard."""
         del self._reserved[client][number]
 
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
@@ -115,30 +115,30 @@ class Reservations:
         self._budget.release(extent.size)
 
     def touch(self, client: Hashable) -> None:
-        """The client gave a sign of life."""
+        """Note that the client has sent something."""
         self._seen[client] = self._clock()
 
     def silent(self, client: Hashable) -> bool:
-        """Whether the client was silent for the lease."""
+        """Whether the client has sent nothing for `lease_s`."""
         limit = self._clock() - self.lease_s
         return self._seen.get(client, limit) < limit
 
     def revoke_silent(self) -> list[Hashable]:
-        """Take the reservations of silent clients back. Returns the clients."""
+        """Revoke the reservations of silent clients. Returns the clients."""
         silent = [client for client, held in self._reserved.items() if held and self.silent(client)]
         for client in silent:
             self.revoke(client)
         return silent
 
     def revoke(self, client: Hashable) -> None:
-        """Take the reservations of the client back. It may still write there, so their addresses wait until it goes."""
+        """Revoke the reservations of the client. It may still write there, so their addresses wait until it goes."""
         for number, extent in self._reserved.pop(client, {}).items():
             self._arena.punch(extent, 0, extent.size, extent.size)
             self._revoked[client][number] = extent
             self._budget.release(extent.size)
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: give its reservations back."""
+        """Give back the reservations of a client that has gone."""
         self.abort(client, [*self._reserved[client], *self._revoked[client]])
         del self._reserved[client], self._revoked[client]
         self._seen.pop(client, None)

@@ -4,18 +4,17 @@ Invariants:
 
 - memory is taken from unpinned shards only, from clean ones first, and among those from the one that is read furthest
   in the future (as in Belady's algorithm, with an estimate). Shards are assumed to be read in the order they were put,
-  and after being read, to be read again only after all others. So of a queue its newest rows go to disk, not its
-  oldest;
-- above the high watermark the coldest shards are written ahead, down to the low one, but stay in memory until the room
-  is needed: a producer seldom waits for the disk, and nothing is read back that need not have gone;
+  and after a read, to be read again only after all others. So the newest rows of a queue go to disk, not its oldest;
+- above the high watermark the shards with the furthest reads are written ahead, down to the low watermark. They stay in
+  memory until the room is needed: a producer seldom waits for the disk, and no shard is read back unnecessarily;
 - whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
   quota is kept for swapping;
-- a shard that moves is not touched until it has moved; if it is freed meanwhile, it goes right after;
-- a small shard that shares pages takes part like all others, but its memory comes back with the last that shares it,
+- a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then; -
+a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its pages,
   and once it was read back it has pages of its own.
 
-Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is
-passed, which reads back up to a quarter more than had to go.
+Rejected: least-recently-used, the worst order for a queue; to take memory as soon as the high watermark is passed,
+which reads back up to a quarter more than necessary.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from dataplane.store.spill_file import SpillFile, aligned
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 0.5  # between attempts to write to a disk that refused
-_BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
-_LATE_S = 1.0  # after which the next batch does not wait for a write
-_STALE = 4  # entries of a heap that may be stale before it is made anew
+_RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
+_BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
+_LATE_S = 1.0  # seconds after which the next batch does not wait for a write any more
+_STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
 class Residency:
@@ -70,25 +69,25 @@ class Residency:
         self._pins = pins
         self._shards = shards
         self._uses = itertools.count(1)
-        self._dirty_heap: list[tuple[int, int]] = []  # of (-next_use, number), stale entries included
+        self._dirty_heap: list[tuple[int, int]] = []  # (-next_use, number), including stale entries
         self._clean_heap: list[tuple[int, int]] = []
         self._clean_bytes = 0
-        self._ahead = False  # passed the high watermark and not yet down to the low one
+        self._ahead = False  # from passing the high watermark until the low one is reached
         self._refused = False
         self.disk_full = False
-        """Whether the shard that should go to disk next did not fit the quota there."""
+        """Whether the shard that is to go to disk next does not fit the disk's quota."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: dict[asyncio.Task[None], int] = {}  # of how many bytes each
+        self._writing: dict[asyncio.Task[None], int] = {}  # -> the bytes of the write
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
         disk.removed = self.wake_up
 
     def wake_up(self) -> None:
-        """Check whether room has to be made, and can be."""
+        """Have `run` check whether room must be made, and can be."""
         self._wake.set()
 
     def used(self, shard: Shard) -> None:
-        """The shard was put or read just now, so its next use is after all others."""
+        """Note that the shard was put or read just now: its next use is after those of all others."""
         shard.next_use = next(self._uses)
         self._push(shard)
         if self._ahead or self._budget.shortfall or self._budget.used - self._clean_bytes > self._high:
@@ -157,7 +156,7 @@ class Residency:
             shard.file = None
 
     def persisted(self, shard: Shard, durable: DurableShard) -> None:
-        """The shard has durable bytes on disk, and is clean from now on."""
+        """Note that the shard has durable bytes on disk: it is clean from now on."""
         if isinstance(shard.file, SpillFile):
             self._disk.remove(shard.file)
         elif shard.file is None:
@@ -165,7 +164,7 @@ class Residency:
         shard.file = durable
 
     def was_read(self, shard: Shard) -> None:
-        """All memory of a shard was read, to be written somewhere: its pages count once, and holes have none."""
+        """Undo what reading all memory of a shard has done: pages mapped here count twice, and holes got pages."""
         extent = shard.extent
         if extent is not None and not shard.shared:
             self._arena.forget(extent, 0, extent.size)
@@ -220,7 +219,7 @@ class Residency:
             self._settle(shard)
 
     def fill(self, shard: Shard, payload: bytes) -> None:
-        """A shard that can be read again arrives with its bytes, for which the budget has granted room."""
+        """Fill a shard that has a file or backing with bytes that came for it. The budget has granted the room."""
         try:
             extent = self._arena.allocate(OWN, shard.room)
         except OSError:  # it is read later, when it is pinned
@@ -233,7 +232,7 @@ class Residency:
         self.used(shard)
 
     def _settle(self, shard: Shard) -> None:
-        """A move has ended: continue the work that waited for it."""
+        """End a move of the shard, and continue the work that waited for it."""
         shard.moving = None
         if shard.freed and not self._pins.holds(shard.number):
             self.discard(shard)
@@ -249,7 +248,7 @@ class Residency:
         self._tidy(heap, clean=shard.clean)
 
     def _tidy(self, heap: list[tuple[int, int]], *, clean: bool) -> None:
-        """Rebuild the heap if most of it is stale: each use leaves an entry, and so does each removed shard."""
+        """Rebuild the heap if most entries are stale: each use leaves a stale entry, and so does each removed shard."""
         if len(heap) > 2 * len(self._shards) + _STALE * bool(self._shards):
             there = (s for s in self._shards.values() if s.extent is not None and s.clean == clean)
             heap[:] = [(-s.next_use, s.number) for s in there]
@@ -280,9 +279,9 @@ class Residency:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Take the memory of clean shards for waiting requests, then begin to write a batch of dirty ones if needed.
-        Shards that a batch makes clean count when all of it has ended, so that the coldest go first; a hanging write
-        does not hold up other requests."""
+        """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones,
+        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first. A
+        hanging write does not hold up other requests."""
         if self._batch:
             return
         while self._budget.shortfall:
@@ -315,12 +314,12 @@ class Residency:
     def _saved(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         del self._writing[task]
-        if not task.cancelled() and task.exception() is not None:  # a fault of ours; the shard is in memory
+        if not task.cancelled() and task.exception() is not None:  # a defect here; the shard is still in memory
             log.error("a shard could not be written", exc_info=task.exception())
         self._leave({task})
 
     def _leave(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Go on without these writes: they have ended, or take so long that others should not wait for them."""
+        """Do not wait for these writes any more: they have ended, or take too long."""
         if self._batch & tasks:
             self._batch -= tasks
             self.wake_up()
@@ -330,7 +329,7 @@ class Residency:
         self.wake_up()
 
     def _victims(self, need: int) -> list[Shard]:
-        """Dirty shards to write, the coldest first, of `need` bytes, or of a worthwhile batch."""
+        """Dirty shards to write, those with the furthest reads first: of `need` bytes, or enough for a batch."""
         victims: list[Shard] = []
         sizes = [] if self._budget.restoring else self._kept()
         freed = 0
@@ -350,16 +349,17 @@ class Residency:
         return victims
 
     def _spilled(self) -> Iterator[Shard]:
-        """The shards that are in memory and in a file, the warmest first; sorted when the first is asked for."""
+        """The shards in memory and in a spill file, those with the nearest reads first; sorted when the first is
+        requested."""
         found = (shard for shard in self._shards.values() if shard.clean and isinstance(shard.file, SpillFile))
         yield from sorted(found, key=lambda shard: shard.next_use)
 
     def _fits_on_disk(self, sizes: Sequence[int], next_use: int, spilled: Iterator[Shard]) -> bool:
-        """Whether the disk has room for these sizes. If not, files of the next of these shards are dropped until it
-        will have room once they are deleted.
+        """Whether the disk has room for these sizes. If not, drop files of the next shards of `spilled` until it will
+        have room once they are deleted.
 
-        Only of those that are pinned or read before `next_use`: else two shards could replace each other forever. One
-        that is passed over stays so, since the victims' `next_use` goes down.
+        Only shards that are pinned, or read before `next_use`, lose their file: otherwise two shards could replace each
+        other forever. A shard that was passed over need not be looked at again, because `next_use` only decreases.
         """
         while not self._disk.fits(sizes, later=True) and (shard := next(spilled, None)) is not None:
             if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
@@ -368,9 +368,9 @@ class Residency:
         return self._disk.fits(sizes)
 
     def _kept(self) -> list[int]:
-        """The part of the quota that only a read may use: with memory and disk both full, a shard on disk changes
-        places with some in memory by way of it. Enough to make room for the largest; shards of different sizes may
-        need one more, and many small files."""
+        """The part of the disk's quota that only reads may use, as sizes. If memory and disk are both full, a shard on
+        disk changes places with some in memory by way of it. It has room for the largest shard; if sizes differ, one
+        more, and many small files, may be needed."""
         if self._disk.fits([2 * self._budget.capacity]):
             return []  # far from full: spare looking at every shard
         sizes = {shard.room for shard in self._shards.values()}

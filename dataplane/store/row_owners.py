@@ -1,4 +1,4 @@
-"""The owners of the rows of a store's shards: the clients that put them, and those that retained some.
+"""The owners of the rows of a store's shards: the clients that put them, and the clients that retained some.
 
 Most shards have one owner and no `links`; the first retain of a shard makes them (`store.links`).
 """
@@ -25,13 +25,13 @@ class RowOwners:
         self._shards = shards
         self._free = free
         self.nbytes = 0
-        """The bytes that the owners of shards with several take, about."""
+        """The approximate bytes of the owner records of shards with several owners."""
         self.retained: Callable[[int, Selected], None] = lambda number, selected: None
-        """Called with a new link and the rows of columns that it is to."""
+        """Called with the number of each new link, and the rows of columns that it owns."""
 
     def put_by(self, number: int) -> tuple[str, str] | None:
-        """The client that put the shard, and its scope, or the client that created the link, which has none; None if
-        it is gone."""
+        """The client and scope that put the shard; for a link, the client that created it, without a scope. None if it
+        is gone."""
         shard = self._shards.of(number)
         if shard is None:
             return None
@@ -88,7 +88,7 @@ class RowOwners:
         return made
 
     def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
-        """As `retain`, for all existing cells of one shard; `link`: its number where the shard was put."""
+        """As `retain`, for all existing cells of one shard; `link`: the number of the link where the shard was put."""
         shard = self._shards.find(shard_of(number))
         if shard.links is None:
             shard.links = self._links(shard)
@@ -100,13 +100,13 @@ class RowOwners:
         return made
 
     def relink(self, number: int) -> None:
-        """Restore a link that a shard had in an earlier life, to all of it. Raises Freed, Corrupt."""
+        """Restore a link to all of a shard, which it had before a restart. Raises Freed, Corrupt."""
         shard = self._shards.find(shard_of(number))
         everything = [(range(shard.columns), Rows.range(0, shard.rows))]
         self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
 
     def release(self, shard: Shard, number: int, selected: Selected | None) -> list[tuple[int, Rows]]:
-        """One owner of a shard with several frees cells, or all. Returns the cells that have no owner any more."""
+        """Free cells, or all, for one owner of a shard with several. Returns the cells that have no owner any more."""
         assert shard.links is not None
         before = shard.links.nbytes
         died = shard.links.free(link_of(number), selected)
@@ -114,7 +114,7 @@ class RowOwners:
         return died
 
     def forget(self, shard: Shard) -> None:
-        """The shard is removed."""
+        """Forget the owners of a shard that is removed."""
         if shard.links is not None:
             self.nbytes -= shard.links.nbytes
 

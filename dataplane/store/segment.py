@@ -58,9 +58,9 @@ class Segment:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def guard(self) -> bool:
-        """Take the lease. Returns whether the system grants one. Its breaking is signalled by SIGIO, for which the
-        process needs a handler. The lease has a descriptor of its own: another owner of the same open file could end
-        it."""
+        """Take the lease. Returns whether the system grants one. When a process breaks it, the system sends SIGIO, for
+        which this process needs a handler. The lease has a descriptor of its own, because another owner of the same
+        open file could end it."""
         if self._lease is None:
             with suppress(OSError):
                 lease = self._reopened()
@@ -73,7 +73,7 @@ class Segment:
 
     @property
     def opened(self) -> bool:
-        """Whether a process waits to open it for writing."""
+        """Whether a process is waiting to open the segment for writing."""
         return self._lease is not None and fcntl.fcntl(self._lease, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def harden(self) -> None:

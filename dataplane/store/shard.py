@@ -1,7 +1,7 @@
 """One sealed, immutable object of the store, and the rest of it after some of its rows were freed.
 
-Its two fields say where its bytes are (`file` is on this host's disk, where it stays if it is `DurableShard`, or stands
-for another host's memory):
+Its fields `extent` and `file` say where its bytes are. `file` is a file on this host's disk, or a `Backing`, from which
+the bytes can be read again. A `DurableShard` stays there until the shard is freed.
 
     extent      file        the shard is
     set         None        in memory only ("dirty": it must be written before its memory can be taken)
@@ -29,8 +29,8 @@ from dataplane.store.links import Links
 from dataplane.store.live_cells import LiveCells
 from dataplane.store.spill_file import SpillFile
 
-_LAYOUT = 16 << 10  # bytes of layout, and
-_CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
+_LAYOUT = 16 << 10  # bytes of layout that even the smallest shard may have
+_CELLS = 1 << 20  # columns times rows that even the smallest shard may have
 
 
 def check_cost(layout: CheckedLayout, encoded: bytes, size: int) -> None:
@@ -45,19 +45,18 @@ def check_cost(layout: CheckedLayout, encoded: bytes, size: int) -> None:
 
 
 class Backing(Protocol):
-    """The source from which the bytes of a shard can be read again if it is not this host's disk, for example a shard
-    of another host."""
+    """A source from which the bytes of a shard can be read again, other than this host's disk: for example the shard on
+    another host."""
 
     async def read(self, memory: memoryview) -> None:
-        """Fill the memory, which is as long as the extent of the shard, with validated bytes. After a DataplaneError
-        the bytes are not used, and the shard is unavailable until the store is told otherwise."""
+        """Fill the memory, which is as long as the extent of the shard, with validated bytes. If this raises a
+        DataplaneError, the bytes are not used, and the shard is unavailable until the store is told otherwise."""
 
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """A shard's location and history. `size`: its bytes, rounded up to 64 for a small one, to whole pages for
-    others; `next_use`: an order of the estimated next reads: of two shards the one with the greater value goes to
-    disk first."""
+    """A shard's location and history. `size`: its bytes, rounded up to 64 for a small one, to whole pages for others.
+    `next_use`: the rank of its estimated next read; of two shards the one with the greater rank goes to disk first."""
 
     number: int
     size: int
@@ -81,13 +80,13 @@ class Shard:
     shared: bool = False
     """Whether its extent is a part of pages that it shares with others; else it has `room` bytes of its own."""
     owner: str = ""
-    """The stream or table that needed it last, for people; empty while none does."""
+    """The stream or table that needed it last, for statistics; empty if none does."""
     since_s: float = 0.0
-    """When it came to be here, by the store's clock."""
+    """The time of the store's clock at which it came here."""
 
     @property
     def room(self) -> int:
-        """The bytes of whole pages that it takes by itself, on disk and after it was read back."""
+        """The bytes of the whole pages that it takes if it shares none, as on disk and after it was read back."""
         return pages(self.size)
 
     @property

@@ -18,7 +18,7 @@ _damage_of = attrgetter("damage")
 
 
 class Shards(dict[int, Shard]):
-    """The shards of one store. `freeings`: the clients that freed shards lately, and the one that does now."""
+    """The shards of one store. `freeings`: the last freed shards, and the cause of the current free."""
 
     def __init__(self, freeings: Freeings) -> None:
         self.freeings = freeings
@@ -56,7 +56,7 @@ class Shards(dict[int, Shard]):
         return shard
 
     def find_all(self, numbers: Sequence[int]) -> list[Shard]:
-        """As `find`, for all of these: in a few passes that create no object for each shard."""
+        """As `find`, for all of these numbers, without creating an object for each shard."""
         found = list(map(self.get, numbers))
         if not all(found) or any(map(_damage_of, found)):
             return [self.find(number) for number in numbers]
@@ -76,7 +76,7 @@ class Shards(dict[int, Shard]):
         return shard is not None and shard.extent is not None and shard.damage is None
 
     def clear_error(self, number: int) -> bool:
-        """Whether the shard exists. One that could not be read is tried again at its next use."""
+        """Whether the shard exists. A shard that could not be read exists, and is tried again at its next use."""
         shard = self.get(number)
         if shard is not None:
             shard.damage = None

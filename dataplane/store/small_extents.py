@@ -1,9 +1,9 @@
 """Pages shared by many small shards, one behind another, in the node's own segments.
 
-A page belongs to the shards with bytes in it, and is returned to the arena, warm, with the last of them; until then the
-bytes of freed ones are not reused. So a long-lived row keeps only its own pages, 4 KiB each, whatever its neighbours
-were. The next shard begins where the last one ended, and the following pages are taken as needed, so at most the rest
-of one page is unused at the end.
+A page belongs to the shards that have bytes in it. It is returned to the arena, warm, with the last of them; until then
+the bytes of freed shards in it are not reused. So a long-lived row keeps only its own pages, 4 KiB each, whatever its
+neighbours were. The next shard begins where the last one ended, and the following pages are taken as needed, so at most
+the rest of one page is unused at the end.
 
 Invariants: each page here has bytes of a shard that was not returned; no byte of a page is written twice before the
 page has been returned.
@@ -29,9 +29,9 @@ class SmallExtents:
     def __init__(self, arena: Arena, owner: str) -> None:
         self._arena = arena
         self._owner = owner
-        self._shards: dict[int, dict[int, int]] = {}  # by segment and offset of a page, how many lie in it
+        self._shards: dict[int, dict[int, int]] = {}  # segment -> offset of a page -> shards in it
         self._segment = -1
-        self._at = self._end = 0  # where the next shard begins in that segment, and the last page there ends
+        self._at = self._end = 0  # in that segment: the start of the next shard, and the end of the last page
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class SmallExtents:
         return PAGE * sum(map(len, self._shards.values()))
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a shard of this size needs no further page."""
+        """Whether a shard of this size fits without another page."""
         return self._open and self._at + aligned(nbytes) <= self._end
 
     @property
@@ -47,8 +47,8 @@ class SmallExtents:
         return self._segment in self._arena and not self._arena[self._segment].retired
 
     def take(self, nbytes: int) -> Extent:
-        """An extent for a shard of `nbytes`, at least one, rounded up to 64, which takes up to `pages` of that.
-        Raises as `Arena.allocate`; nothing was taken then."""
+        """An extent for a shard of `nbytes`, rounded up to 64 (at least 64). It takes at most `pages` of that from the
+        arena. Raises as `Arena.allocate`; then nothing is taken."""
         size = max(aligned(nbytes), aligned(1))
         if not (self._open and (self._at + size <= self._end or self._grow(size))):
             extent = self._arena.allocate(self._owner, size)

@@ -1,26 +1,26 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-`spill_file` defines the format of a file. The disk keeps the xxh3-128 of its record in memory, so that a byte changed
-anywhere, a file cut short and a file replaced by another all read as `Corrupt`.
+`spill_file` defines the format of a file, which ends with a record. The disk keeps the xxh3-128 of each file's record
+in memory, so a byte changed anywhere, a file cut short and a file replaced by another all read as `Corrupt`.
 
 Invariants:
 
-- `used` is the sizes of the files that exist, never above `quota`; a file counts until the system has deleted it, which
-  is retried without anything waiting for it;
+- `used` is the sizes of the files that exist, never above `quota`. A file counts until the system has deleted it;
+  deletions are retried, and nothing waits for them;
 - a write that fails leaves no file and no bytes counted, or one that is deleted as soon as that is possible; a read
   that raises has served nothing;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
   deleted;
-- the event loop makes no call that the disk can hold up: all are made by `Workers`, where one that hangs costs a
-  thread, and those after it go on; closing waits for a hanging one for a bounded time.
+- the event loop makes no call that may wait for the disk: all are made by `Workers`. A call that hangs costs a thread,
+  and those after it go on; closing waits for a hanging call for a bounded time.
 
 Files are not synced: spill is capacity, not durability. The directory is a `DirectoryClaim`: a dead node's files are
 removed by the next node that starts there.
 
-Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. O_DIRECT where
-the file system has it: it needs no copy and leaves the page cache alone (3.6 GB/s measured, where buffered writes
-with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on one slower than LZ4 itself, and only
-for shards whose first bytes shrink; both speeds are measured as it goes.
+Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. Files are opened
+with O_DIRECT if the file system supports it, which needs no copy and leaves the page cache alone (3.6 GB/s measured,
+where buffered writes with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on a disk slower
+than LZ4 itself, and only for shards whose first bytes shrink; both speeds are measured while files are written.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
-"""Errors of reading a file that the disk may have lost; other errors say nothing about the file."""
-_TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it counts as lost
+"""The errors of a read after which the file may be lost; other errors say nothing about the file."""
+_TRIES, _TRIES_S = 3, 2.0  # failed reads, and the time over which they failed, after which a file counts as lost
 _LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
 _WRITERS = 2  # of the workers, the first two, which write and read
-_AHEAD = 3  # chunks of a file in progress: it can hold up so many threads
-_WATCH_S = 0.25  # between looks for work that hangs
-_RETRY_S = 0.5  # between attempts to delete a file
-_CLOSE_S = 1.5  # that closing waits for hanging calls
+_AHEAD = 3  # chunks of a file in progress at a time, so one file can block so many threads
+_WATCH_S = 0.25  # seconds between checks for calls that hang
+_RETRY_S = 0.5  # seconds between attempts to delete a file
+_CLOSE_S = 1.5  # seconds that closing waits for hanging calls
 _REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
 _SAMPLE = 64 << 10
 _WORTH = 0.7  # compress only shards that shrink below this part of their size
@@ -87,7 +87,7 @@ _WORTH = 0.7  # compress only shards that shrink below this part of their size
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """Bytes, but for `files`; `error` is why the last write failed, or empty."""
+    """In bytes, except the count `files`. `error`: why the last write failed; empty if it did not."""
 
     quota: int
     used: int
@@ -107,7 +107,7 @@ class Disk:
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted, and there is room for others."""
-        self._errors: dict[str, str] = {}  # by operation
+        self._errors: dict[str, str] = {}  # by operation: its last error
         self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
         self._compression = compression
         self._workers: list[Workers] = []
@@ -118,10 +118,10 @@ class Disk:
         self._doomed_paths: set[Path] = set()
         self._removing = False
         self._closed = False
-        self._unread: dict[int, tuple[int, float]] = {}  # by shard: how often it could not be read, and since when
+        self._unread: dict[int, tuple[int, float]] = {}  # by shard: failed reads, and the time of the first
         self._files = 0
         self.timed: Callable[[str, int, int], None] = lambda operation, began, nbytes: None
-        """Called with each write, "spill", and read, "restore", that succeeded: when it began, in nanoseconds of the
+        """Called for each successful write ("spill") and read ("restore") with its start, in nanoseconds of the
         monotonic clock, and its bytes."""
         self._written = 0
         self._read = 0
@@ -129,7 +129,7 @@ class Disk:
         self._lz4_rate = 600e6  # bytes/s of one thread's compression, smoothed
         try:
             if self._claim is not None:
-                self._pool = self._started(_LANES, _SPARE_FILES, "spill")  # a file each
+                self._pool = self._started(_LANES, _SPARE_FILES, "spill")  # each runs the work on one file
                 self._chunks = self._started(_LANES, _SPARE_CHUNKS, "chunk")
                 self._remover = self._started(1, 1, "remove")
         except OSError:
@@ -348,7 +348,7 @@ class Disk:
         assert self._claim is not None, "it was written"
         try:
             opening = self._pool.submit(open_raw, self._claim.descriptor, file, extent)
-        except OSError:  # reading it back says why
+        except OSError:  # reading it back reports why
             return None
         try:
             with self._watching():
@@ -381,8 +381,8 @@ class Disk:
             self._remove_now()
 
     def _remove_now(self) -> None:
-        """Delete all files that are due; after a failure one at a time, each time another, so that a file that
-        cannot be deleted blocks no other."""
+        """Delete all files that are due. After a failure, delete one at a time, each time another one, so that a file
+        that cannot be deleted blocks no other."""
         if self._closed or self._claim is None or not self._doomed:
             return
         self._removing = True
@@ -398,7 +398,7 @@ class Disk:
 
     def _removal_ended(self, removing: asyncio.Future[tuple[int, OSError | None]]) -> None:
         self._outstanding -= 1
-        if not removing.cancelled():  # by closing
+        if not removing.cancelled():  # cancelled when the disk is closed
             error = removing.exception()
             self._removed(*((0, error) if isinstance(error, OSError) else removing.result()))
 
@@ -435,12 +435,12 @@ class Disk:
         until = time.monotonic() + _CLOSE_S
         for workers in self._workers[:_WRITERS]:
             workers.close(max(0.0, until - time.monotonic()))
-        if len(self._workers) <= _WRITERS:  # it never began
+        if len(self._workers) <= _WRITERS:  # the first file was never written
             self._claim.release()
             return
         releasing = self._remover.submit(self._claim.release)
         wait([releasing], max(0.0, until - time.monotonic()))
-        self._remover.relieve(0)  # a spare thread does it where a deletion hangs
+        self._remover.relieve(0)  # if a deletion hangs, a spare thread does it
         wait([releasing], _CLOSE_S / 2)
         self._remover.close(0.1)
         if not all(workers.ended for workers in self._workers):

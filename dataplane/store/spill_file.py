@@ -5,7 +5,7 @@ length and the xxh3-64 of its bytes in memory. The record is written last, so a 
 An uncompressed chunk lies in the file at the same offset as in the extent.
 
 Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver: an
-`OpenSpillFile` file comes with the sums of its chunks. Files are named relative to the directory's descriptor, and
+`OpenSpillFile` has the sums of its chunks. Files are named relative to the directory's descriptor, and
 opened without following a link and without blocking; only the regular file that was written there is read. A pipe, a
 device or a socket in its place could block the reader for ever.
 """
@@ -118,8 +118,8 @@ def identify(fd: int) -> tuple[int, int] | None:
 
 
 def open_direct(directory: int, name: str, flags: int) -> int:
-    """The file of that name in the directory, past the page cache where its file system can. Raises OSError; then a
-    file that was to be made is not there."""
+    """The file of that name in the directory, opened past the page cache if its file system supports that. Raises
+    OSError; then a file that was to be created does not exist."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags | os.O_DIRECT, 0o600, dir_fd=directory)
@@ -200,8 +200,8 @@ def _now(work: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenSpillFile:
-    """A file that is open for reading, to be closed by its owner: the extent's bytes are its first. `sums`: the
-    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. It can still be read after it was deleted. `by`
+    """A file that is open for reading, and that its owner must close. Its first bytes are those of the extent. `sums`:
+    the xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. It can still be read after it was deleted. `by`
     runs calls that may wait for the disk."""
 
     fd: int

@@ -41,8 +41,8 @@ _ODD = ("lost+found",)  # made by the file system in its root
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of a node. `incarnation`: of its logs; a new directory has another. `starts`: how often it was
-    opened. No shard has had a number from `numbers` on."""
+    """The identity of a node. `incarnation`: that of its logs; a new directory has another. `starts`: how often it was
+    opened. `numbers`: no shard has had this number or a higher one."""
 
     node: bytes
     incarnation: int
@@ -52,8 +52,8 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DataDirectory:
-    """See the module. `database` and `shards`, the open folder of files, are closed with it; `first` is the first
-    shard number of this start."""
+    """See the module. `database` and `shards`, the open folder of files, are closed with it. `first`: the first shard
+    number of this start."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
         """Open it, or create it, for this process only. Raises DirectoryUnusable, Corrupt, Backpressure."""
@@ -203,7 +203,7 @@ _REASONS = {
 
 
 def refused(path: Path, error: OSError) -> DirectoryUnusable | Backpressure:
-    """Why the system refuses the operation there."""
+    """The reason why the system refuses the operation there."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Backpressure(f"{path}: {error.strerror}", spill_error=f"writing {path} failed: {error.strerror}")
     reason, remedy = _REASONS.get(error.errno or 0, ("failed", "see what the system says of the disk"))

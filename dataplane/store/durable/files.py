@@ -1,9 +1,9 @@
 """Files of durable shards: written and synced before they are used, and never changed except by punching holes.
 
-A file has shards one behind another, in batches that each begin at a page: large ones on whole pages, so that they
-bypass the page cache between disk and arena, small ones (`shared.MOST`) packed. The index in the database has the
-positions and checksums of shards, and the file has no header. So contents that the index does not name were not
-finished, or are not needed, and are deleted; a missing file, or one with other bytes, is Corrupt.
+A file has shards one behind another, in batches that each begin at a page: large shards on whole pages, so that they
+bypass the page cache between disk and arena, small ones (`MOST` bytes at most) packed. The index in the database has
+the positions and checksums of shards; the file has no header. So contents that the index does not name are unfinished,
+or not needed, and are deleted; a missing file, or one with other bytes, is Corrupt.
 
 Freed shards return the pages that no other shard uses, by punching holes; a file is deleted with its last shard.
 
@@ -28,7 +28,7 @@ from dataplane.store.extents import RangeSet
 from dataplane.store.small_extents import MOST
 from dataplane.store.spill_file import CHUNK, create, open_direct, pread, pwrite, whole_pages
 
-_SUM = 8  # bytes of one
+_SUM = 8  # bytes of a checksum
 
 
 class FileRange(NamedTuple):
@@ -182,7 +182,7 @@ def tidy(directory: int, holes: Mapping[int, Sequence[tuple[int, int]]]) -> None
 
 
 def _live(holes: Sequence[tuple[int, int]]) -> int:
-    """The bytes of whole pages before the last hole that are in none."""
+    """The bytes of the whole pages before the last hole that are in no hole."""
     return holes[-1][0] - sum(end - start for start, end in holes[:-1])
 
 

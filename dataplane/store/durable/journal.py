@@ -3,8 +3,8 @@
 A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, for all of
 its partitions and its index of shards. Writes are committed in the order in which they were given.
 
-Invariants: an answered write is on disk, with all writes before it. While the disk is full, nothing is answered; the
-commit is repeated, and `refusal` says so. After any other failure all writes fail.
+Invariants: an answered write is on disk, with all writes before it. While the disk is full, no write is answered, the
+commit is repeated, and `refusal` has the reason. After any other failure all writes fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAZY_S = 0.2
 
 
 class Journal:
-    """Used from one event loop, that of the first write; one thread of its own commits."""
+    """Commits in a thread of its own. Used from one event loop, that of the first write."""
 
     def __init__(self, database: Database) -> None:
         """Raises OSError if the system starts no thread."""
@@ -33,7 +33,7 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.refusal: Backpressure | None = None
-        """Why nothing is committed now, if the disk is full."""
+        """The reason why nothing is committed now, if the disk is full; else None."""
         self.commits = 0
 
     def write(self, work: Work, *, lazily: bool = False) -> asyncio.Future[None]:
@@ -90,7 +90,7 @@ class Journal:
         self._begin()
 
     def close(self, patience_s: float = 1.5) -> None:
-        """Stop. Writes that have not begun are cancelled, and those in progress are waited for at most this long.
+        """Stop. Cancels writes that have not begun, and waits at most this long for those in progress.
         Idempotent."""
         self._closed = True
         if self._timer is not None:

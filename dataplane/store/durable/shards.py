@@ -1,12 +1,12 @@
 """The durable shards of a data directory: written in batches, found again by the index, freed when no longer needed.
 
-A durable shard is one that has a `DurableShard` behind it, as a copy of another host's has its `Backing`: its memory
-can be taken at once, and its bytes come back when it is pinned.
+A durable shard has a `DurableShard` as its file, as a copy of another host's shard has a `Backing`: its memory can be
+taken at once, and its bytes are read back when it is pinned.
 
 Invariants:
 
-- `write` returns once the bytes are on disk, and their rows of the index too, or will be before anything that is
-  committed later; shards that were given while a batch was being written go into the next, so that a sync serves all;
+- `write` returns once the bytes are on disk, and their rows of the index too or, with `with_next`, before anything that
+  is committed later; shards that are given while a batch is being written go into the next, so that a sync serves all;
 - a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless another
   program changed it; a file without a row is unfinished or not needed, and the next process removes it;
 - the next process finds each shard with a row that was not freed, under the same number.
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 CLOSE_S = 1.5
 _THREADS = 4
-_AT_ONCE = 1 << 20  # bytes up to which hashing is faster than starting a thread's job
-_FILE_BYTES = 64 << 20  # of a file, but for its last batch: small files are soon freed as a whole
+_AT_ONCE = 1 << 20  # up to so many bytes, hashing takes less time than starting a job in a thread
+_FILE_BYTES = 64 << 20  # of a file, without its last batch: small files are soon freed as a whole
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +76,7 @@ class DurableShard:
 
 @dataclass(frozen=True, slots=True)
 class DurableStatistics:
-    """Counts, and bytes of shards that are not freed."""
+    """Counts, and the bytes of shards that are not freed."""
 
     shards: int
     nbytes: int
@@ -105,7 +105,7 @@ class DurableShards:
             raise
         self._files: dict[int, Pages] = {}
         self._names = itertools.count(1)
-        self._file = self._end = 0  # the file that is written to, and where the next batch goes; 0: to a new one
+        self._file = self._end = 0  # the current file, and the offset of the next batch; 0: a new file
         self._wanted: list[_ReadRequest] = []
         self._writing = self._closed = False
         self._freed: list[DurableShard] = []
@@ -159,7 +159,7 @@ class DurableShards:
                     each.done.set_exception(error)
         finally:
             for each in batch:
-                each.done.cancel()  # where none of that came
+                each.done.cancel()  # if it has neither a result nor an error
             self._begin()
 
     async def _written(self, shards: Sequence[tuple[IndexEntry, memoryview]], with_next: bool) -> list[DurableShard]:
@@ -284,7 +284,8 @@ Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
 
 
 def _heard(written: asyncio.Future[None]) -> None:
-    """Retrieve the error of a row that could not be written: the write that comes with it reports it."""
+    """Mark the error of a row that could not be written as retrieved: the write that it was committed with reports
+    it."""
     if not written.cancelled():
         written.exception()
 
