@@ -5,8 +5,9 @@ taken at once, and its bytes are read back when it is pinned.
 
 Invariants:
 
-- `write` returns once the bytes are on disk, and their rows of the index too or, with `with_next`, before anything that
-  is committed later; shards that are given while a batch is being written go into the next, so that a sync serves all;
+- `write` returns once the bytes are on disk, and their rows of the index too; with `with_next` the rows are committed
+  before, or with, anything that is committed later. Shards that are given while a batch is being written go into the
+  next, so that a sync serves all;
 - a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless another
   program changed it; a file without a row is unfinished or not needed, and the next process removes it;
 - the next process finds each shard with a row that was not freed, under the same number.
