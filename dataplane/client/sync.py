@@ -243,7 +243,7 @@ def connect(
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
     name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
-        name, and its name as a child of that.
+        name, and its own in `multiprocessing` if it is a child.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
     ValueError for an invalid address.

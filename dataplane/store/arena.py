@@ -31,7 +31,7 @@ from dataplane.store.segment import Segment
 log = logging.getLogger(__name__)
 
 _LEAST, _MOST = 16 << 20, 64 << 30
-"""The bytes of addresses of a segment; it has more if one extent needs them."""
+"""The least and the most bytes of addresses of a segment; it has more if one extent needs them."""
 
 _FREELY = 1 << 30
 """The bytes of addresses that may be mapped even if the capacity is smaller."""

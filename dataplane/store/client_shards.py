@@ -119,7 +119,8 @@ class ClientShards:
             kept.drop()
 
     def unpinned(self, number: int) -> bool:
-        """Release the handle with this number if nobody maps it any more. Returns whether there was one."""
+        """Drop the handle with this number, which no process maps any more, if its shard has landed or gone. Returns
+        whether there is such a handle."""
         kept = self._handles.get(number)
         if kept is not None and kept.over:
             self.end(kept)
