@@ -26,9 +26,9 @@ from dataplane.batch.locations import ref_to
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.node.clustered.single_node import SingleNode
+from dataplane.node.requests.stream_client import StreamClient
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.client import StreamClient
-from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
 from dataplane.stream import requests as r

@@ -24,7 +24,7 @@ from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.node.streams.unreplicated import UnreplicatedStream
+from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.settings import Settings

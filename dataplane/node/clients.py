@@ -3,8 +3,8 @@
 Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
 (`wire.boundary`), even if the client is disconnected meanwhile. A request that need not wait is executed without a
 task. One that waits does so in a task that ends with the connection, within the memory bound for waiting requests of
-all clients (`node.request_bytes`). A client that violates the protocol is disconnected, without effect on others. Each
-segment's descriptor is sent once for each right (read, or write as its owner).
+all clients (`node.requests.request_bytes`). A client that violates the protocol is disconnected, without effect on
+others. Each segment's descriptor is sent once for each right (read, or write as its owner).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dataplane import waiting
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.node.local.streams import LocalStreams
+from dataplane.node.local.tables import LocalTables
 from dataplane.node.performance import graphs_of
-from dataplane.node.request_bytes import REQUEST, SMALL, Waits, footprint
-from dataplane.node.row_requests import ROW_REQUESTS, RowRequest, RowRequests
-from dataplane.node.shard_requests import SHARD_REQUESTS, ShardRequest, ShardRequests
+from dataplane.node.requests.request_bytes import REQUEST, SMALL, Waits, footprint
+from dataplane.node.requests.row_requests import ROW_REQUESTS, RowRequest, RowRequests
+from dataplane.node.requests.shard_requests import SHARD_REQUESTS, ShardRequest, ShardRequests
+from dataplane.node.sessions.checks import bound
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.local import LocalStreams
-from dataplane.node.streams.request_checks import bound
-from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.node.tables.tables import Tables
 from dataplane.node.telemetry import Telemetry
 from dataplane.observe.ring import RING_BYTES
 from dataplane.store.store import Store
@@ -69,7 +69,7 @@ class NodeServices:
     store: Store
     needed: NeededShards
     streams: LocalStreams
-    tables: Tables
+    tables: LocalTables
     hosts: Hosts | None
     clustered: Hosts | SingleNode | None
     """The streams and tables, if they are partitions; else None."""

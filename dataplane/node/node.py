@@ -30,12 +30,12 @@ from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client, NodeServices
+from dataplane.node.local.streams import LocalStreams
+from dataplane.node.local.tables import LocalTables
 from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.performance import graphs_of
-from dataplane.node.request_bytes import Waits
+from dataplane.node.requests.request_bytes import Waits
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.local import LocalStreams
-from dataplane.node.tables.tables import Tables
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.arena import OWN
 from dataplane.store.directory_claim import DirectoryClaim
@@ -101,7 +101,7 @@ class Node:
             self._needed = NeededShards(self.id, self._store)
             self._streams = LocalStreams(self._needed, clock)
             self._streams.freed = self._trimming.due
-            self._tables = Tables(self.id, self._needed)
+            self._tables = LocalTables(self.id, self._needed)
             self._observing = Telemetry(
                 self._streams,
                 self._own_figures,

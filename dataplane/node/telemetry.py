@@ -36,7 +36,7 @@ from dataplane.wire import messages as m
 if TYPE_CHECKING:
     from dataplane.node.clustered.single_node import SingleNode
     from dataplane.node.hosts import Hosts
-    from dataplane.node.streams.local import LocalStream, LocalStreams
+    from dataplane.node.local.streams import LocalStream, LocalStreams
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ FLOORS = [
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
 #: Those of the node's wing; what lies in none of its packages is above them.
-NODE_FLOORS = [{"shards", "partitions"}, {"streams"}, {"tables"}, {"clustered"}, {"node"}]
+NODE_FLOORS = [{"shards", "partitions"}, {"sessions"}, {"local"}, {"clustered"}, {"node"}]
 NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
 
 #: Doors into other systems stand on the client alone.
@@ -261,9 +261,9 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
-        ("dataplane.node.shards.gate", "from dataplane.node.streams import request_checks"),
-        ("dataplane.node.tables.tables", "from dataplane.node.clustered.streams import Streams"),
-        ("dataplane.node.clustered.streams", "from dataplane.node import node"),
+        ("dataplane.node.shards.gate", "from dataplane.node.sessions import checks"),
+        ("dataplane.node.local.tables", "from dataplane.node.clustered.open_streams import OpenStreams"),
+        ("dataplane.node.clustered.open_streams", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),
         ("dataplane.errors", "from dataplane.config import NodeConfig"),
         ("dataplane.clock", "from .config import NodeConfig"),
@@ -280,8 +280,8 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
         ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
         ("dataplane.node.node", "import dataplane.observe.metrics, os"),
         (
-            "dataplane.node.clustered.streams",
-            "from dataplane.node.streams.local import LocalStreams\nfrom ..tables import tables",
+            "dataplane.node.clustered.open_streams",
+            "from dataplane.node.local.streams import LocalStreams\nfrom ..local import tables",
         ),
         ("dataplane.integrations.verl", "from dataplane import connect"),
         ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),

@@ -95,7 +95,7 @@ def test_a_retired_word_is_found(sentence: str) -> None:
     "sentence",
     [
         "It is in your home directory.",
-        "Run `dataplane.node.streams.local`.",
+        "Run `dataplane.node.local.streams`.",
         "See [the record](decisions/0046-replication-as-in-pacifica.md).",
         "```py\nfrom dataplane.integrations import openrlhf as door\n```",
     ],

@@ -10,12 +10,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, OutcomeUnknown
-from dataplane.node.clustered.streams import Partition
-from dataplane.node.streams.sessions import ASK_S, Outcome
+from dataplane.node.clustered.open_streams import Partition
+from dataplane.node.sessions.interface import ASK_S, Outcome
 from dataplane.stream import requests as r
 
 if TYPE_CHECKING:
-    from dataplane.node.clustered.session import Session
+    from dataplane.node.clustered.session import PartitionSession
 
 _REMEMBERED = 4096
 
@@ -25,7 +25,7 @@ _Key = tuple[str, int, int | None]
 class Acks:
     """See the module."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PartitionSession) -> None:
         self.session = session
         self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
 

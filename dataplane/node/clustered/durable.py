@@ -23,8 +23,8 @@ from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.partition_storage import PartitionStorage
+from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import is_durable
-from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
 

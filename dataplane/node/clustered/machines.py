@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataplane.node.clustered import streams, table_directory
+from dataplane.node.clustered import open_streams, table_directory
 from dataplane.node.partitions.record import TABLES, kind_of
 from dataplane.replication.machine import StateMachine
 
 
 def machine(partition: str) -> StateMachine:
     """The state machine, before its first command."""
-    return table_directory.machine(partition) if kind_of(partition) == TABLES else streams.machine(partition)
+    return table_directory.machine(partition) if kind_of(partition) == TABLES else open_streams.machine(partition)

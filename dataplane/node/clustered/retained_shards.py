@@ -1,7 +1,7 @@
 """The shards of this node that partitions need, wherever these are led.
 
 Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
-partition releases them by its outbox (`partitions.columns`) when no row needs them any more.
+partition releases them by its outbox (`partitions.column_releases`) when no row needs them any more.
 
 Invariants: columns that a partition has taken are retained until it releases them or is gone; a repeated entry changes
 nothing.

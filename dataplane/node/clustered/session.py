@@ -32,12 +32,12 @@ from dataplane.errors import (
 )
 from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
-from dataplane.node.clustered.streams import Partition
+from dataplane.node.clustered.open_streams import Partition
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late
-from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.waiters import NOTHING
-from dataplane.node.streams.sessions import ASK_S, NOT_ASKED, Outcome, R
+from dataplane.node.sessions.interface import ASK_S, NOT_ASKED, Outcome, R
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
 
@@ -111,7 +111,7 @@ class _Sequences:
         return bool(self._open)
 
 
-class Session:
+class PartitionSession:
     """One client, named NODE/LIFE/NUMBER."""
 
     def __init__(
@@ -288,7 +288,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request under way; see `Session.ask`."""
+    """A request under way; see `PartitionSession.ask`."""
 
     partition: Partition
     request: r.Request

@@ -18,14 +18,14 @@ from dataplane.coordinator.base import DELETED
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.machines import machine
+from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.clustered.service import ClusteredStreams
-from dataplane.node.clustered.streams import opening
+from dataplane.node.clustered.streams import ClusteredStreams
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.client_departures import HasClients
 from dataplane.node.partitions.partition_storage import PartitionStorage
+from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
-from dataplane.node.partitions.service import Partitions
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.persistence import Persistence
 from dataplane.wire.auth import Key

@@ -1,181 +1,281 @@
-"""The streams of the cluster that are open on this node, by name and by token.
+"""The streams of the cluster on one node: requests of its clients and of other nodes.
 
-The token of a stream is derived from its name and generation, so it is the same on every node, and keys of rows never
-change. A stream has one partition. If every replica of that has died, the next node that needs the stream creates
-another, which numbers rows and grants far above those before.
-
-Invariant: a dropped stream is `Closed` for clients that had it open, also if there is another with its name.
+Invariants: each client has one session, which ends with it; columns that partitions need here are released when the
+partitions are gone, also when another node dropped the stream.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
 
-import msgspec
-
-from dataplane.errors import Closed, Corrupt, LimitExceeded, Misuse
-from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.record import Record, name_of
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.coordinator.base import Unavailable
+from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.node.clustered.append_merger import AppendMerger
+from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
+from dataplane.node.clustered.open_streams import (
+    MAX_STREAMS,
+    ClusteredStream,
+    OpenStreams,
+    Partition,
+    encode_settings,
+    token_of,
+)
+from dataplane.node.clustered.retained_shards import RetainedShards
+from dataplane.node.clustered.retries import all_of, patiently
+from dataplane.node.clustered.session import PartitionSession
+from dataplane.node.partitions.background import BackgroundTasks
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.partitions import Partitions
+from dataplane.node.partitions.record import EPOCHS, Record
+from dataplane.node.sessions.interface import ASK_S
 from dataplane.stream import requests as r
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
+from dataplane.stream.statistics import Waiting
+from dataplane.wire import peer_messages as pm
+from dataplane.wire import row_messages as rm
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
 
-MAX_STREAMS = 4096
-"""Streams that are open on a node at a time."""
+T = TypeVar("T")
 
-TOKEN_BYTES = 8
-
-_ROWS = 1 << 40  # row numbers of one partition
-
-encode_settings = msgspec.msgpack.Encoder().encode
-_settings = msgspec.msgpack.Decoder(Settings)
-
-
-def decode_settings(settings: bytes) -> Settings:
-    """Raises Corrupt for anything but encoded settings."""
-    try:
-        return _settings.decode(settings)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"these are no settings of a stream: {error}") from error
+_LOST = 4096  # lost rows that one message reports
+_TELL_S = 2.0
+_PAUSE_S = 0.02  # between reads of a stream's record while its partition changes
 
 
-def opening(record: Record) -> bytes:
-    """The first request to the partition of a stream."""
-    settings = decode_settings(record.settings)
-    first = max(0, record.number) * _ROWS
-    return r.encode_request(r.Open(settings=settings, mark=record.generation, first=first))
+class Restoring:
+    """A stream that is being restored and has no name yet."""
 
-
-def machine(partition: str) -> StreamMachine:
-    """The state machine of the partition with this key, without settings: a new follower knows only the key."""
-    return StreamMachine(name_of(partition))
-
-
-def token_of(name: str) -> bytes:
-    """The token of the key of a partition, or of NAME/GENERATION of a stream."""
-    return hashlib.blake2b(name.encode(), digest_size=TOKEN_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A partition of a stream or a table."""
-
-    key: str
-    token: bytes
-
-    @classmethod
-    def of(cls, record: Record) -> Partition:
-        """The partition of a record, which must have one."""
-        key = record.key or ""
-        return cls(key, token_of(key))
-
-
-class Stream:
-    """A stream of the cluster, by its name and generation."""
-
-    def __init__(self, record: Record, directory: Directory) -> None:
-        self.name = record.name
+    def __init__(self, record: Record) -> None:
+        self.record = record
         self.generation = record.generation
         self.token = token_of(f"{record.name}/{record.generation}")
-        self.settings = decode_settings(record.settings)
-        self._directory = directory
-        self._partition: Partition | None = None
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the stream was dropped, according to this node's records."""
-        record = self._directory.records.find(self.name)
-        return record is None or record.generation != self.generation
-
-    @property
-    def record(self) -> Record:
-        """Its record as last seen here. Raises Closed if it was dropped."""
-        record = self._directory.records.find(self.name)
-        if record is None or record.generation != self.generation:
-            raise Closed("the stream was dropped")
-        return record
-
-    @property
-    def partition(self) -> Partition | None:
-        """Its partition; None if that was lost and no other was created yet. Raises Closed."""
-        record = self.record
-        if record.key is None:
-            return None
-        if self._partition is None or self._partition.key != record.key:
-            self._partition = Partition.of(record)
-        return self._partition
+        self.partition = Partition.of(record)
 
 
-class Streams:
-    """The open streams of one node."""
+class ClusteredStreams:
+    """See the module. The owner of `partitions` starts and stops them, and passes the columns that rows no longer need
+    to `retained`."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._by_name: dict[str, Stream] = {}
-        self._by_token: dict[bytes, Stream] = {}
+    def __init__(
+        self,
+        node: bytes,
+        partitions: Partitions,
+        retained: RetainedShards,
+        peers: Peers,
+        life: int,
+        *,
+        keep: Keep | None = None,
+    ) -> None:
+        me = partitions.members.me
+        self.partitions = partitions
+        self.streams = OpenStreams(partitions.directory)
+        self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
+        self._retained = retained
+        self._peers = peers
+        self._me = f"{me}/{life}"
+        self._numbers = itertools.count(1)
+        self._background = BackgroundTasks()
+        self._together = AppendMerger(node, partitions.router, self._background)
+        partitions.replicas.retained = retained.rows
+        partitions.directory.records.changed = self._over
+        partitions.directory.records.dropped = self._dropped
+        partitions.members.watch(self._members_changed)
+        self._known = frozenset(partitions.members.current)
 
-    def __iter__(self) -> Iterator[Stream]:
-        return iter([*self._by_name.values()])
+    def session(self, owner: object) -> PartitionSession:
+        """See `interface.StreamService`."""
+        client = f"{self._me}/{next(self._numbers)}"
+        return PartitionSession(client, self.partitions, self._background, together=self._together)
 
-    async def open(self, name: str, settings: Settings | None) -> Stream:
-        """The stream with this name; created if there is none and settings are given. Raises Misuse if there is
-        none, or one with other settings; LimitExceeded, Unavailable, OutcomeUnknown."""
-        stream = self._by_name.get(name)
-        if stream is None or stream.dropped:
-            if len(self._by_name) >= MAX_STREAMS:
-                self._forget_dropped()
-            stream = self._enter(await self._opened(name, settings))
-        if settings is not None and settings != stream.settings:
-            raise Misuse(f"the stream {name!r} was made with {stream.settings}, and this asks for {settings}")
-        return stream
+    def label(self, client: str) -> str:
+        """See `interface.StreamService`."""
+        return client
 
-    async def _opened(self, name: str, settings: Settings | None) -> Record:
-        record = await self._directory.records.read(name)
-        if record is not None or settings is None:
-            return record or await self._directory.open(name, None)
-        followers = max(1, settings.replicas - 1)
+    def forget(self, client: str) -> None:
+        """See `interface.StreamService`."""
+
+    async def claim(
+        self,
+        partition: Partition,
+        ref: BatchRef,
+        copies: Iterable[bytes] = (),
+        until: Deadline | None = None,
+        *,
+        rows: int = 0,
+    ) -> RetainedClaim:
+        """See `interface.StreamService`."""
+        return await self.holders.claim(partition.key, [ref], copies, until, rows=rows)
+
+    # streams as a whole
+
+    async def open(self, name: str, settings: Settings | None) -> ClusteredStream:
+        """See `interface.StreamService`."""
+        return await patiently(lambda: self.streams.open(name, settings))
+
+    def find(self, token: bytes) -> ClusteredStream:
+        """See `interface.StreamService`."""
+        return self.streams.find(token)
+
+    def named(self, token: bytes) -> ClusteredStream | None:
+        """See `interface.StreamService`."""
+        return self.streams.named(token)
+
+    async def prepare(self, name: str, settings: Settings, mark: str) -> Restoring:
+        """See `interface.StreamService`."""
+        followers, encoded = max(1, settings.replicas - 1), encode_settings(settings)
         try:
-            encoded = encode_settings(settings)
-            return await self._directory.open(name, encoded, followers=followers, durable=settings.durable)
-        except Misuse:
-            if self._directory.records.find(name) is None:
-                raise
-            return await self._directory.open(name, None)  # another node has created it meanwhile
+            record = await self.partitions.directory.prepare(
+                name, encoded, followers=followers, durable=settings.durable
+            )
+        except Unavailable as error:
+            raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
+        return Restoring(record)
 
-    def _enter(self, record: Record) -> Stream:
-        known = self._by_name.get(record.name)
-        if known is not None and known.generation == record.generation:
-            return known
-        if known is not None:
-            self._by_token.pop(known.token, None)
-        stream = Stream(record, self._directory)
-        self._by_name[stream.name] = self._by_token[stream.token] = stream
-        return stream
+    async def publish(self, restored: Restoring) -> None:
+        """See `interface.StreamService`."""
+        await patiently(lambda: self.partitions.directory.publish(restored.record))
 
-    def _forget_dropped(self) -> None:
-        for stream in [stream for stream in self if stream.dropped]:
-            del self._by_name[stream.name]
-            self._by_token.pop(stream.token, None)
-        if len(self._by_name) >= MAX_STREAMS:
-            raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
+    async def discard(self, restored: Restoring) -> None:
+        """See `interface.StreamService`."""
+        await patiently(lambda: self.partitions.directory.discard(restored.record))
+        self._retained.drop(restored.partition.key)
 
-    def find(self, token: bytes) -> Stream:
-        """The open stream with this token. Raises Closed."""
-        stream = self._by_token.get(token)
-        if stream is None:
-            raise Closed("the stream was dropped")
-        return stream
+    async def on(self, stream: ClusteredStream, work: Callable[[Partition], Awaitable[T]]) -> T:
+        """Do `work` with the partition of the stream. If every replica of it has died, create another and use that.
+        Raises Closed once the stream is dropped, PeerUnavailable, and the errors of `work`."""
+        directory, until = self.partitions.directory, Deadline.after(ASK_S)
+        while True:
+            partition = stream.partition
+            if partition is None:
+                record = stream.record
+                await patiently(lambda record=record: directory.placed(record, record))  # type: ignore[misc]
+                continue
+            try:
+                return await work(partition)
+            except Lost as error:
+                if type(error) is not Lost or not until.remaining_s:
+                    raise
+                key = partition.key
+                await patiently(lambda key=key: directory.lost(stream.name, key))  # type: ignore[misc]
+            await asyncio.sleep(_PAUSE_S)
 
-    def named(self, token: bytes) -> Stream | None:
-        """The open stream with this token that was not dropped, or None."""
-        stream = self._by_token.get(token)
-        return None if stream is None or stream.dropped else stream
+    async def drop(self, stream: ClusteredStream) -> None:
+        """Drop the stream on every node that answers. Raises Closed, PeerUnavailable."""
+        record = stream.record
+        await patiently(lambda: self.partitions.directory.drop(stream.name, record.generation))
+        self._dropped(record)
+        members = self.partitions.members
+        others = [address for node in members.current if node != members.me and (address := members.address(node))]
+        await all_of([self._tell_dropped(address, record) for address in others])
 
-    def forget(self, record: Record) -> None:
-        """Forget the stream of this record, which was dropped."""
-        stream = self._by_name.get(record.name)
-        if stream is not None and stream.generation == record.generation:
-            del self._by_name[stream.name]
-            self._by_token.pop(stream.token, None)
+    async def _tell_dropped(self, address: str, record: Record) -> None:
+        said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
+        with suppress(DataplaneError):  # the coordinator notifies it
+            await self._peers.request(address, said, Done, _TELL_S)
+
+    def _dropped(self, record: Record) -> None:
+        if record.key is not None:
+            self._over(record.key)
+        self.streams.forget(record)
+
+    def _over(self, partition: str) -> None:
+        """Release the needs of a partition that no longer exists."""
+        self._retained.drop(partition)
+        self.partitions.columns.forget(partition)
+
+    async def take_lost(self, request: rm.TakeLost, stream: ClusteredStream, session: PartitionSession) -> rm.LostRows:
+        """Lost rows, each reported once. For a partition of which every replica has died, their number by the node of
+        their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
+        found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
+        rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
+        unnamed: dict[str, int] = {}
+        if stream.record.lost:
+            for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
+                for node, count in lost.rows:
+                    unnamed[node] = unnamed.get(node, 0) + count
+        return rm.LostRows(request.id, rows, unnamed)
+
+    # figures
+
+    def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
+        """Statistics of the streams whose partitions are led here and whose names come after this one."""
+        led = {
+            hosted.machine.name: hosted
+            for hosted in self.partitions.replicas
+            if isinstance(hosted.machine, StreamMachine)
+            and hosted.replica.leads
+            and (after is None or hosted.machine.name > after)
+            and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
+            and record.key == hosted.partition
+        }
+        measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
+        return {name: values for name, values in measured.items() if values is not None}
+
+    def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
+        """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no
+        other node led it before, and `now` in the partition's time."""
+        found = []
+        for hosted in self.partitions.replicas:
+            machine = hosted.machine
+            if isinstance(machine, StreamMachine) and hosted.replica.leads:
+                first = hosted.configuration.epoch % EPOCHS <= 1
+                waiting, by_its_clock = machine.pending(), machine.by_its_clock(now)
+                found.append((hosted.partition, machine.name, machine.leased, waiting, first, by_its_clock))
+        return found
+
+    def __len__(self) -> int:
+        """Number of streams that are open here."""
+        return sum(not stream.dropped for stream in self.streams)
+
+    # other nodes
+
+    def answer(self, request: Any) -> Message | Awaitable[Message] | None:
+        """The answer to another node; None if the request is not about streams. Raises as `RetainedShards.retain`."""
+        match request:
+            case pm.RetainColumns():
+                return self._retain(request)
+            case pm.ReleaseColumns():
+                self.holders.release(request)
+            case pm.StreamDropped():
+                self.partitions.directory.records.forget(request.name, request.generation)
+            case _:
+                return None
+        return Done(request.id)
+
+    async def _retain(self, request: pm.RetainColumns) -> Message:
+        await self.holders.retain(request)
+        return Done(request.id)
+
+    def _members_changed(self) -> None:
+        known, self._known = self._known, frozenset(self.partitions.members.current)
+        for node in known - self._known:
+            if self.partitions.members.gone(node):
+                self.holders.gone(bytes.fromhex(node))
+
+    async def dropped(self, stream: ClusteredStream) -> bool:
+        """Whether the stream was dropped, according to the coordinator."""
+        with suppress(Unavailable, OutcomeUnknown):
+            await self.partitions.directory.records.read(stream.name)
+        return stream.dropped
+
+    async def aclose(self) -> None:
+        """Stop. Idempotent."""
+        await self.holders.aclose()
+        await self._background.aclose()
+
+
+def _measured(hosted: Hosted) -> dict[str, Any] | None:
+    """The statistics of a partition led here; None if it has no leader now."""
+    answers: list[bytes | DataplaneError] = []
+    hosted.request(r.encode_request(r.Measure()), answers.append)
+    result = r.decode_result(answers[0]) if answers and isinstance(answers[0], bytes) else None
+    return result.values if isinstance(result, r.Figures) else None

@@ -20,7 +20,7 @@ from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import Corrupt, Lost, Misuse
-from dataplane.node.clustered.streams import token_of
+from dataplane.node.clustered.open_streams import token_of
 from dataplane.node.partitions import record as records
 from dataplane.node.partitions.directory import CARE_S, Directory
 from dataplane.node.partitions.hosted import Hosted

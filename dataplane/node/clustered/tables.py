@@ -25,17 +25,17 @@ from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
+from dataplane.node.clustered.open_streams import Partition
 from dataplane.node.clustered.retries import patiently
-from dataplane.node.clustered.session import Calls, Session
-from dataplane.node.clustered.streams import Partition
+from dataplane.node.clustered.session import Calls, PartitionSession
 from dataplane.node.clustered.table_directory import TableDirectory, past
+from dataplane.node.local.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.node.partitions import record as kinds
 from dataplane.node.partitions.background import BackgroundTasks
+from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
-from dataplane.node.partitions.service import Partitions
-from dataplane.node.streams.sessions import ASK_S, Waiting, happened
-from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.node.tables.tables import TABLES, TableRequest, checked, figures_of, not_ready
+from dataplane.node.sessions.interface import ASK_S, Waiting, happened
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.stream.requests import Done, Result
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -90,7 +90,7 @@ class ClusteredTables:
     def client(self, staged: StagedColumns) -> TableClient:
         """The handler of a new client's requests."""
         name = f"{self._me}/t{next(self._numbers)}"
-        return TableClient(self, Session(name, self.partitions, self._background, CALLS), staged)
+        return TableClient(self, PartitionSession(name, self.partitions, self._background, CALLS), staged)
 
     def start(self) -> None:
         """Start."""
@@ -168,7 +168,7 @@ class ClusteredTables:
 class TableClient:
     """Sends the requests of one client to the leaders of its tables."""
 
-    def __init__(self, tables: ClusteredTables, session: Session, staged: StagedColumns) -> None:
+    def __init__(self, tables: ClusteredTables, session: PartitionSession, staged: StagedColumns) -> None:
         self._tables = tables
         self._session = session
         self._staged = staged

@@ -2,6 +2,7 @@
 
 Bottom up: `channel` (frames to other nodes), `hosted` and `replicas` (the replicas of this node: effects, timers,
 disks, the coordinator), `recruiter` (chooses followers), `waiters` (requests that wait at a leader), `record`,
-`records` and `directory` (the partition of each stream and table), `router` (finds the leader), `columns` (columns
-of nodes that are gone), `era` (ties a data directory to its coordinator), `service` (all of it).
+`records` and `directory` (the partition of each stream and table), `router` (finds the leader), `column_releases`
+(columns of nodes that are gone), `unconfirmed_grants` (rows given to clients of other nodes), `era` (ties a data
+directory to its coordinator), `partitions` (all of it).
 """

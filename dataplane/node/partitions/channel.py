@@ -3,7 +3,7 @@ frames.
 
 Invariants: a request ends at its deadline, or when the other process has ended; nothing here waits for a peer. An
 answer that arrives after its caller gave up is passed to the `late` callback of the request, also if the caller was
-cancelled but has not noticed yet. If an answer is lost on the way, its sender is told (`deliveries`).
+cancelled but has not noticed yet. If an answer is lost on the way, its sender is told (`unconfirmed_grants`).
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Channel, Late
-from dataplane.node.partitions.deliveries import Deliveries
 from dataplane.node.partitions.hosted import EARLY_S, Hosted
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.recruiter import Recruiter
+from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
 from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
@@ -92,7 +92,7 @@ class Replicas:
         self._prefix = prefix
         self._hosted: dict[str, Hosted] = {}
         self._asked: dict[tuple[str, int], tuple[Hosted, WaitingRequest]] = {}  # waiting requests of other nodes
-        self._deliveries = Deliveries(channel)
+        self._unconfirmed = UnconfirmedGrants(channel)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
         self.recruiting = Recruiter(self, members, channel)
@@ -262,7 +262,7 @@ class Replicas:
             case m.FindReplica(number, partition):
                 self._channel.say(node, m.Hosted(number, self.incarnation(partition)))
             case m.Received():
-                self._deliveries.received(node, item)
+                self._unconfirmed.received(node, item)
             case _:
                 log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
 
@@ -288,7 +288,7 @@ class Replicas:
         hosted = self._hosted.get(asked.partition)
         undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
         if hosted is not None:
-            self._deliveries.gave(node, asked.number, hosted, undoing)
+            self._unconfirmed.gave(node, asked.number, hosted, undoing)
 
     def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
         """The result. If it is too large for a frame, give back its grant and return the error."""
@@ -324,7 +324,7 @@ class Replicas:
     def gone(self, node: str, before_s: float) -> None:
         """Tell all replicas here that the process of a node has ended."""
         log.info("node %s has ended", node)
-        self._deliveries.gone(node)
+        self._unconfirmed.gone(node)
         for hosted in self:
             hosted.gone(node, before_s)
 
@@ -356,7 +356,7 @@ class Replicas:
 
     async def aclose(self) -> None:
         """End all replicas without a message. Idempotent."""
-        self._deliveries.close()
+        self._unconfirmed.close()
         if self._timer is not None:
             self._timer.cancel()
         for hosted in self:

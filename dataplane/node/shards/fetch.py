@@ -26,7 +26,7 @@ from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable, Pr
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
-from dataplane.node.shards.replicas import Part, Replicas
+from dataplane.node.shards.shard_replicas import Part, ShardReplicas
 from dataplane.store.descriptions import check_described
 from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
@@ -53,7 +53,7 @@ class Fetcher:
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
-        self.replicas = Replicas(node, store, peers, membership, self.reading)
+        self.replicas = ShardReplicas(node, store, peers, membership, self.reading)
         self.patching = Patching(node, store, self)
 
     @property

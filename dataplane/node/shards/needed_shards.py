@@ -33,7 +33,7 @@ class NeededShards:
         self._node = node
         self._store = store
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
-        """The local number of the replica of another node's shard; see `node.shards.replicas`."""
+        """The local number of the replica of another node's shard; see `node.shards.shard_replicas`."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
-from dataplane.node.streams.local import LocalStream
+from dataplane.node.local.streams import LocalStream
 from dataplane.stream import requests as r
 from dataplane.stream.settings import Settings
 

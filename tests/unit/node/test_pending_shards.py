@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.node.pending_shards import PendingShards
+from dataplane.node.requests.pending_shards import PendingShards
 
 
 def test_what_was_not_handed_over_when_the_client_goes_is_freed_once() -> None:

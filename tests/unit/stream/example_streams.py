@@ -1,4 +1,4 @@
-"""A stream of one node (`node.streams.unreplicated`) with fewer words: who waits is told by callbacks."""
+"""A stream of one node (`node.local.unreplicated`) with fewer words: who waits is told by callbacks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Backpressure, DataplaneError, NotReady
+from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
-from dataplane.node.streams.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import Grant, Who

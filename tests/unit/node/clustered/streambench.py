@@ -18,14 +18,14 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
+from dataplane.node.clustered.open_streams import ClusteredStream, machine, opening
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.clustered.service import ClusteredStreams
-from dataplane.node.clustered.session import Session
-from dataplane.node.clustered.streams import Stream, machine, opening
+from dataplane.node.clustered.session import PartitionSession
+from dataplane.node.clustered.streams import ClusteredStreams
 from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.requests.stream_client import StreamClient
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.client import StreamClient
-from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
@@ -138,8 +138,8 @@ class Client(Putting):
         super().__init__(node)
         self.node = node
         self.streams = StreamClient(node.service, self.staged)
-        self.stream: Stream
-        self.session: Session = self.streams._session  # type: ignore[assignment]
+        self.stream: ClusteredStream
+        self.session: PartitionSession = self.streams._session  # type: ignore[assignment]
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Any:
         """What the node answers."""

@@ -12,7 +12,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.errors import NotReady
-from dataplane.node.partitions import deliveries
+from dataplane.node.partitions import unconfirmed_grants
 from dataplane.stream import requests as r
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import row_messages as rm
@@ -96,7 +96,7 @@ async def let_go(client: Client, given: Any) -> None:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else notices what was lost, within a test."""
-    monkeypatch.setattr(deliveries, "CONFIRM_S", 10 * WAIT_S)
+    monkeypatch.setattr(unconfirmed_grants, "CONFIRM_S", 10 * WAIT_S)
 
 
 @each_case("ready", [False, True], ids=["as it waits", "as it is answered"])

@@ -69,7 +69,7 @@ def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
 
 
 def unconfirmed(node: StreamBench) -> int:
-    return len(node.replicas._deliveries)
+    return len(node.replicas._unconfirmed)
 
 
 async def test_rows_whose_answer_was_lost_are_given_to_others_at_once() -> None:

@@ -16,9 +16,9 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import Logs, Machines, in_memory
-from dataplane.node.partitions.service import Partitions
 from dataplane.node.partitions.waiters import NOTHING
 from dataplane.replication.settings import Settings
 from dataplane.wire.auth import Key

@@ -24,22 +24,22 @@ from dataplane.errors import (
     OutcomeUnknown,
     ProtocolMismatch,
 )
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.deliveries import Deliveries, Room
-from dataplane.node.streams.local import LocalStreams
-from dataplane.node.streams.permits import Permits, Ticket
-from dataplane.node.streams.restores import Restores
-from dataplane.node.streams.sessions import (
+from dataplane.node.local.streams import LocalStreams
+from dataplane.node.requests.deliveries import Deliveries, Room
+from dataplane.node.requests.permits import Permits, Ticket
+from dataplane.node.requests.restores import Restores
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import (
     ColumnClaim,
     Outcome,
-    Service,
     Stream,
+    StreamService,
     Waiting,
     asked_until,
     at_once,
     happened,
 )
-from dataplane.node.streams.staged_columns import StagedColumns
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import Piece
@@ -81,7 +81,9 @@ async def no_wait() -> bool:
 class StreamClient:
     """The streams of one service as one client uses them."""
 
-    def __init__(self, service: Service, staged: StagedColumns, room: Room = no_wait, *, owner: object = "") -> None:
+    def __init__(
+        self, service: StreamService, staged: StagedColumns, room: Room = no_wait, *, owner: object = ""
+    ) -> None:
         """`owner` names the client in messages. `room()` is awaited before a large reply that had to wait; see
         `wire.local.Channel.room`."""
         self._service = service
@@ -126,7 +128,7 @@ class StreamClient:
         """The reply; a function to call and await for it; or None for a message without a reply."""
         match request:
             case rm.Open():
-                request_checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
+                checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._open, request))
             case rm.Streams():
                 return m.Figures(request.id, self._service.figures(request.after, _STREAMS))
@@ -134,7 +136,7 @@ class StreamClient:
                 self.permits.give_back(request.ticket)
                 return None
             case rm.Restore():
-                request_checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
+                checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._restores.begin, request))
         if request.stream in self._restores:
             return self._soon(partial(self._restored, request))
@@ -245,7 +247,7 @@ class StreamClient:
         ticket = self.permits.use(request.ticket, stream)
         try:
             ref = BatchRef.decode(request.ref)
-            versions = request_checks.int64("versions", request.versions)
+            versions = checks.int64("versions", request.versions)
             asked = _append_of(request, versions, ref, tuple(request.spares))
         except BaseException:
             self.permits.put_back(ticket)
@@ -256,7 +258,7 @@ class StreamClient:
         return rm.Appended(request.id, reply.first, reply.new)
 
     def append_stored(
-        self, request: rm.Append, versions: request_checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
+        self, request: rm.Append, versions: checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
     ) -> rm.Appended:
         """Append rows to a stream of this node. Their columns are this whole shard, stored just now, with `nbytes`
         bytes of values; if the rows are refused or not new, it has no need. `number`: their permit, or 0. Raises as
@@ -326,16 +328,16 @@ class StreamClient:
     async def _extend(self, request: rm.Extend, ref: BatchRef, stream: Stream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
-        rows, holds = request_checks.int64("rows", request.rows), request_checks.int64("holds", request.holds)
+        rows, holds = checks.int64("rows", request.rows), checks.int64("holds", request.holds)
         count = len(request.keys) or len(rows)
         if count != len(ref):
             raise Misuse(f"{len(ref)} rows of new columns for {count} rows")
-        request_checks.one_a_row("holds", holds, count)
+        checks.one_a_row("holds", holds, count)
         asked = r.Extend(
             ref=ref,
             rows=rows,
             keys=request.keys,
-            lengths=request_checks.lengths(request.lengths, ref),
+            lengths=checks.lengths(request.lengths, ref),
             holds=holds,
             replace=request.replace,
             nodes=tuple(request.spares),
@@ -350,7 +352,7 @@ class StreamClient:
     async def _grow(self, request: rm.Extend, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
-        nodes, lengths = tuple(request.spares), request_checks.lengths(request.lengths, ref)
+        nodes, lengths = tuple(request.spares), checks.lengths(request.lengths, ref)
 
         if len(request.keys) != 1:
             raise ProtocolMismatch(f"a piece of {len(request.keys)} rows")
@@ -366,7 +368,7 @@ class StreamClient:
 
 def _append_of(
     request: rm.Append,
-    versions: request_checks.Index,
+    versions: checks.Index,
     ref: BatchRef,
     nodes: tuple[bytes, ...] = (),
     *,
@@ -381,12 +383,12 @@ def _append_of(
         client=client,
         ticket=ticket,
         ref=ref,
-        versions=request_checks.exactly("versions", versions, rows),
-        groups=request_checks.one_a_row("groups", request.groups, rows) or None,
-        keys=request_checks.one_a_row("keys", request.keys, rows),
+        versions=checks.exactly("versions", versions, rows),
+        groups=checks.one_a_row("groups", request.groups, rows) or None,
+        keys=checks.one_a_row("keys", request.keys, rows),
         digest=request.digest,
-        tags=request_checks.tags(request.tags, rows),
-        lengths=request_checks.lengths(request.lengths, ref),
+        tags=checks.tags(request.tags, rows),
+        lengths=checks.lengths(request.lengths, ref),
         nodes=nodes,
         begin=request.begin,
     )

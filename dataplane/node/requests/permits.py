@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.local import LocalStreams
-from dataplane.node.streams.sessions import On, Service, Session, Stream
+from dataplane.node.local.streams import LocalStreams
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import On, Stream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.wire import row_messages as rm
 
@@ -28,7 +28,7 @@ class Ticket(NamedTuple):
 class Permits:
     """The permits of one client, by number, until each is used or given back. `on`: see `StreamClient`."""
 
-    def __init__(self, service: Service, session: Session, on: On) -> None:
+    def __init__(self, service: StreamService, session: StreamSession, on: On) -> None:
         self._service = service
         self._local = service if isinstance(service, LocalStreams) else None
         self._session = session
@@ -61,7 +61,7 @@ class Permits:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
-    def fits(self, request: rm.Append, versions: request_checks.Index, nbytes: int) -> bool:
+    def fits(self, request: rm.Append, versions: checks.Index, nbytes: int) -> bool:
         """Whether these rows need no permit: their stream is of this node alone, they have no keys, and they fit
         within the limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
@@ -70,7 +70,7 @@ class Permits:
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def take_now(self, request: rm.Append, versions: request_checks.Index, nbytes: int) -> int | None:
+    def take_now(self, request: rm.Append, versions: checks.Index, nbytes: int) -> int | None:
         """A permit to append these rows; 0 if the same append was made before, None if the request has to wait.
         Raises Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
@@ -138,6 +138,6 @@ class Permits:
 
 def _check_amount(rows: int, nbytes: int) -> None:
     """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
-    request_checks.bound("rows of an append", rm.MAX_ROWS, rows)
+    checks.bound("rows of an append", rm.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")

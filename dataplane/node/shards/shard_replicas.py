@@ -34,7 +34,7 @@ _CONTROL_S = 5.0
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 
 
-class Replicas:
+class ShardReplicas:
     """The replicas of one node."""
 
     def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, reading: ShardReads) -> None:

@@ -9,7 +9,7 @@ from dataplane.coordinator.base import Coordinator
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.client_departures import ClientDepartures
-from dataplane.node.partitions.columns import Columns, Settled
+from dataplane.node.partitions.column_releases import ColumnReleases, Settled
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
@@ -53,7 +53,7 @@ class Partitions:
         )
         self.router = Router(self.replicas, members, self.channel, coordinator)
         self.directory = Directory(coordinator, members, self.replicas, self.router, opening)
-        self.columns = Columns(members, self.replicas, self.channel, settled)
+        self.columns = ColumnReleases(members, self.replicas, self.channel, settled)
         self.departed = ClientDepartures(members, self.replicas)
         self._background = BackgroundTasks()
 

@@ -74,7 +74,7 @@ def _columns_of(hosted: Hosted) -> HasColumns | None:
 Settled = Callable[[str, int, tuple[bytes, ...]], None]
 
 
-class Columns:
+class ColumnReleases:
     """See the module. `settled(partition, last, entries)` is called with the entries that a leader sends to this node.
     `last` is the number of the last entry; entries may be repeated."""
 

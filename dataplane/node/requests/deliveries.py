@@ -16,8 +16,8 @@ import msgspec
 
 from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, NotReady
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.sessions import On, Service, Session, Stream
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import On, Stream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -47,7 +47,7 @@ class _LastGrant:
 class Deliveries:
     """See the module. `on`, `room`: see `StreamClient`."""
 
-    def __init__(self, service: Service, session: Session, on: On, room: Room) -> None:
+    def __init__(self, service: StreamService, session: StreamSession, on: On, room: Room) -> None:
         self._service = service
         self._session = session
         self._on = on
@@ -138,7 +138,7 @@ class Deliveries:
 
 def _check_consume(request: r.Consume, stream: Stream) -> None:
     """Raises Misuse for a request that every partition would refuse."""
-    request_checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
+    checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
         raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")

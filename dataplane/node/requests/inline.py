@@ -2,7 +2,7 @@
 
 The node stores the bytes as a shard of its own, to which the rows refer. If there is room in the stream and in memory,
 everything is done at once; else the request waits with its bytes, within the memory for waiting requests
-(`node.request_bytes`).
+(`node.requests.request_bytes`).
 
 Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, also
 if the client goes or cancels in between.
@@ -25,11 +25,11 @@ from dataplane.batch.locations import ref_to_shard
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.client import StreamClient
-from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.node.tables.tables import checked
+from dataplane.node.local.tables import checked
+from dataplane.node.requests.stream_client import StreamClient
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import Waiting
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.store.inline_put import rounded
 from dataplane.store.store import Store
 from dataplane.stream.page import Index
@@ -45,7 +45,7 @@ class _Tables(Protocol):
     def write(
         self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline
     ) -> m.Reply | Waiting:
-        """As `Tabling.write`."""
+        """As `LocalTableClient.write`."""
 
 
 class InlineRequests:
@@ -73,7 +73,7 @@ class InlineRequests:
         """The reply, or a function to call and await for it. Raises as `Store.put`. A request that raises leaves
         nothing behind, here and in the other methods."""
         _check(request)
-        request_checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
+        checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
         shard = self._put_now(request, request.scope)
         return partial(self._put, request, deadline) if shard is None else sm.Stored(request.id, shard)
@@ -97,7 +97,7 @@ class InlineRequests:
     def append(self, request: rm.Append, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Append rows. Raises as `Store.put` and `StreamClient.append_stored`."""
         _check(columns)
-        versions = request_checks.int64("versions", request.versions)
+        versions = checks.int64("versions", request.versions)
         if self._streams.permits.fits(request, versions, sum(columns.nbytes)):
             shard = self._put_now(columns)
             if shard is not None:
@@ -232,7 +232,7 @@ class InlineRequests:
     # writing tables
 
     def write(self, request: rm.AskTable, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
-        """Write rows. Raises as `Store.put` and `Tabling.write`."""
+        """Write rows. Raises as `Store.put` and `LocalTableClient.write`."""
         _check(columns)
         scope = self._new_scope()
         shard = self._put_now(columns, scope)
@@ -291,5 +291,5 @@ def _named(outline: Outline) -> dict[str, ColumnPlace]:
 
 
 def _check(columns: sm.Put | rm.Inline) -> None:
-    request_checks.bound("payload in a message", sm.MAX_INLINE, len(columns.payload))
-    request_checks.bound("layout", sm.MAX_LAYOUT, len(columns.layout))
+    checks.bound("payload in a message", sm.MAX_INLINE, len(columns.payload))
+    checks.bound("layout", sm.MAX_LAYOUT, len(columns.layout))

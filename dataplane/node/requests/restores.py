@@ -12,8 +12,8 @@ from functools import partial
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.sessions import Restored, Service, Session, happened
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import Restored, StreamService, StreamSession, happened
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -22,7 +22,7 @@ from dataplane.wire import row_messages as rm
 class Restores:
     """The streams that one client restores."""
 
-    def __init__(self, session: Session, service: Service) -> None:
+    def __init__(self, session: StreamSession, service: StreamService) -> None:
         self._session = session
         self._service = service
         self._streams: dict[bytes, Restored] = {}
@@ -54,7 +54,7 @@ class Restores:
         """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
         LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
-        asked = r.PutColumns(rows=request_checks.int64("rows", request.rows), ref=ref, task=request.task)
+        asked = r.PutColumns(rows=checks.int64("rows", request.rows), ref=ref, task=request.task)
         claim = await self._service.claim(partition, ref)
         await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
         return ref

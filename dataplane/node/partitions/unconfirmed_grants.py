@@ -30,7 +30,7 @@ class _Delivery(NamedTuple):
     undoing: bytes
 
 
-class Deliveries:
+class UnconfirmedGrants:
     """See the module."""
 
     def __init__(self, channel: Channel) -> None:

@@ -20,10 +20,10 @@ from dataplane import waiting as noted
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded, Misuse, NotReady, Rejected
+from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
+from dataplane.node.sessions.interface import NOT_ASKED, ColumnClaim, Outcome, R, at_once
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams.sessions import NOT_ASKED, ColumnClaim, Outcome, R, at_once
-from dataplane.node.streams.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.admission import Entry
 from dataplane.stream.column_batch import ColumnBatch
@@ -168,7 +168,7 @@ class LocalStream:
 
 
 class LocalSession:
-    """A client of local streams; see `sessions.Session`."""
+    """A client of local streams; see `interface.StreamSession`."""
 
     def __init__(self, client: str, streams: Callable[[], Iterable[LocalStream]]) -> None:
         """`streams()` returns all streams."""
@@ -186,7 +186,7 @@ class LocalSession:
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """See `sessions.Session.ask`."""
+        """See `interface.StreamSession.ask`."""
         outcome: Any = Rejected(NOT_ASKED)
         try:
             asked = request if request.client else msgspec.structs.replace(request, client=self.client)
@@ -244,25 +244,25 @@ class LocalSession:
         return result
 
     async def ack(self, partition: LocalStream, grant: int, replica: int | None) -> None:
-        """See `sessions.Session.ack`."""
+        """See `interface.StreamSession.ack`."""
         partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
 
     def soon(self, partition: LocalStream, request: r.Request) -> None:
-        """See `sessions.Session.soon`. Runs at once."""
+        """See `interface.StreamSession.soon`. Runs at once."""
         with suppress(DataplaneError):
             partition.run(msgspec.structs.replace(request, client=self.client))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """See `sessions.Session.run_soon`. Runs at once."""
+        """See `interface.StreamSession.run_soon`. Runs at once."""
         with suppress(DataplaneError):
             at_once(work())
 
     def give_back_soon(self, partition: LocalStream, grant: int) -> None:
-        """See `sessions.Session.give_back_soon`. Runs at once."""
+        """See `interface.StreamSession.give_back_soon`. Runs at once."""
         self.soon(partition, r.Nack(grant=grant, seen=False))
 
     def leave(self) -> None:
-        """See `sessions.Session.leave`."""
+        """See `interface.StreamSession.leave`."""
         for stream in self._streams():
             self.soon(stream, r.Leave(ended=True))
 
@@ -283,7 +283,7 @@ class _KeptColumns:
 
 
 class LocalStreams:
-    """All streams of a node; see `sessions.Service`."""
+    """All streams of a node; see `interface.StreamService`."""
 
     def __init__(self, needed: NeededShards, clock: Clock) -> None:
         self._needed = needed
@@ -309,21 +309,21 @@ class LocalStreams:
         return self._clock()
 
     def session(self, owner: object) -> LocalSession:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         session = LocalSession(f"{next(self._numbers)}", lambda: list(self._by_token.values()))
         self._owners[session.client] = owner
         return session
 
     def label(self, client: str) -> str:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         return str(self._owners.get(client, client))
 
     def forget(self, client: str) -> None:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._owners.pop(client, None)
 
     async def open(self, name: str, settings: Settings | None) -> LocalStream:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         stream = self._by_name.get(name)
         if stream is None:
             if settings is None:
@@ -344,22 +344,22 @@ class LocalStreams:
         return stream
 
     def find(self, token: bytes) -> LocalStream:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         stream = self._by_token.get(token)
         if stream is None:
             raise Closed("the stream was dropped")
         return stream
 
     def named(self, token: bytes) -> LocalStream | None:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         return self._by_token.get(token)
 
     async def on(self, stream: LocalStream, work: Callable[[LocalStream], Awaitable[T]]) -> T:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         return await work(stream)
 
     async def drop(self, stream: LocalStream) -> None:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._drop(stream)
 
     def _drop(self, stream: LocalStream) -> None:
@@ -371,16 +371,16 @@ class LocalStreams:
         self.freed()
 
     async def dropped(self, stream: LocalStream) -> bool:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         return stream.dropped
 
     async def take_lost(self, request: rm.TakeLost, stream: LocalStream, session: LocalSession) -> rm.LostRows:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRows)
         return rm.LostRows(request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows])
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
         return {name: self._by_name[name].figures() for name in names}
 
@@ -393,7 +393,7 @@ class LocalStreams:
         *,
         rows: int = 0,
     ) -> ColumnClaim:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._needed.keep(ref, partition.owner)
         return _KeptColumns(self._needed, ref)
 
@@ -413,17 +413,17 @@ class LocalStreams:
     # restoring
 
     async def prepare(self, name: str, settings: Settings, mark: str) -> LocalStream:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._check_free(name)
         return self._made(name, settings, mark)
 
     async def publish(self, restored: LocalStream) -> None:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._check_free(restored.name)
         self._by_name[restored.name] = restored
 
     async def discard(self, restored: LocalStream) -> None:
-        """See `sessions.Service`."""
+        """See `interface.StreamService`."""
         self._drop(restored)
 
     def _check_free(self, name: str) -> None:

@@ -59,7 +59,7 @@ class Stream(Protocol):
     def partition(self) -> Any: ...
 
 
-class Session(Protocol):
+class StreamSession(Protocol):
     """One client, identified by its name."""
 
     client: str
@@ -114,10 +114,10 @@ class Restored(Protocol):
     def partition(self) -> Any: ...
 
 
-class Service(Protocol):
+class StreamService(Protocol):
     """All streams of this node, or of the cluster."""
 
-    def session(self, owner: object) -> Session:
+    def session(self, owner: object) -> StreamSession:
         """A session for a new client. `owner` names the client in messages."""
 
     def label(self, client: str) -> str:

@@ -16,10 +16,10 @@ from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import Freed, LimitExceeded, OwnerDied, ProtocolMismatch, revive
 from dataplane.node.grants import Grants
+from dataplane.node.sessions.checks import bound, deadline_of
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.remote import wanted_of
 from dataplane.node.shards.retention import links_of
-from dataplane.node.streams.request_checks import bound, deadline_of
-from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.store.freeings import UNKNOWN, FreeCause
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned

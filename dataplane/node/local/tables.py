@@ -22,10 +22,10 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded, Misuse, NotReady, ProtocolMismatch
+from dataplane.node.sessions import checks
+from dataplane.node.sessions.interface import Waiting
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.streams import request_checks
-from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged_columns import StagedColumns
 from dataplane.stream.requests import Done
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -43,7 +43,7 @@ TABLES = 50
 """Tables whose statistics fit into one message."""
 
 
-class Tables:
+class LocalTables:
     """All tables of a node."""
 
     def __init__(self, node: bytes, needed: NeededShards) -> None:
@@ -125,10 +125,10 @@ def figures_of(table: Table) -> dict[str, Any]:
     }
 
 
-class Tabling:
+class LocalTableClient:
     """The tables as one client uses them, and the columns that it staged."""
 
-    def __init__(self, tables: Tables, staged: StagedColumns) -> None:
+    def __init__(self, tables: LocalTables, staged: StagedColumns) -> None:
         self._tables = tables
         self._staged = staged
 
@@ -218,20 +218,20 @@ def checked(request: rm.AskTable) -> r.FromClient:
     asked = request.asked
     match asked:
         case r.Upsert() | r.Read() | r.Look():
-            request_checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys) or len(asked.rows))
+            checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys) or len(asked.rows))
         case r.Number():
-            request_checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys))
+            checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys))
         case r.Claim() | r.FindClaim():
             _check_name(asked.task)
             _check_name(asked.claim_id or "-")
     if isinstance(asked, r.Upsert):
-        request_checks.bound("characters of a key", sm.MAX_SCOPE, max(map(len, asked.keys), default=0))
+        checks.bound("characters of a key", sm.MAX_SCOPE, max(map(len, asked.keys), default=0))
     return msgspec.structs.replace(asked, client="", sequence=0) if asked.client or asked.sequence else asked
 
 
 def _check_name(name: str) -> None:
     """Raises LimitExceeded, ProtocolMismatch for an invalid name of a table, task or claim."""
-    request_checks.bound("the name of a table, task or claim", sm.MAX_SCOPE, len(name))
+    checks.bound("the name of a table, task or claim", sm.MAX_SCOPE, len(name))
     if not name:
         raise ProtocolMismatch("a table, task or claim without a name")
 

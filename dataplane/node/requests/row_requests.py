@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, get_args
 
 from dataplane.clock import Deadline
-from dataplane.node.inline import InlineRequests
-from dataplane.node.pending_shards import PendingShards
-from dataplane.node.streams.client import StreamClient, StreamRequest
-from dataplane.node.streams.request_checks import deadline_of
-from dataplane.node.streams.sessions import Waiting
-from dataplane.node.streams.staged_columns import StagedColumns
-from dataplane.node.tables.tables import TableRequest, Tabling
+from dataplane.node.local.tables import LocalTableClient, TableRequest
+from dataplane.node.requests.inline import InlineRequests
+from dataplane.node.requests.pending_shards import PendingShards
+from dataplane.node.requests.stream_client import StreamClient, StreamRequest
+from dataplane.node.sessions.checks import deadline_of
+from dataplane.node.sessions.interface import Waiting
+from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -40,8 +40,8 @@ class RowRequests:
         service = services.streams if clustered is None or clustered.streams is None else clustered.streams
         shared = None if clustered is None else clustered.tables
         self._streams = StreamClient(service, staged, channel.room, owner=client)
-        self._tables: Tabling | TableClient
-        self._tables = Tabling(services.tables, staged) if shared is None else shared.client(staged)
+        self._tables: LocalTableClient | TableClient
+        self._tables = LocalTableClient(services.tables, staged) if shared is None else shared.client(staged)
         self._pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
         self._inline = InlineRequests(client, node, store, self._streams, self._tables, staged)
 

@@ -1,0 +1,1 @@
+"""The requests of one client of a node: about shards, and about the rows of streams and tables."""

@@ -1,1 +1,0 @@
-"""Tables of a node outside a cluster, and the common parts of requests about tables."""
