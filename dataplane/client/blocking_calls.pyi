@@ -59,13 +59,13 @@ class PlaneCalls(Blocking):
         objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
-        replicas: on how many hosts to store it; on two, it survives the loss of one.
+        replicas: the number of hosts that store it; with two, it survives the loss of one.
         timeout: seconds to wait for room.
-        device: "keep": tensors stay in memory of this process, on their device, which other processes of this host map,
-            within the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory. When the plane
-            is closed all are; if the process dies they are lost (OwnerDied). Not with `replicas`.
+        device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
+            up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
+            when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
 
-        Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; names who holds the
+        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
         memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
         Cancelled, it leaves nothing behind.
         """
@@ -151,7 +151,7 @@ class PlaneCalls(Blocking):
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
-        max_lag: by how many policy versions an append may be ahead of the oldest row that some task is not done with.
+        max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
         replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
         group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
@@ -230,8 +230,8 @@ class PlaneCalls(Blocking):
         number. Empty for a node without a cluster."""
 
     def graphs(self) -> dict[str, Any]:
-        """The performance figures that the processes of the node and its cluster have reported: sums, of which
-        `dataplane.diagnosis` compares two readings. `docs/diagnosis.md` describes them."""
+        """The performance figures that the processes of the node and its cluster have reported. They are sums:
+        `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
 
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
@@ -298,8 +298,8 @@ class StreamCalls(Blocking):
         """Add columns to rows, in any order of rows and stages.
 
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. An existing column is refused, unless `replace`, or unless an earlier holder of the row
-            for the same task brought it and did not ack.
+            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
+            earlier holder of the row for the same task added it and did not ack.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
@@ -379,8 +379,8 @@ class StreamCalls(Blocking):
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
 
     def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
-        """The first rows that this task gave back, or let the lease expire of, `max_deliveries` times. They stay
-        until they are dropped."""
+        """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
+        or their lease expired. They stay in the stream until they are dropped."""
 
     def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
@@ -429,16 +429,17 @@ class StreamCalls(Blocking):
 
         columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
             every other task has acked one row.
-        task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
-            before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
-        compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
-            tells; "wait" leaves them in the stream.
+        task: the task of the stream by which the recorder consumes ("record"). rows: the most in one delivery (256).
+        max_file_bytes: the most in one file, before compression ("256MiB"). media: columns of which equal values are
+            stored once, in addition to those that are found automatically.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips rows, counts them
+            and logs that; "wait" leaves them in the stream.
 
         Raises Misuse. The recording's `wait` and `close` raise later errors.
         """
 
     def close(self) -> None:
-        """Close the stream: nothing can be appended any more; consumers go on until all is done. Idempotent."""
+        """Close the stream: no rows can be appended any more; consumers go on until all rows are done. Idempotent."""
 
     def drop(self) -> None:
         """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
@@ -452,13 +453,13 @@ class DeliveryCalls(Blocking):
         """The rows, or these columns of them. Raises as `Plane.get`."""
 
     def ack(self) -> None:
-        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if they went to another consumer:
-        then the ack counts for none of them; OutcomeUnknown if the node or the leader did not answer: repeat the ack.
-        Does nothing if they were acked before; raises LeaseExpired if they were given back."""
+        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
+        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader did not
+        answer: repeat the ack. Does nothing if they were acked before."""
 
     def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. The node logs the reason if they are dead letters then. Raises
-        LeaseExpired, also if they were acked. Does nothing if they were given back before."""
+        """Give the rows back, to be delivered again. If this makes them dead letters, the node logs the reason. Does
+        nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
 
     def renew(self) -> None:
         """Renew the lease for its original duration. Raises LeaseExpired."""
@@ -489,39 +490,38 @@ class RowCalls(Blocking):
 
     def __repr__(self) -> str: ...
     def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """The next piece: columns of one row, as for `stream.append`, or a reference to such, made by this policy
-        version (None: by that of the piece before). Pieces may have different columns.
+        """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
+        policy version that made it; None: that of the piece before. Pieces may have different columns.
 
-        An append that is repeated with the same arguments, because it is not known whether the first was done, is
-        done once. Raises LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not
-        count), SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no
-        answer came).
+        An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
+        LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
+        SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no answer came).
         """
 
     def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """The row is done: it is delivered to tasks, with a column `version_spans`.
+        """Finish the row: from now on it is delivered to tasks, with a column `version_spans`.
 
-        stale_share: the row's policy version, which `max_lag` and samplers use, is the newest one than which at most
-        this share of its tokens is older: 0, that of its oldest token.
+        stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
+        most this share of the row's tokens is older. 0: the version of its oldest token.
 
         May be repeated. Raises as `append`.
         """
 
     def abandon(self) -> None:
-        """Drop the row, with all that was appended to it: it counts as dropped in its group. May be repeated. Raises
+        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises
         LeaseExpired."""
 
     def renew(self) -> None:
-        """Begin the lease again, as each piece does. Raises LeaseExpired."""
+        """Renew the lease, as each piece does. Raises LeaseExpired."""
 
     def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if it is another's already."""
+        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
 
     def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
 
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """As `ref`, or these columns of it, read. Raises as `Plane.get`, LeaseExpired."""
+        """Read the row as it is now, or these columns of it. Raises as `Plane.get`, LeaseExpired."""
 
 class AppenderCalls(Blocking):
     """The calls of `Appender`."""
@@ -561,15 +561,15 @@ class TableCalls(Blocking):
         timeout: float = 60.0,
         narrow: Narrow = False,
     ) -> Index:
-        """Write these columns to rows; returns the rows' numbers. Creates missing rows, which must be named by keys. In
-        existing rows replaces columns of the same name, and frees the old ones.
+        """Write these columns to rows; returns the rows' numbers. Missing rows are created, and must be named by
+        keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
-        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on; in a
-            mapping, a column may be a reference to a column of a table, which stays until no row of a table needs it;
-            None: only keys and tags.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
+            mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
+            only keys and tags.
         tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
         dedupe: names of columns of which equal rows are stored once.
-        stored: called with a reference to the columns, once they are the table's.
+        stored: called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
 
@@ -600,9 +600,9 @@ class TableCalls(Blocking):
         """The keys of these rows. Raises Misuse for a row that does not exist."""
 
     def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these rows, in this order: to these columns, or to all that each of them has. It refers to
-        the current values: if they are replaced or cleared before they are read, reading raises `Freed`. Raises
-        Misuse for a row that does not exist or lacks a column."""
+        """A reference to these columns of these rows, in this order; without `columns`, to all that each of them
+        has. It refers to the current values: if they are replaced or cleared before they are read, reading raises
+        `Freed`. Raises Misuse for a row that does not exist or lacks a column."""
 
     def schema(self) -> dict[str, Field]:
         """The type of each column, by name."""
@@ -610,9 +610,9 @@ class TableCalls(Blocking):
     def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
     ) -> Rows:
-        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each has. With
-        `since`, the `changes` of an earlier look, no rows if nothing has changed in the table. Raises Misuse for a row
-        that does not exist."""
+        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
+        has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
+        returned. Raises Misuse for a row that does not exist."""
 
     def ready(
         self,
@@ -623,10 +623,11 @@ class TableCalls(Blocking):
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """The rows, in the order of arrival, that have all these columns and that the task has not claimed, once
-        there are `least`. With a `claim_id` that was used before, the rows given under it, at once.
+        """Wait until at least `least` rows are ready, and return all ready rows in the order of arrival. A row is
+        ready if it has all these columns and the task has not claimed it. With a `claim_id` that was used before: the
+        rows given under it, at once.
 
-        timeout: seconds to wait for that many, without polling. Raises NotReady at the deadline.
+        timeout: seconds to wait, without polling. Raises NotReady at the deadline.
         """
 
     def claim(
@@ -637,8 +638,8 @@ class TableCalls(Blocking):
         give: Index | Sequence[int] | None = None,
         claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as claimed by the task, all or none. Returns their numbers; None if one of them was claimed
-        meanwhile or is gone: choose again.
+        """Mark these rows as claimed by the task, all or none. Returns their numbers, or None if one of them was
+        claimed meanwhile or is gone: then choose again.
 
         claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
             given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
@@ -650,7 +651,7 @@ class TableCalls(Blocking):
         """The rows given to the task under this id; None if no claim had it."""
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo that the task, or any task, has claimed these rows, or all. The ids of those claims are forgotten."""
+        """Undo the claims of the task, or of all tasks, on these rows, or on all. The claims' ids are forgotten."""
 
     def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
@@ -666,18 +667,19 @@ class TableCalls(Blocking):
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
     ) -> tuple[Rows, list[str]]:
         """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
-        message without a plan. references: further columns, of one row and one column each, that are in a table."""
+        message without a plan. references: further columns that are in a table already, each a reference of one row
+        and one column."""
 
 class HistoryCalls(Blocking):
     """The calls of `History`."""
 
     def __repr__(self) -> str: ...
     def add(self, key: str, tokens: Any, *, epoch: int = 0, reward: float | None = None, timeout: float = 60.0) -> None:
-        """Add a response to the prompt with this key: a sequence or array of token ids, one-dimensional; an empty one
-        is ignored.
+        """Add a response to the prompt with this key. An empty response is ignored.
 
-        epoch: of training, or the policy's version: higher is newer. reward: a higher one weighs more among drafts.
-        timeout: seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: that of training, or the policy's
+        version; higher is newer. reward: drafts prefer responses with higher rewards. timeout: seconds to wait for
+        room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
 
     def record(
@@ -690,13 +692,13 @@ class HistoryCalls(Blocking):
         reward: str | Sequence[float | None] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        """Add the responses in these rows, by reference: if their tokens are a ragged column with the history's dtype,
-        nothing is copied, and they stay as long as the history needs them, whatever becomes of the rows. Others are
-        copied, with the history's dtype.
+        """Add the responses in these rows. If their tokens are a ragged column with the history's dtype, they are
+        added by reference: nothing is copied, and they stay as long as the history needs them, even if the rows are
+        freed. Others are copied, with the history's dtype.
 
         key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
-        token ids. epoch: as for `add`, of all or for each row. Raises as `add`, and Freed or OwnerDied if the rows
-        are gone.
+        token ids. epoch: as for `add`, one for all rows or for each. Raises as `add`, and Freed or OwnerDied if the
+        rows are gone.
         """
 
     def follow(
@@ -709,8 +711,8 @@ class HistoryCalls(Blocking):
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes. Returns
-        their number.
+        """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
+        number of rows.
 
         If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
         column with the reward; rows are recorded once they have it.
@@ -730,9 +732,9 @@ class HistoryCalls(Blocking):
         has that dtype."""
 
     def drafter(self, key: str, *, max_tokens: int = 64) -> Drafter:
-        """A drafter, which proposes the tokens of a new response to this prompt, beginning with its first.
+        """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
 
-        max_tokens: of one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
         """
 
     def lengths(self, keys: Sequence[str]) -> Lengths:
@@ -793,7 +795,7 @@ class WeightsCalls(Blocking):
         """The complete versions, the oldest first."""
 
     def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
-        """The newest complete version, once it is newer than this one. Raises NotReady."""
+        """Wait until the newest complete version is newer than this one, and return it. Raises NotReady."""
 
     def watch(self, after: int | None = None) -> Iterator[int]:
         """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the

@@ -158,10 +158,12 @@ async def test_one_that_is_silent_goes_with_its_lease_and_comes_back_as_the_same
     await until(lambda: one.sees == {ONE, TWO})
     assert one.membership.current[TWO] == two.me
     assert one.over == []
+    one.clock.more_s = 1000.0
     two.line.cut()
     await settle(one)
     await until(lambda: one.sees == {ONE})
-    one.clock.more_s = 1000.0
+    assert not one.membership.gone(TWO), "it has just gone, though others joined long ago"
+    one.clock.more_s = 2000.0
     assert one.membership.gone(TWO), "what is away for so long does not come back with what it had"
 
 
