@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.errors import Backpressure
+from dataplane.errors import Backpressure, Corrupt
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend, MemoryStorage, Storage
 from dataplane.store.durable.database import Database
@@ -59,6 +59,16 @@ def test_a_log_of_another_replica_is_left_alone(tmp_path: Path) -> None:
             SQLiteStorage(store, "p", other)
         assert refused.value.reason == "another node's"
     assert SQLiteStorage(store, "p", ME).load()[1].entries == [Entry(1, b"x")]
+    store.close()
+
+
+@pytest.mark.parametrize("change", ["base = base + 1", "last = last - 1", "node = 'x'", "incarnation = 8"])
+def test_a_row_that_was_changed_is_corrupt(tmp_path: Path, change: str) -> None:
+    store = database(tmp_path)
+    SQLiteStorage(store, "p", ME).write([Extend(1, (Entry(1, b"x"), Entry(1, b"y")))])
+    store.commit(lambda sql: sql.execute(f"UPDATE logs SET {change}"))
+    with pytest.raises(Corrupt, match="its row is not as it was written"):
+        SQLiteStorage(store, "p", ME).load()
     store.close()
 
 
