@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import tempfile
 import traceback
 import types
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from tests import torches
@@ -28,12 +30,15 @@ def run(blocks: list[Path], directory: Path, environment: dict[str, str], limit_
         assert process.exitcode is not None, f"it did not end within {limit_s} s: {said.read_text()}"
         return process.exitcode, out.read_text(), said.read_text()
     finally:
-        process.kill()
+        if process.exitcode != 0:  # what it had started is there yet
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.join()
         process.close()
 
 
 def _program(blocks: list[Path], directory: Path, environment: dict[str, str], out: Path, said: Path) -> None:
+    os.setsid()
     for number, path in ((1, out), (2, said)):
         written = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(written, number)

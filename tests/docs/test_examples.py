@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import dataplane as dp
@@ -63,6 +64,15 @@ def test_the_code_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> Non
     assert "ResourceWarning" not in said
     assert "never retrieved" not in said
     eventually(lambda: not list(left.glob("dataplane-*")), f"the node's files went: {list(left.iterdir())}")
+
+
+def test_what_failing_code_has_started_ends_with_it(tmp_path: Path) -> None:
+    block = tmp_path / "block.py"
+    block.write_text("import subprocess\nprint(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n1 / 0")
+    code, out, said = running.run([block], tmp_path, {}, RUN_S)
+    assert code == 1
+    assert "ZeroDivisionError" in said
+    eventually(lambda: not psutil.pid_exists(int(out)), "the process that it started has ended")
 
 
 def test_code_is_valid_and_not_too_wide() -> None:
