@@ -141,7 +141,7 @@ class ColumnAssembly:
         return Column.of(name, field, [Selection(joined, Rows.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
-        """The rows that the parts of a frame name, in its order, before `bounds` joins them."""
+        """The column with the rows of the frame's parts, in the order of the frame. `bounds` is not applied."""
         if len(frame.parts) == 1:
             shard, ordinal, _ = frame.parts[0].cells[slot]
             piece = self._piece(self._held[shard[:2]], ordinal, frame.parts[0].rows)

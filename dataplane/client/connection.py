@@ -473,7 +473,8 @@ class Connection:
 
 
 def _recording(size: int, fd: int) -> PlainWriter | None:
-    """Records events in the ring that came with the welcome; None if the ring has another version's format."""
+    """The writer of events to the ring that the node's `Welcome` contains; None if the ring has another version's
+    format, cannot be mapped, or `observe` is switched off."""
     try:
         if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
             return Recorder(fd).writer

@@ -149,8 +149,8 @@ class Getter:
         reply: sm.Held,
         timeout: float,
     ) -> Batch:
-        """The rows of a get that takes more requests: other processes keep some of the shards (`reply.kept`), or the
-        live bits of some are asked for separately (`reply.apart`)."""
+        """Complete a get that the first reply does not answer in full: map the shards that other processes keep
+        (`reply.kept`), and request the live bits of large shards (`reply.apart`). Returns its batch."""
         mapped: dict[ShardKey, PinnedShard] = {}
         if reply.kept:
             try:

@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 class Tensors(Mapping[str, Any]):
     """The tensors of one version by name, as `torch.Tensor`, in place. See `AsyncWeights.get`.
 
-    `version`: their version. The mapping and each of its tensors keep the bytes in place.
+    `version`: their version. The bytes stay pinned while the mapping or one of its tensors is referenced.
     """
 
     def __init__(self, version: int, wanted: dict[str, WantedTensor], chunks: Mapping[Place, PinnedShard]) -> None:
