@@ -1,6 +1,6 @@
 """The progress of each task with each row. A row goes through the tasks independently:
 
-    pending ──leased──> leased ──acked──> done        expired: stale to a sampler, or of an incomplete group
+    pending ──leased──> leased ──acked──> done        expired: too old for the sampler, or of an incomplete group
        ^                  │                           dead: given back `max_deliveries` times
        └── lease ended ───┘
 

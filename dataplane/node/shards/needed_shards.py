@@ -86,8 +86,8 @@ class NeededShards:
                 self._whole.add(key)
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
-        """After a restart, take over local shards by number, each with its key, whose only owners are rows. The needs
-        must be known: shards without one are freed now, the others with the last."""
+        """After a restart, take over the local shards that only rows own, by number, with the key of each. All needs
+        must have been added before. Shards without a need are freed now, the others with their last need."""
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
