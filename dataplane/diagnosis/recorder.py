@@ -1,17 +1,18 @@
 """Measurements of this process about itself: the places of its source that call the plane, and the lines in between.
 
-A place is a line outside of this package that calls it, found once by its frame, and then by its position in the code.
-`place` returns its number, which the low bits of each request carry; each call and its time are counted by it
-(`calls`). The time between two calls belongs to the user's own code: a thread samples the stacks of the calling threads
-some `RATE` times a second, and adds the time since its last sample to the line of each. Both are summed, nothing is
-traced, and the sums go to the node every second.
+A place is a line outside of this package that calls it. The first call from a line walks the stack to find the place;
+later calls look it up by code object and instruction. `place` returns the number of the place, which the low bits of
+each request carry. The calls of each place are counted, and their times summed (`calls`). The time between two calls
+belongs to the user's own code: a thread samples the stacks of the calling threads about `RATE` times a second, and adds
+the time since its last sample to the line of each. Nothing is traced. The sums go to the node every second.
 
 Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls from
-further places count under place 0, and a further line replaces the one with the least time. A process whose planes are
-all closed has no thread of this.
+further places count under place 0, and a further line replaces the one with the least time. The sampling thread ends
+when all planes of the process are closed.
 
-Rejected: `sys.settrace` and `sys.setprofile` (tens of times the bound); a signal by ITIMER_PROF (interrupts the
-user's system calls); instrumentation of each line of the structure graph (the user's code runs unchanged).
+Rejected: `sys.settrace` and `sys.setprofile` (they cost tens of times as much as is acceptable); a signal by
+ITIMER_PROF (interrupts the user's system calls); instrumentation of the user's source, line by line (the user's code
+runs unchanged).
 """
 
 from __future__ import annotations
