@@ -1,7 +1,7 @@
-"""The deliveries of one client: its consumes, and the candidates for samplers that run in the client.
+"""The deliveries of one client: its `consume` calls, and the candidates for samplers that run in the client.
 
-Invariant: rows that were granted but cannot be sent to the client are given back; their lease begins when the client
-can receive them.
+Invariants: rows that were granted but cannot be sent to the client are given back; the lease of a delivery begins when
+the client can receive it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ _BYTES, _ROW, _TAG = (
     m.MAX_FRAME // 2,
     48,
     64,
-)  # the bytes of candidates in a message; about the share of a row and of a tag
+)  # the most bytes of candidates in a message; roughly the bytes of a row of them, and of a tag of a row
 
 _Member = tuple[bytes, str, str, int | None]
-"""A replica of a member: stream, task, member, number of the replica."""
+"""One of the replicas of a member of a task: stream, task, member, number of the replica."""
 
 
 @dataclass(slots=True)
 class _LastGrant:
-    """The last grant that a replica received. Its requests run one at a time, so that a lost answer is repeated."""
+    """The last grant that a replica received. The requests of a replica run one at a time: each says which grant was
+    received last, so that a grant whose answer was lost is sent again."""
 
     last: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,7 +83,8 @@ class Deliveries:
             raise not_ready(stream.name, asked.task, deadline) from None
 
     async def look(self, request: rm.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> rm.StreamAnswer:
-        """The candidates of a sampler, once they have changed. Raises NotReady, Closed, Misuse."""
+        """The candidate rows for a sampler of the client; waits until they have changed. Raises NotReady, Closed,
+        Misuse."""
         asked = msgspec.structs.replace(
             wanted,
             client=self._session.client,
@@ -103,7 +105,7 @@ class Deliveries:
         return rm.StreamAnswer(request.id, stream.token, shown)
 
     async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
-        """Lease rows. `after`: the last grant that the replica received, None without replicas."""
+        """Lease rows. `after`: the last grant that the replica received; None if the member has no replicas."""
         asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
         waits = partial(_queue, asked) if asked.sampler is not None else None
 
@@ -137,7 +139,7 @@ class Deliveries:
 
 
 def _check_consume(request: r.Consume, stream: Stream) -> None:
-    """Raises Misuse for a request that every partition would refuse."""
+    """Check what needs no partition. Raises Misuse."""
     checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:

@@ -1,11 +1,11 @@
-"""Requests that carry their columns: a put, an append, an extend or a write of a table in one message.
+"""Requests that contain the bytes of their columns: a put, an append, an extend or a write of a table in one message.
 
-The node stores the bytes as a shard of its own, to which the rows refer. If there is room in the stream and in memory,
-everything is done at once; else the request waits with its bytes, within the memory for waiting requests
+The node stores the bytes as a new shard, to which the rows refer. If there is room in the stream and in memory, the
+request is completed at once. Otherwise the message waits; its bytes count against the bound for waiting requests
 (`node.requests.request_bytes`).
 
-Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, also
-if the client goes or cancels in between.
+Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, even if
+the client disconnects or cancels in between.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class InlineRequests:
         self._numbers = itertools.count(1)
 
     def put(self, request: sm.Put, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or a function to call and await for it. Raises as `Store.put`. A request that raises leaves
-        nothing behind, here and in the other methods."""
+        """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. In this and
+        the other methods, whatever a request has stored is freed if it raises."""
         _check(request)
         checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
@@ -81,7 +81,7 @@ class InlineRequests:
     # storing
 
     def _put_now(self, columns: sm.Put | rm.Inline, scope: str = "") -> int | None:
-        """The stored shard; None if it has to wait for memory."""
+        """The number of the stored shard; None if the request has to wait for memory."""
         return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
 
     async def _put_soon(self, columns: sm.Put | rm.Inline, deadline: Deadline, scope: str = "") -> int:
@@ -137,7 +137,7 @@ class InlineRequests:
     async def _append_stored(
         self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
-        """Append rows that were admitted; wait for memory first."""
+        """Wait for memory, then append rows that were admitted."""
         try:
             shard = await self._put_soon(columns, deadline)
         except BaseException:
@@ -165,7 +165,7 @@ class InlineRequests:
         admitted: m.Reply | Waiting | None,
         deadline: Deadline,
     ) -> m.Reply:
-        """Append in three steps, each of which may wait: admit, put, append."""
+        """Append in three steps, each of which may wait: wait for the permit, put the columns, append the rows."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
         if not isinstance(reply, rm.Admitted):
             raise ProtocolMismatch("nothing that can be appended to")
@@ -211,7 +211,7 @@ class InlineRequests:
     async def _staged_first(
         self, columns: rm.Inline, deadline: Deadline, request: Callable[[str, BatchRef], rm.Append | rm.Extend]
     ) -> m.Reply:
-        """Put columns under a scope of their own, then execute the request that names them. Returns its answer."""
+        """Put columns under a new scope, then execute the request that refers to them. Returns its answer."""
         scope = self._new_scope()
         try:
             shard = await self._put_soon(columns, deadline, scope)
@@ -224,7 +224,7 @@ class InlineRequests:
             raise
 
     def _new_scope(self) -> str:
-        """A scope for shards on their way to a stream or table; it is freed when the client goes."""
+        """A scope for shards until a stream or table has taken them. It is freed when the client disconnects."""
         scope = f"{self._scopes}-{next(self._numbers)}"
         self._staged.begin(scope)
         return scope

@@ -1,9 +1,9 @@
-"""Shards that a client has put and is about to give to a stream: freed if the client ends first.
+"""Shards that a client has put and is about to append to a stream. They are freed if the client ends first.
 
-A put outlives the process that made it. If a process were killed while its `append` of a reference waits for room, its
-shards would never be freed.
+Shards outlive the process that put them. Without this, the shards of a process that is killed while its `append` of a
+reference waits for room would never be freed.
 
-Invariant: this frees only shards that the client itself put, under no scope, and that no row of a stream needs.
+Invariant: only shards that the client itself put without a scope, and that no row of a stream needs, are freed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST = 1 << 16  # shards of a client
 
 
 class PendingShards:
-    """Shards by the request that asks for a permit to append them. `free(shards)` frees those that the client may
+    """Shards by the request for the permit to append them. `free(shards)` frees those of them that this client may
     free."""
 
     def __init__(self, free: Callable[[Sequence[int]], None]) -> None:

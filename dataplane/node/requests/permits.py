@@ -1,4 +1,4 @@
-"""The permits to append of one client: rows are admitted to a stream before their columns are written."""
+"""The permits of one client to append: a permit admits rows to a stream before their columns are written."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Permits:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
     def fits(self, request: rm.Append, versions: checks.Index, nbytes: int) -> bool:
-        """Whether these rows need no permit: their stream is of this node alone, they have no keys, and they fit
-        within the limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        """Whether these rows need no permit, because this node is in no cluster, the rows have no keys, and they fit
+        within the stream's limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
             return False
         stream, rows = self._local.find(request.stream), len(versions)

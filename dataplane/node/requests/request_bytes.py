@@ -1,10 +1,11 @@
-"""The memory of requests that wait in a node, and of replies that wait to be received: one bound over all clients.
+"""Bounds the memory of requests that wait in a node, and of replies that their client has not received yet.
 
-A client's requests wait for memory, for rows, for other nodes; each keeps its message until then. The bound of one
-client is `MAX_WAITING_BYTES` of `wire.messages`; that of all clients is here. A request beyond either is refused and
-may be repeated later. Each client has a share of its own, so a client with small requests is always served.
+A request waits for memory, for rows or for other nodes, and its message stays in memory meanwhile. One bound applies to
+each client, `MAX_WAITING_BYTES` of `wire.messages`, and one to all clients together, `MAX_ALL`. A request beyond either
+is refused, and may be repeated later. `SHARE` bytes are reserved for each client, so a client with small requests is
+always served.
 
-Invariant: at most the bound is kept, plus the share of each client.
+Invariant: the messages take at most `MAX_ALL` bytes, plus `SHARE` for each client.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dataplane.errors import LimitExceeded
 from dataplane.wire.messages import MAX_WAITING_BYTES
 
 MAX_ALL = 256 << 20
-"""Bytes, approximately, that requests of all clients keep."""
+"""The most bytes, approximately, of the waiting requests of all clients."""
 
 SHARE = 256 << 10
-"""Bytes that each client may keep whatever the others do."""
+"""Bytes of requests that each client may always have waiting, independent of the others."""
 
 REQUEST = 4096
-"""Bytes that each request is assumed to keep besides its message: a task, and the objects that it waits with."""
+"""Bytes that a waiting request is assumed to take besides its message: its task and the objects of that."""
 
 SMALL = 512
-"""Bytes of a message whose values are included in `REQUEST`."""
+"""The size of a message up to which its values are counted as part of `REQUEST`."""
 
-_VALUE, _ITEM, _ENTRY = 64, 8, 64  # bytes, at least, of a value, of its place in a list, and in a dict
-_LARGE = 64 << 10  # bytes of a request that count as a large block of the heap
+_VALUE, _ITEM, _ENTRY = 64, 8, 64  # the least bytes of a value, of an item of a list, and of an entry of a dict
+_LARGE = 64 << 10  # the size of a request from which its memory is a large block of the heap
 _FLAT = {int, float, bool, type(None)}
 _TEXTS = {str, bytes}
 
@@ -43,7 +44,7 @@ class Waits:
     def __init__(
         self, bound: int = MAX_ALL, share: int = SHARE, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
-        """`freed` is called with the size of each large request that is no longer kept."""
+        """`freed` is called with the size of each large request whose memory was released."""
         self.bound = bound
         self.freed = freed
         self.share = share
@@ -51,7 +52,7 @@ class Waits:
         """The bytes of all clients."""
 
     def client(self) -> ClientUsage:
-        """The account of a new client."""
+        """The usage of a new client, which is empty."""
         return ClientUsage(self)
 
 
@@ -63,7 +64,7 @@ class ClientUsage:
         self.nbytes = 0
 
     def take(self, nbytes: int, most: int = MAX_WAITING_BYTES) -> None:
-        """Keep so many bytes more, at most `most` in all. Raises LimitExceeded."""
+        """Add `nbytes` to the client's usage. Raises LimitExceeded if it would be more than `most`."""
         waits, own = self._waits, self.nbytes + nbytes
         if own > waits.share:
             _bound("bytes of requests that wait", most, own)
@@ -72,7 +73,7 @@ class ClientUsage:
         waits.nbytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Keep so many bytes less."""
+        """Subtract `nbytes` from the client's usage."""
         self.nbytes -= nbytes
         self._waits.nbytes -= nbytes
         if nbytes > _LARGE:
@@ -80,8 +81,8 @@ class ClientUsage:
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:
-        """A context in which so many bytes of a reply are kept. Only the bound of all clients applies: a client
-        cannot prevent that many replies come at once. Raises LimitExceeded."""
+        """A context in which the `nbytes` of a reply count as the client's usage. Only the bound of all clients
+        applies, since a client cannot prevent that many replies arrive at once. Raises LimitExceeded."""
         self.take(nbytes, self._waits.bound)
         try:
             yield
@@ -96,7 +97,7 @@ def _bound(what: str, limit: int, asked: int) -> None:
 
 
 def footprint(value: Any, most: int) -> int:
-    """Approximately the bytes that a message's values take in this process. Beyond `most` it stops counting."""
+    """The approximate memory of a message's values in this process. Counting stops above `most`."""
     total, left = 0, [value]
     while left and total <= most:
         each = left.pop()

@@ -1,9 +1,9 @@
 """Streams that one client restores from a checkpoint: a partition is filled, and gets its name once it is complete.
 
 The partition is replicated from its first row like any other. The record of the stream is written last, so the stream
-cannot be opened before.
+cannot be opened before it is complete.
 
-Invariant: a stream without a name is dropped when its client goes.
+Invariant: a stream that has no name yet is dropped when its client ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Restores:
         return token in self._streams
 
     async def begin(self, request: rm.Restore) -> rm.Opened:
-        """Begin a stream. Raises Misuse if its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
+        """Begin to restore a stream. Raises Misuse if its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
         OutcomeUnknown."""
         head = request.head
         restored = await self._service.prepare(request.name, head.settings, head.mark)

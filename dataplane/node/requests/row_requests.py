@@ -1,4 +1,4 @@
-"""The requests of one client about rows of streams and tables, and the puts that carry their columns.
+"""The requests of one client about rows of streams and tables, and the puts whose message contains the columns.
 
 A request is answered at once if possible. If it has to wait, a coroutine is returned that sends the answer.
 """
@@ -30,7 +30,7 @@ ROW_REQUESTS = frozenset(get_args(RowRequest))
 
 
 class RowRequests:
-    """See the module. Leases and permits are the client's until it leaves."""
+    """See the module. The client's leases and permits are released when it leaves."""
 
     def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: Channel) -> None:
         self._client = client
@@ -70,7 +70,7 @@ class RowRequests:
         return None
 
     def _about_stream(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """The answer to a request about a stream, without columns."""
+        """The answer to a request about a stream whose message contains no columns."""
         if isinstance(request, rm.Admit):
             self._pending.begin(request.id, request.handing)
         elif isinstance(request, rm.Append):
@@ -78,7 +78,8 @@ class RowRequests:
         return self._streams.answer(request, deadline)
 
     async def _answer_soon(self, answer: Waiting) -> None:
-        """Send a small reply without waiting for room: its request cannot be undone."""
+        """Send a small reply. This does not wait until the client can receive it, since the request cannot be
+        undone."""
         self._channel.send(await answer())
 
     async def _answer_later(self, request: RowRequest, answer: Waiting) -> None:
@@ -105,7 +106,7 @@ class RowRequests:
         self._streams.revoke()
 
     def end_pending(self, request: int) -> None:
-        """Forget the shards of this request to append, as `PendingShards.end`."""
+        """Forget the shards that this request wanted to append; see `PendingShards.end`."""
         self._pending.end(request)
 
     def free_pending(self) -> None:
@@ -113,7 +114,8 @@ class RowRequests:
         self._pending.leave()
 
     def leave(self) -> None:
-        """Release the client's leases: its rows go to other consumers."""
+        """Release the client's leases, permits and staged columns, since it has ended. Its leased rows are delivered
+        to other consumers."""
         self._streams.leave()
         self._tables.leave()
         self._staged.leave()

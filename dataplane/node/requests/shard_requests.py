@@ -1,7 +1,8 @@
 """The requests of one client about shards: to reserve, seal, pin, read, free, retain and copy them.
 
 A request is answered at once if possible. If it has to wait for memory, the disk or another node, a coroutine is
-returned that sends the answer. Each segment's descriptor is sent once for each right (read, or write as its owner).
+returned that sends the answer. The descriptor of a segment is sent to a client at most twice: for reading, and for
+writing if the client has reservations in it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ShardRequests:
         self.grants = Grants(services.store.arena)
 
     def answer(self, request: ShardRequest) -> Coroutine[Any, Any, None] | None:
-        """Execute the request and send its reply, if any. If it has to wait, return a coroutine that does so."""
+        """Execute the request and send its reply, if any. For a request that has to wait, return a coroutine that
+        does both."""
         match request:
             case sm.Pin():
                 return self._pin(request)
@@ -238,8 +240,8 @@ class ShardRequests:
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:
-        """The bytes of pinned shards, one after another; a pin on each is released. If they are more than
-        `sm.MAX_CARRIED`: no bytes, and the pins stay."""
+        """The bytes of pinned shards, concatenated, and release a pin of each. If they have more than
+        `sm.MAX_CARRIED` bytes, return no bytes and release nothing."""
         if len(held) > sm.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > sm.MAX_CARRIED:
             return b""
         found = [self._store.arena.read(each.extent) for each in held]
@@ -274,7 +276,8 @@ class ShardRequests:
     # Other nodes
 
     def _fetcher(self, node: bytes, why: str) -> Fetcher:
-        """The fetcher of shards. Raises OwnerDied, with `node` in the text `why`, if this node is in no cluster."""
+        """The fetcher of shards. Raises OwnerDied if this node is in no cluster, with the message `why`, in which
+        `node` replaces the braces."""
         if self._hosts is None or self._hosts.fetcher is None:
             raise OwnerDied(why.format(node.hex()), node=node.hex())
         return self._hosts.fetcher
@@ -308,7 +311,7 @@ class ShardRequests:
     def _patched(
         self, copies: Sequence[int], chunks: Sequence[sm.ChunkPart], deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
-        """A context in which copies are made here from their deltas where possible, rather than fetched."""
+        """A context in which copies are computed here from their deltas where possible, rather than fetched."""
         if self._hosts is None or self._hosts.fetcher is None or not any(steps for _, steps in chunks):
             return nullcontext()
         steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]

@@ -1,9 +1,10 @@
-"""Turns the messages of one client about streams into requests to partitions, of this node alone or of the cluster.
+"""Turns the messages of one client about streams into requests to partitions, on this node alone or in a cluster.
 
-Invariants: columns are retained before the partition is asked to take them, until it is known that it did not. An
-append with unknown outcome is repeated under its sequence until it is known, and raises OutcomeUnknown meanwhile.
-When a client goes, its staged columns, permits and leases go too. Rows that were granted but cannot be sent to the
-client are given back; their lease begins when the client can receive them.
+Invariants: columns are retained before the partition is asked to take them, and released only if it is known that the
+partition did not take them. An append with an unknown outcome raises OutcomeUnknown, and is repeated in the background
+under its sequence until the outcome is known. When a client ends, its staged columns, permits and leases end too. Rows
+that were granted but cannot be sent to the client are given back; the lease of a delivery begins when the client can
+receive it.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from dataplane.wire import shard_messages as sm
 T = TypeVar("T")
 
 
-_STREAMS = 50  # streams whose statistics one message has
+_STREAMS = 50  # the most streams whose statistics are in one message
 _WAIT_S = 30.0  # the longest wait of admitted rows to be admitted again by a new leader
-_MEASURE_S = 3.0  # the longest wait for a leader that has just died
-_REASON = 400  # characters of the reason of a nack that the log keeps
-_MAX_LISTED = 4096  # rows in progress that one message lists
+_MEASURE_S = 3.0  # the longest wait of a `Measure` for a new leader after the old one has died
+_REASON = 400  # the most characters of a nack's reason that are written to the log
+_MAX_LISTED = 4096  # the most rows in progress that one message lists
 
 StreamRequest = (
     rm.Open
@@ -74,7 +75,7 @@ StreamRequest = (
 
 
 async def no_wait() -> bool:
-    """Always room."""
+    """The default of `room`: there is always room."""
     return False
 
 
@@ -96,7 +97,7 @@ class StreamClient:
 
     @property
     def alone(self) -> bool:
-        """Whether the streams are of this node alone: requests that do not wait are answered at once then."""
+        """Whether this node is in no cluster. Its streams then answer at once each request that does not wait."""
         return self._local is not None
 
     @property
@@ -109,7 +110,7 @@ class StreamClient:
         self.permits.revoke()
 
     def leave(self) -> None:
-        """Release all that the client held: it has gone."""
+        """Release everything that the client held, since it has ended."""
         self.revoke()
         self._restores.leave()
         self._session.leave()
@@ -194,7 +195,7 @@ class StreamClient:
             waits = False
 
     def _soon(self, answer: Waiting) -> m.Reply | Waiting:
-        """For streams of this node, the reply; else `answer` itself."""
+        """The reply if the streams answer at once (`alone`), else `answer` itself."""
         return at_once(answer()) if self._local is not None else answer
 
     async def _open(self, request: rm.Open) -> m.Reply:
@@ -260,9 +261,9 @@ class StreamClient:
     def append_stored(
         self, request: rm.Append, versions: checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
     ) -> rm.Appended:
-        """Append rows to a stream of this node. Their columns are this whole shard, stored just now, with `nbytes`
-        bytes of values; if the rows are refused or not new, it has no need. `number`: their permit, or 0. Raises as
-        `_append`."""
+        """Append rows to a stream of a node outside a cluster. The columns of the rows are all of `shard`, which was
+        just stored and has `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added.
+        `number`: the permit of the rows, or 0. Raises as `_append`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
         ticket = self.permits.use(number, stream) if number else Ticket(stream, number=LET_IN)
@@ -285,7 +286,7 @@ class StreamClient:
     async def _append_to(
         self, stream: Stream, partition: Any, asked: r.Append, ticket: Ticket, until: Deadline
     ) -> r.Appended:
-        """Append to a partition. With a permit of an earlier leader, ask for another first."""
+        """Append to a partition. If the permit is one of an earlier leader, request another one first."""
         waiting = Deadline.after(_WAIT_S)
         while True:
             number = ticket.number if ticket.partition == partition else 0
