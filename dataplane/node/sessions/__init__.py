@@ -1,2 +1,2 @@
-"""What serves the requests of one client, whichever node has its streams and tables: the interface of both kinds of
-streams, checks of requests, and columns that a client has put to hand them over."""
+"""The common part of the two ways to serve a client's requests, on one node (`node.local`) and in a cluster
+(`node.clustered`): the interface of the streams, checks of requests, and columns that a client has staged."""

@@ -20,7 +20,7 @@ NOTHING: Index = np.empty(0, np.int64)
 
 MAX_TAGS = 64
 _MAX_TIMEOUT_S = 365 * 86400.0
-_MAX_LENGTH = 1 << 40  # of a row: the sum of 65,536 of them fits into 63 bits
+_MAX_LENGTH = 1 << 40  # the most items of a row: the sum of 65,536 lengths fits into 63 bits
 
 
 def bound(what: str, limit: int, asked: int) -> None:
@@ -30,7 +30,7 @@ def bound(what: str, limit: int, asked: int) -> None:
 
 
 def deadline_of(timeout_s: float) -> Deadline:
-    """The end of a timeout that begins now. Raises ProtocolMismatch."""
+    """The deadline of a timeout that begins now. Raises ProtocolMismatch."""
     if not timeout_s >= 0:  # NaN too
         raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
     return Deadline.after(min(timeout_s, _MAX_TIMEOUT_S))
@@ -49,7 +49,7 @@ def numbers(what: str, packed: bytes, count: int) -> Index:
 
 
 def lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
-    """For each ragged column the lengths of its rows. Raises ProtocolMismatch."""
+    """The lengths of the rows of each ragged column. Raises ProtocolMismatch."""
     if not packed:
         return {}
     found = {name: numbers(f"lengths of {name!r}", values, len(ref)) for name, values in packed.items()}
@@ -63,7 +63,7 @@ def lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
 
 
 def tags(named: Mapping[str, list[T]], count: int) -> dict[str, list[T]]:
-    """For each tag a value for each row. Raises ProtocolMismatch, LimitExceeded."""
+    """The values of each tag, one for each row. Raises ProtocolMismatch, LimitExceeded."""
     bound("tags of an append", MAX_TAGS, len(named))
     return {name: exactly(f"values of the tag {name!r}", values, count) for name, values in named.items()}
 

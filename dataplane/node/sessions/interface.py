@@ -1,5 +1,5 @@
-"""The interface by which a client uses partitions of streams: of this node alone (`local`), or of the cluster
-(`clustered.session`)."""
+"""The interface by which a client uses partitions of streams. A node outside a cluster implements it in `node.local`,
+a node of a cluster in `node.clustered`."""
 
 from __future__ import annotations
 
@@ -93,11 +93,12 @@ class StreamSession(Protocol):
         """Give back rows of a grant that the client never saw."""
 
     def leave(self) -> None:
-        """Release the leases of a client that has gone: its rows are delivered to others."""
+        """Release the leases of a client that has ended: its rows are delivered to others."""
 
 
 class ColumnClaim(Protocol):
-    """Columns that are retained until the partition has `taken` them, or they are `released`."""
+    """Columns that are retained for a partition. The claim ends with `taken`, after which the partition owns the
+    columns, or with `release`, which frees them."""
 
     def taken(self) -> None: ...
 
@@ -118,10 +119,10 @@ class StreamService(Protocol):
     """All streams of this node, or of the cluster."""
 
     def session(self, owner: object) -> StreamSession:
-        """A session for a new client. `owner` names the client in messages."""
+        """A session for a new client. The text of `owner` names the client in messages of errors."""
 
     def label(self, client: str) -> str:
-        """The name of the client of a session in messages."""
+        """The name in messages of errors of the client of a session. `client`: the name of the session."""
 
     def forget(self, client: str) -> None:
         """Forget a client that has gone."""
@@ -178,7 +179,7 @@ class On(Protocol):
 
 
 def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
-    """Tell the claims of an append or extend its outcome: taken, or released."""
+    """End the claims of an append or extend by its outcome: as taken, or by a release if it was refused."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.Appended) and not outcome.new)
     for claim in claims:
         (claim.release if refused else claim.taken)()

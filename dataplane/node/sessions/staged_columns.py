@@ -1,6 +1,6 @@
-"""Columns that one client has put to hand them to a stream or table. They are under a scope until then.
+"""Staged columns: a client has put them under a scope, and a stream or table is to take them.
 
-Invariant: columns that a client staged and did not hand over are freed when it goes.
+Invariant: staged columns that no stream or table has taken are freed when the client ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StagedColumns:
         self._scopes.discard(scope)
 
     def kept(self, scope: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
-        """Free all of a scope except the columns of `ref`, which a stream or table has taken, and free the rows
-        `again`, which it had before."""
+        """End a scope after a stream or table has taken the columns of `ref`: free all other shards of the scope, and
+        the rows `again` of `ref`, which the stream or table had already."""
         if scope in self._scopes:
             self._needed.unscope(ref)
             self.free(scope)
@@ -40,6 +40,6 @@ class StagedColumns:
                 self._needed.free(ref[rows])
 
     def leave(self) -> None:
-        """Free all scopes: the client has gone."""
+        """Free all scopes, since the client has ended."""
         for scope in list(self._scopes):
             self.free(scope)
