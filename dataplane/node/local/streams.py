@@ -1,6 +1,6 @@
 """The streams of a node outside a cluster, by name and by token. They end with the process.
 
-Invariants: the clock of a stream is read here only; the columns that rows need are kept
+Invariants: only this module reads the clock of a stream; the columns that rows need are kept
 (`node.shards.needed_shards`); a waiting request is answered once, and a grant that cannot be sent is given back.
 """
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 MAX_STREAMS = 4096
 
-_MARK = 5  # bytes of a stream's mark
-_LOOK_S = 0.5  # interval at which samplers that judge rows by age are asked again
-_LOST = 4096  # lost rows that one message reports
+_MARK = 5  # the random bytes of a stream's mark, which is the prefix of its generated keys
+_LOOK_S = 0.5  # the interval at which samplers that judge rows by age run again
+_LOST = 4096  # the most lost rows that one message reports
 
 
 class LocalStream:
@@ -73,11 +73,11 @@ class LocalStream:
     # columns
 
     def free(self, patches: list[ColumnBatch]) -> None:
-        """Free patches that no row needs any more."""
+        """Free the columns of appends and extends that no row needs any more."""
         self._needed.released(patches, self.name)
 
     def read(self, refs: Sequence[BatchRef]) -> None:
-        """Keep these columns even if no row needs them."""
+        """Keep these columns until `unread`, even if no row needs them."""
         for ref in refs:
             self._needed.keep_too(ref)
 
@@ -89,7 +89,8 @@ class LocalStream:
     # requests
 
     def run(self, asked: Any) -> Any:
-        """The result of a request that does not wait. Raises the error that refuses it; Closed for a dropped stream."""
+        """The result of a request that does not wait. Raises the error with which the stream refuses it; Closed if the
+        stream was dropped."""
         self._check()
         try:
             return self._alone.run(asked, self._clock())
@@ -97,8 +98,8 @@ class LocalStream:
             self._schedule()
 
     def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> WaitingRequest:
-        """As `run`, for a request that may wait. `done` is called once, with the result, the error, or nothing.
-        Raises Closed, and Backpressure if too many wait."""
+        """As `run`, for a request that may wait. `done` is called once: with the result, with the error, or with
+        `NOTHING` at the timeout. Raises Closed, and Backpressure if too many requests wait."""
         self._check()
         now = self._clock()
         waiting = WaitingRequest(queue, asked, done, until_s=now + timeout_s)
@@ -398,8 +399,8 @@ class LocalStreams:
         return _KeptColumns(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
-        """Append rows whose columns are this whole shard of `nbytes` bytes, stored just now. Raises the error that
-        refuses them; if they are refused or not new, the shard has no need."""
+        """Append rows whose columns are all of `shard`, which has `nbytes` bytes and was just stored. Raises the error
+        with which the stream refuses them. If the rows are refused or not new, no need of the shard is added."""
         self._needed.keep_stored(shard, nbytes, stream.owner)
         new = False
         try:
@@ -431,6 +432,6 @@ class LocalStreams:
             raise Misuse(f"there is a stream {name!r} already; drop it first, or name another")
 
     def close(self) -> None:
-        """Drop all streams: the node stops."""
+        """Drop all streams, since the node stops."""
         for stream in list(self._by_token.values()):
             self._drop(stream)

@@ -1,11 +1,11 @@
 """The tables of a node outside a cluster, by name, and the requests of clients about them.
 
-A table is created by the first write and ends when it is dropped. Its numbers continue those of the last table with its
-name, so that no number is reused.
+A table is created by the first write and ends when it is dropped. The numbers of its rows continue those of the last
+table with its name, so that no number is reused.
 
 Invariants: the columns that rows need are kept, and others freed (`node.shards.needed_shards`); columns that a client
-staged and did not write are freed when it goes; a waiting client is answered as soon as its rows are ready, or at its
-deadline.
+staged and did not write are freed when the client ends; a waiting client is answered as soon as its rows are ready, or
+at its deadline.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TableRequest: TypeAlias = rm.AskTable | rm.Tables
 
 MAX_TABLES = 4096
 
-_DROPPED = 4096  # names whose numbers are remembered
+_DROPPED = 4096  # the most names of dropped tables whose next row number is remembered
 TABLES = 50
-"""Tables whose statistics fit into one message."""
+"""The most tables whose statistics are in one message."""
 
 
 class LocalTables:
@@ -105,12 +105,12 @@ class LocalTables:
                     del self._waiting[name]
 
     def figures(self, after: str | None = None, most: int = MAX_TABLES) -> dict[str, Any]:
-        """Statistics of the tables whose names come after this one, at most so many."""
+        """Statistics of at most `most` tables, those whose names come after `after`."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
         return {name: figures_of(self._by_name[name]) for name in names}
 
     def close(self) -> None:
-        """Drop all tables: the node stops."""
+        """Drop all tables, since the node stops."""
         for name in list(self._by_name):
             self.drop(name)
 
@@ -153,7 +153,7 @@ class LocalTableClient:
         return self._reply(request, found)
 
     def leave(self) -> None:
-        """Do nothing: a client that has gone owns nothing here."""
+        """Do nothing, since a client owns nothing here."""
 
     def _reply(self, request: rm.AskTable, result: Any) -> m.Reply:
         return rm.TableAnswer(request.id, self._tables.node, result)
@@ -171,7 +171,7 @@ class LocalTableClient:
     # writing
 
     def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
-        """Write the rows with these columns in place of `what.ref`. Never waits."""
+        """Write the rows of `what`. Their columns are `ref`; `what.ref` is ignored. Never waits."""
         return self._write(request, what, ref)
 
     def _write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None) -> m.Reply:
@@ -212,7 +212,7 @@ class LocalTableClient:
 
 
 def checked(request: rm.AskTable) -> r.FromClient:
-    """The decoded request, checked against the limits of tables, without a requester. Raises LimitExceeded,
+    """The decoded request, checked against the limits of tables, and with an empty client name. Raises LimitExceeded,
     ProtocolMismatch."""
     _check_name(request.table)
     asked = request.asked
@@ -237,7 +237,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_here(request: rm.AskTable) -> None:
-    """Raises Misuse if the table has to be durable: tables here end with the process."""
+    """Raises Misuse if the table has to be durable, since tables of this module end with the process."""
     if request.durable:
         raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")
 

@@ -1,6 +1,6 @@
-"""A stream of one node: the state machine of a partition (`machine`) without a log and followers.
+"""A stream of a node outside a cluster: the state machine of a partition (`machine`), without a log and followers.
 
-A request is decided and applied in one step, and nothing is encoded. A request that cannot be served yet may wait, as
+Requests are decided and applied in one step, and nothing is encoded. A request that cannot be served yet may wait, as
 at the leader of a partition.
 """
 
@@ -23,7 +23,7 @@ _TICK = r.Tick()
 
 
 class UnreplicatedStream:
-    """See the module. Its owner calls `settle` at `due_s`."""
+    """See the module. The owner of the stream calls `settle` at `due_s`."""
 
     def __init__(self, name: str, settings: Settings, mark: str, columns: Columns, now: float) -> None:
         """`mark`: the prefix of generated keys. `now`: the time of the clock that all methods use."""
@@ -32,7 +32,7 @@ class UnreplicatedStream:
         self.waiters = Waiters(self._serves)
         self.machine.waits = self.waiters.requests
         self.due_s = math.inf
-        """The time at which `settle` is due; infinite if it is not."""
+        """The time at which `settle` is due; infinite if nothing is due."""
         self._no_room = False
 
     @property
@@ -41,8 +41,8 @@ class UnreplicatedStream:
         return self.machine.leased
 
     def run(self, asked: r.AnyRequest, now: float) -> Any:
-        """The result of a request that does not wait. Raises the error that refuses it; NotReady or Backpressure if
-        it cannot be served now."""
+        """The result of a request that does not wait. Raises the error with which the stream refuses it; NotReady or
+        Backpressure if it cannot be served now."""
         leased = self.machine.leased
         while True:
             changes = leased.changes
@@ -58,8 +58,8 @@ class UnreplicatedStream:
                 self.settle(now)
 
     def wait(self, waiting: WaitingRequest, now: float) -> None:
-        """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or nothing.
-        Raises Backpressure if too many wait."""
+        """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or `NOTHING`.
+        Raises Backpressure if too many requests wait."""
         self.waiters.add(waiting, now)
         self.settle(now)
 
@@ -89,7 +89,7 @@ class UnreplicatedStream:
         return not full and not self._no_room
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an append at this moment is within the limits and passes no waiting request."""
+        """Whether an append now would be within the limits and would overtake no waiting request."""
         return not self.leased.admission.full(entry) and not (self.waiters and self._passes_others())
 
     def _passes_others(self) -> bool:
