@@ -1,7 +1,7 @@
-"""Acks of one client, which may be repeated while the first is under way or its outcome is unknown.
+"""Acks of one client. An ack may be repeated while the first one is in flight or its outcome is unknown.
 
-A repeated ack shares the sequence of the first and gets its outcome. With a sequence of its own it could be refused
-though the first was applied, since a new leader does not know the grants of the one before.
+A repeated ack shares the sequence number of the first one, and gets its outcome. With a sequence number of its own it
+could be refused although the first was applied: a new leader does not know the grants of the former leader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Acks:
         self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
 
     async def ack(self, partition: Partition, grant: int, replica: int | None = None) -> None:
-        """Acknowledge the rows of a grant. Raises LeaseExpired, Lost, OutcomeUnknown (it may be repeated)."""
+        """Acknowledge the rows of a grant. Raises LeaseExpired, Lost; OutcomeUnknown, after which the ack may be
+        repeated."""
         key = partition.key, grant, replica
         if key in self._unknown:
             await self._again(key)
@@ -61,5 +62,5 @@ class Acks:
             raise outcome
 
     def leave(self) -> None:
-        """Forget all acks: the client has gone."""
+        """Forget all acks, since the client has ended."""
         self._unknown.clear()

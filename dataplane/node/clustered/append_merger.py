@@ -1,10 +1,11 @@
-"""Merges appends of the clients of this node to one partition: one request, one command, one block of rows.
+"""Merges appends of the clients of this node to one partition into one request, one command and one block of rows.
 
-A leader's cost is by requests, not by rows. Appends that arrive in one turn of the event loop, or while the request
-before is under way, are sent together (group commit), as Kafka's producers batch records.
+The work of a leader depends on the number of requests more than on the number of rows. Appends that arrive in one
+iteration of the event loop, or while the previous request is in flight, are sent together (group commit), as Kafka's
+producers batch records.
 
-Invariant: each append has the sequence of its client, so it is executed once, merged or alone. If the partition
-refuses the merged appends, each is sent alone and gets its own error.
+Invariant: each append has the sequence number of its client, so it is executed once, whether merged or alone. If the
+partition refuses the merged appends, each is sent alone and gets its own error.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
-_MOST = 256  # appends of one request
-_ROWS = 16  # the most rows of a merged append: larger ones are worth a request of their own
+_MOST = 256  # the most appends in one request
+_ROWS = 16  # the most rows of an append that is merged: a larger one is sent in a request of its own
 _ASK_S = 10.0
 
 
@@ -47,7 +48,7 @@ class _Queue:
 
     waiting: list[_WaitingAppend] = field(default_factory=list)
     busy: bool = False
-    """Whether a flush is scheduled or a request is under way."""
+    """Whether a flush is scheduled or a request is in flight."""
 
 
 class AppendMerger:
@@ -82,14 +83,15 @@ class AppendMerger:
             asyncio.get_running_loop().call_soon(self._flush, partition, queue)
 
     def _flush(self, partition: str, queue: _Queue) -> None:
-        """Send the first waiting appends of one kind together."""
+        """Send in one request the first waiting append and those behind it that can be merged with it."""
         waiting = [each for each in queue.waiting if not each.future.done()]  # the others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
         some: dict[tuple[ShardKey, ...], _WaitingAppend] = {}
         queue.waiting = []
         for each in waiting:
             alike = len(some) < _MOST and _kind(each.asked) == kind
-            if not alike or some.setdefault(each.asked.ref.shards(), each) is not each:  # or another row of the shard
+            # an append of rows of a shard that another append of this request has is not merged either
+            if not alike or some.setdefault(each.asked.ref.shards(), each) is not each:
                 queue.waiting.append(each)
         if some:
             self._background.spawn(self._ask(partition, queue, [*some.values()]))
@@ -134,7 +136,7 @@ class AppendMerger:
 
 
 def _kind(asked: r.Append) -> Any:
-    """Appends of equal kind can be merged."""
+    """A key that is equal for appends that can be merged."""
     return tuple(asked.ref.schema.items()), asked.groups is None, tuple(asked.tags), tuple(asked.lengths)
 
 

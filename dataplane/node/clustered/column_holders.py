@@ -1,7 +1,7 @@
-"""Retains columns on all nodes that store them or have copies: this one, and others.
+"""Retains columns for partitions, on this node and on all other nodes that store the columns or have copies of them.
 
-Invariant: a claim that its partition did not take is released everywhere. If the claiming node ends in between, other
-nodes keep the columns until the partition releases them or is gone.
+Invariant: if a partition did not take the columns of a claim, the claim is released on all nodes. If the claiming node
+ends before that, the other nodes keep the columns until the partition releases them or no longer exists.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
 
 _ASK_S = 5.0
 _KEEP_S = 10.0
-_AGAIN_S = (0.25, 5.0)  # between tries of a message to another node: at first, at most
+_AGAIN_S = (0.25, 5.0)  # the first and the longest pause between attempts to send a message to another node
 _REF_BYTES = 1 << 20  # approximate bytes of encoded references in one message
 
 MAX_CLAIMS = 1 << 16
-"""Claims of other nodes whose outcome is open."""
+"""The most claims of other nodes whose outcome is not known here yet."""
 
 
 class RetainedClaim:
-    """Columns that are retained for a holder until they are `released`, or `taken` by it."""
+    """Columns that are retained for a holder. The claim ends with `taken`, after which the holder releases the columns
+    itself, or with `release`."""
 
     def __init__(self, holders: ColumnHolders, needs: list[Need], nodes: Sequence[bytes], number: int) -> None:
         self._holders = holders
@@ -60,8 +61,8 @@ class RetainedClaim:
 
 
 class ColumnHolders:
-    """The claims of one node, and those of other nodes here. `me`: the node. `keep`: see
-    `durable.DurableColumns.keep`."""
+    """The claims that this node makes, and the claims of other nodes to columns of this node. `me`: this node. `keep`:
+    see `durable.DurableColumns.keep`."""
 
     def __init__(
         self, me: bytes, retained: RetainedShards, members: Membership, peers: Peers, keep: Keep | None = None
@@ -87,9 +88,9 @@ class ColumnHolders:
         rows: int = 0,
     ) -> RetainedClaim:
         """Retain the columns of these references for a holder, on all nodes that store them and on the nodes with
-        `copies`. `rows`: number of new rows that have the columns. `until`: the deadline for a holder that has not
-        reported its needs here since a restart. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable; then
-        nothing is retained."""
+        `copies`. `rows`: number of new rows that have the columns. `until`: if the holder has not reported its needs to
+        this node since the node's restart, the deadline to wait for that. Raises Freed, Corrupt, LimitExceeded,
+        OwnerDied, PeerUnavailable; then nothing is retained."""
         needs: list[Need] = []
         others = self._others(refs, copies)
         claim = RetainedClaim(self, needs, list(others), next(self._numbers))
@@ -113,7 +114,8 @@ class ColumnHolders:
         await self._keep(holder, [key for need in needs for key in need.shards], until or Deadline.after(_KEEP_S))
 
     def _others(self, refs: Sequence[BatchRef], copies: Iterable[bytes]) -> dict[bytes, list[list[bytes]]]:
-        """For each other node the encoded references of which it stores columns or copies."""
+        """By other node: the encoded references of which it stores columns or has copies, in batches of one message
+        each."""
         found: dict[bytes, list[list[bytes]]] = {}
         copies = tuple(copies)
         for ref in refs:
@@ -155,8 +157,9 @@ class ColumnHolders:
     # of others
 
     async def retain(self, request: pm.RetainColumns) -> None:
-        """Retain columns that another node claims. Raises Freed, Corrupt, LimitExceeded; for a durable partition
-        Backpressure, Misuse; PeerUnavailable for a node that is not a member yet: its end would not be noticed."""
+        """Retain columns that another node claims. Raises Freed, Corrupt, LimitExceeded; for a durable partition also
+        Backpressure, Misuse. Raises PeerUnavailable if that node is not a member yet, since this node would not notice
+        its end."""
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:

@@ -1,11 +1,12 @@
-"""Columns of durable partitions: on disk before the command that names them, and retained again after a restart.
+"""Columns of durable partitions: written to disk before the command that names them, and retained again after a
+restart.
 
-The node notes the partitions that need columns here, but not which columns: their leaders know, and are asked after a
-restart. Until a leader has answered, no recovered column is freed and the partition gets no new columns from here; then
-recovered columns that no partition needs are freed.
+The node writes to disk which partitions need columns of this node, but not which columns they need. After a restart it
+asks their leaders for that. Until the leader of a partition has answered, no recovered column is freed, and the
+partition gets no new columns from this node. Afterwards the recovered columns that no partition needs are freed.
 
-Invariant: a command that was answered names columns that are on disk. If the partition is led here, they are written
-in the transaction of the command or an earlier one; else before the leader is asked.
+Invariant: when a command is answered, the columns that it names are on disk. If the partition is led by this node, they
+are written in the transaction of the command or an earlier one, otherwise before the leader is asked.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
-_PERSIST_S = 5.0  # timeout for columns to be on disk: less than a client waits for an answer
+_PERSIST_S = 5.0  # timeout for writing columns to disk: less than the time that a client waits for an answer
 _ASK_S = 10.0
 _AGAIN_S = 0.5
 
 
 def copy_name(key: ShardKey) -> str:
-    """The name of the note of a copy of another node's shard, or of a link to it."""
+    """The name of the record on disk of a copy of another node's shard, or of a link to it."""
     return f"{key[0].hex()}/{shard_of(key[1])}"
 
 
 def copy_key(name: str) -> ShardKey:
-    """The shard of this note."""
+    """The shard of the record with this name."""
     node, number = name.split("/")
     return bytes.fromhex(node), int(number)
 
@@ -70,7 +71,7 @@ class DurableColumns:
         self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # outbox entries of pending partitions
         self._background = BackgroundTasks()
 
-    # New ones
+    # New columns
 
     async def keep(self, partition: str, shards: Sequence[ShardKey], until: Deadline) -> None:
         """Write the columns in these shards, or copies of them, to disk before the next command of the partition is
@@ -98,7 +99,7 @@ class DurableColumns:
         return number
 
     def freed(self, key: ShardKey) -> None:
-        """Remove the note of a copy that was freed here."""
+        """Remove the record of a copy that was freed here."""
         self._copies.write({copy_name(key): None}, lazily=True)
 
     async def _said(self, partition: str, pending: asyncio.Event, until: Deadline) -> None:
@@ -115,11 +116,11 @@ class DurableColumns:
         else:
             self._retained.settled(partition, last, entries)
 
-    # Recovered ones
+    # Recovered columns
 
     async def recover(self, ready: asyncio.Event | None = None) -> None:
-        """Load the columns on disk and, once `ready` is set, begin to ask which of them partitions need. Called once,
-        when partitions can be asked. Raises Corrupt."""
+        """Load the columns from disk, and start to ask the partitions which of them they need, once `ready` is set.
+        Called once, when partitions can be asked. Raises Corrupt."""
         shards = {number: (self._me, number) for number in await self._persistence.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
@@ -168,8 +169,9 @@ class DurableColumns:
         pending.set()
 
     async def _held(self, partition: str) -> tuple[list[bytes], int]:
-        """The encoded references that the partition needs here, and the last number of this node's outbox at the
-        first answer. References that were released meanwhile may be among them: later entries name those."""
+        """The encoded references whose columns of this node the partition needs, and the number of the last entry of
+        this node's outbox as of the first answer. The partition may have released some of the references meanwhile:
+        later entries of the outbox name those."""
         refs: list[bytes] = []
         last, after = None, -1
         while True:

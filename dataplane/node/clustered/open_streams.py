@@ -1,10 +1,10 @@
 """The streams of the cluster that are open on this node, by name and by token.
 
 The token of a stream is derived from its name and generation, so it is the same on every node, and keys of rows never
-change. A stream has one partition. If every replica of that has died, the next node that needs the stream creates
-another, which numbers rows and grants far above those before.
+change. A stream has one partition. If every replica of the partition has died, the next node that needs the stream
+creates another one, whose row and grant numbers begin far above those of the lost one.
 
-Invariant: a dropped stream is `Closed` for clients that had it open, also if there is another with its name.
+Invariant: a dropped stream is `Closed` for clients that had it open, even if a new stream has its name.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import Settings
 
 MAX_STREAMS = 4096
-"""Streams that are open on a node at a time."""
+"""The most streams that are open on a node at a time."""
 
 TOKEN_BYTES = 8
 
-_ROWS = 1 << 40  # row numbers of one partition
+_ROWS = 1 << 40  # the number of row numbers that are reserved for one partition
 
 encode_settings = msgspec.msgpack.Encoder().encode
 _settings = msgspec.msgpack.Decoder(Settings)
 
 
 def decode_settings(settings: bytes) -> Settings:
-    """Raises Corrupt for anything but encoded settings."""
+    """The settings of a stream. Raises Corrupt if the bytes are not encoded settings."""
     try:
         return _settings.decode(settings)
     except msgspec.MsgspecError as error:
@@ -99,7 +99,7 @@ class ClusteredStream:
 
     @property
     def partition(self) -> Partition | None:
-        """Its partition; None if that was lost and no other was created yet. Raises Closed."""
+        """The partition of the stream; None if it was lost and no other was created yet. Raises Closed."""
         record = self.record
         if record.key is None:
             return None

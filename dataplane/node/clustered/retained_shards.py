@@ -1,10 +1,10 @@
-"""The shards of this node that partitions need, wherever these are led.
+"""The shards of this node that partitions need. The partitions may be led by any node.
 
 Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
 partition releases them by its outbox (`partitions.column_releases`) when no row needs them any more.
 
-Invariants: columns that a partition has taken are retained until it releases them or is gone; a repeated entry changes
-nothing.
+Invariants: columns that a partition has taken are retained until it releases them or no longer exists; an entry of an
+outbox that arrives twice is executed once.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Need:
 
 
 class RetainedShards:
-    """The retained shards of one node. A holder is the key of a partition, or another name whose owner calls
+    """The retained shards of one node. A holder is the key of a partition, or a name of another kind, whose user calls
     `release`."""
 
     def __init__(self, needed: NeededShards) -> None:
         self._needed = needed
         self._needs: dict[str, dict[frozenset[ShardKey], list[Need]]] = {}
-        self._told: dict[str, int] = {}  # by partition, the last entry
+        self._told: dict[str, int] = {}  # by partition: the number of the last entry that was executed
 
     def retain(self, holder: str, ref: BatchRef, rows: int = 0) -> Need:
         """Retain the local shards of `ref` for a holder. `rows`: number of rows that are appended with them. Raises
@@ -56,8 +56,8 @@ class RetainedShards:
             self._needed.unneed(need.shards)
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """Release references, or cells of them (`table.cell_release`), that no row of the partition needs, according
-        to its leader. `last`: the number of the last entry. Raises ProtocolMismatch."""
+        """Execute entries of the partition's outbox: release references, or cells of them (`table.cell_release`), that
+        no row of the partition needs. `last`: the number of the last entry. Raises ProtocolMismatch."""
         known = self._told.get(partition, 0)
         if last <= known:
             return
@@ -75,8 +75,8 @@ class RetainedShards:
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
-        """After a restart, retain the references that rows of the partition need, as of the entry `last`. A missing
-        shard is logged, and reading it fails."""
+        """After a restart, retain the references that rows of the partition needed when `last` was the last entry of
+        its outbox. A missing shard is logged, and a later read of it fails."""
         for encoded in refs:
             try:
                 ref = BatchRef.decode(encoded)
@@ -87,7 +87,7 @@ class RetainedShards:
         self._told[partition] = last
 
     def drop(self, holder: str) -> None:
-        """Release all that a holder needs: its partition is gone. Idempotent."""
+        """Release everything that a holder needs, since its partition no longer exists. Idempotent."""
         self._told.pop(holder, None)
         for needs in self._needs.pop(holder, {}).values():
             for need in needs:

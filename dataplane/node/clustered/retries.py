@@ -19,7 +19,7 @@ _PAUSE_S = 0.2
 
 
 async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All answers; the first error, once all have ended."""
+    """All answers. If some fail, raises the first error once all have ended."""
     if len(asked) == 1:
         return [await asked[0]]
     found = await asyncio.gather(*asked, return_exceptions=True)
@@ -30,7 +30,8 @@ async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, timeout_s: float | None = None) -> None:
-    """Wait until all have ended or, with `first`, one has; the others are cancelled then. Raises the error of one."""
+    """Wait until all have ended or, with `first`, until one has. At that time, or at the timeout, the others are
+    cancelled. Raises the error of one that failed."""
     tasks = [asyncio.ensure_future(each) for each in asked]
     try:
         how = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
@@ -44,8 +45,8 @@ async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, time
 
 
 async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do `work`, which asks the coordinator and may be repeated, until it answers. Raises PeerUnavailable if it does
-    not, OutcomeUnknown if a change may have reached it."""
+    """Repeat `work`, which sends a request to the coordinator, until the coordinator answers. If it does not, raises
+    PeerUnavailable, or OutcomeUnknown if a change may have reached it."""
     deadline = Deadline.after(PATIENCE_S)
     unanswered = False
     while True:

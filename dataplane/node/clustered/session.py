@@ -1,10 +1,12 @@
-"""One client's requests to partitions: under its name, numbered, and repeated until their outcome is known.
+"""The requests of one client to partitions. Each has the client's name and a number, and is repeated until its outcome
+is known.
 
-A request that changes rows has a sequence of the client for that partition, so it is executed once however often it is
-sent. At most a window of a partition's sequences is open at a time (`replication.sessions`); further requests wait.
+A request that changes rows has a sequence number of the client for that partition, so the partition executes it once
+even if it is sent several times. The number of requests without a known outcome is bounded for each partition
+(`replication.sessions`); further requests wait.
 
-Invariants: a sequence is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
-repeated in the background until it is settled; `Leave` is sent after that, as the client's last request.
+Invariants: a sequence number is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
+repeated in the background until its outcome is known; `Leave` is sent after that, as the client's last request.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
-_BEYOND_S = 1.0  # time for the answer of a waiting request after its deadline
-_AGAIN_S = (0.5, 5.0)  # between tries of a request that must be answered: at first, at most
+_BEYOND_S = 1.0  # the time after its deadline in which the answer to a waiting request may arrive
+_AGAIN_S = (0.5, 5.0)  # the first and the longest pause between attempts of a request that must be answered
 _ADMITS = (r.Admit, r.Append)
 
 _ACKS = (r.Ack, r.Nack)
@@ -55,7 +57,7 @@ _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 @dataclass(frozen=True, slots=True)
 class Calls:
     """The protocol of one kind of partitions. `numbered`: the requests that change rows. `reads`: the requests that
-    change nothing. `leave(client, ended)`: the request to release a client that has gone; None for no request."""
+    change nothing. `leave(client, ended)`: the request that releases a client that has ended; None if none is sent."""
 
     numbered: frozenset[type]
     reads: frozenset[type]
@@ -85,7 +87,7 @@ class _Sequences:
         self._changed = asyncio.Event()
 
     async def take(self) -> int:
-        """The next sequence, once it is within the window."""
+        """The next sequence number. Waits until it is within the window."""
         while self._open and self._next - next(iter(self._open)) >= WINDOW:
             await self._wait()
         number, self._next = self._next, self._next + 1
@@ -93,7 +95,7 @@ class _Sequences:
         return number
 
     def over(self, number: int) -> None:
-        """Close a settled sequence. 0, for no sequence, is ignored."""
+        """Note that the outcome of this sequence number is known. 0 means no sequence number, and is ignored."""
         self._open.pop(number, None)
         self._changed.set()
 
@@ -195,7 +197,8 @@ class PartitionSession:
         return outcome
 
     async def _plainly(self, call: _Call, kind: type[R], late: Callable[[R], None] | None) -> Outcome:
-        """Send a request without a sequence, which may be repeated. `late` gets late answers, which may be grants."""
+        """Send a request without a sequence number; it may be executed more than once. `late` is called with each
+        answer that arrives too late to be returned, which may be a grant."""
         self._sequences(call.partition)
         body = r.encode_request(msgspec.structs.replace(call.request, client=self.client))
         if late is None:
@@ -213,7 +216,7 @@ class PartitionSession:
         if found is None:
             named = self._partitions.router.named
             for key in [key for key, sequences in self._asked.items() if not sequences and not named(key)]:
-                del self._asked[key]  # the partition is gone for ever
+                del self._asked[key]  # the partition no longer exists
             found = self._asked[partition.key] = _Sequences()
         return found
 
@@ -221,7 +224,8 @@ class PartitionSession:
         key, queue, router = call.partition.key, call.waits, self._partitions.router
         try:
             if not queue:
-                patient = not isinstance(call.request, _ADMITS)  # refused admissions are not repeated but wait in turn
+                # a refused admission is not repeated: it waits in the queue of the leader
+                patient = not isinstance(call.request, _ADMITS)
                 return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
             wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
             until = Deadline.after(wait_s + _BEYOND_S)
@@ -232,7 +236,8 @@ class PartitionSession:
             raise
 
     async def _settle(self, call: _Call, body: bytes, sequences: _Sequences, number: int) -> None:
-        """Repeat the request under its sequence until the outcome is known or the partition is gone."""
+        """Repeat the request under its sequence number until its outcome is known or the partition no longer
+        exists."""
         try:
             call.settle(await self._settled(call.partition.key, body))
         finally:
@@ -252,7 +257,7 @@ class PartitionSession:
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 
     def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
-        """Send a request without waiting for its answer; it is repeated until there is one."""
+        """Send a request without waiting for its answer. It is repeated until there is an answer."""
         if type(request) in self._calls.numbered:
             return self.run_soon(lambda: self.ask(partition, request, r.Result))  # `ask` repeats it
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
@@ -263,15 +268,15 @@ class PartitionSession:
         return self._background.spawn(_quietly(work))
 
     def give_back_soon(self, partition: Partition, grant: int) -> None:
-        """Give back rows of a grant that the client never saw. Without a sequence: a repeat has no effect, and a
-        client that has gone takes no more sequences."""
+        """Give back rows of a grant that the client never saw. The request has no sequence number, since repeating it
+        has no effect, and a client that has ended takes no more sequence numbers."""
         request = r.Nack(client=self.client, grant=grant, seen=False)
         self._background.spawn(self._settled(partition.key, r.encode_request(request)))
 
     def leave(self) -> None:
-        """Release the leases of a client that has gone: its rows are delivered to others."""
+        """Release the leases of a client that has ended: its rows are delivered to others."""
         self._acks.leave()
-        for key, sequences in self._asked.items():  # they stay: requests for late results take the next ones
+        for key, sequences in self._asked.items():  # not removed: requests for late results take the next numbers
             self._background.spawn(self._leave(key, sequences))
 
     async def _leave(self, key: str, sequences: _Sequences) -> None:
@@ -288,7 +293,7 @@ class PartitionSession:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request under way; see `PartitionSession.ask`."""
+    """A request in flight; see `PartitionSession.ask`."""
 
     partition: Partition
     request: r.Request

@@ -1,11 +1,11 @@
-"""The streams and tables of a node outside a cluster that has a data directory. They use the same code as those of a
+"""The streams and tables of a node with a data directory outside a cluster. They use the same code as those of a
 cluster, without followers.
 
-The coordinator runs in the process of the node, and keeps its values of durable streams and tables in the data
+The coordinator runs in the process of the node. It stores the values of durable streams and tables in the data
 directory.
 
-Invariants: before the first client is served, the durable partitions are led, their columns retained, and unneeded
-columns freed. Other streams and tables end with the process.
+Invariants: before the first client is served, this node leads all durable partitions, their columns are retained, and
+columns that no partition needs are freed. Streams and tables that are not durable end with the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Message
 from dataplane.wire.peer import Peers
 
-_LEAD_S = 10.0  # timeout for a partition to be led here
+_LEAD_S = 10.0  # timeout for this node to become the leader of a partition
 
 
 class SingleNode:

@@ -1,7 +1,7 @@
-"""The streams of the cluster on one node: requests of its clients and of other nodes.
+"""The streams of the cluster on one node: handles requests of its clients and of other nodes.
 
-Invariants: each client has one session, which ends with it; columns that partitions need here are released when the
-partitions are gone, also when another node dropped the stream.
+Invariants: each client has one session, which ends with it; columns of this node that a partition needs are released
+when the partition no longer exists, even if another node dropped the stream.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from dataplane.wire.peer import Peers
 
 T = TypeVar("T")
 
-_LOST = 4096  # lost rows that one message reports
+_LOST = 4096  # the most lost rows that one message reports
 _TELL_S = 2.0
-_PAUSE_S = 0.02  # between reads of a stream's record while its partition changes
+_PAUSE_S = 0.02  # the pause between reads of a stream's record while its partition changes
 
 
 class Restoring:
@@ -62,8 +62,8 @@ class Restoring:
 
 
 class ClusteredStreams:
-    """See the module. The owner of `partitions` starts and stops them, and passes the columns that rows no longer need
-    to `retained`."""
+    """See the module. The creator of this object starts and stops `partitions`, and passes the entries of their
+    outboxes to `retained`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ClusteredStreams:
         """See `interface.StreamService`."""
         return await self.holders.claim(partition.key, [ref], copies, until, rows=rows)
 
-    # streams as a whole
+    # whole streams
 
     async def open(self, name: str, settings: Settings | None) -> ClusteredStream:
         """See `interface.StreamService`."""
@@ -179,7 +179,7 @@ class ClusteredStreams:
 
     async def _tell_dropped(self, address: str, record: Record) -> None:
         said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
-        with suppress(DataplaneError):  # the coordinator notifies it
+        with suppress(DataplaneError):  # then the coordinator notifies that node
             await self._peers.request(address, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:
@@ -193,8 +193,8 @@ class ClusteredStreams:
         self.partitions.columns.forget(partition)
 
     async def take_lost(self, request: rm.TakeLost, stream: ClusteredStream, session: PartitionSession) -> rm.LostRows:
-        """Lost rows, each reported once. For a partition of which every replica has died, their number by the node of
-        their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
+        """Lost rows, each reported once. If every replica of a partition has died, only the number of its rows is
+        known, by the node of their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
         found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
         rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
         unnamed: dict[str, int] = {}
@@ -207,7 +207,8 @@ class ClusteredStreams:
     # figures
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
-        """Statistics of the streams whose partitions are led here and whose names come after this one."""
+        """Statistics of at most `most` streams whose partitions are led here, those whose names come after
+        `after`."""
         led = {
             hosted.machine.name: hosted
             for hosted in self.partitions.replicas
@@ -222,7 +223,7 @@ class ClusteredStreams:
 
     def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
         """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no
-        other node led it before, and `now` in the partition's time."""
+        other node led it before, and `now` by the clock of the partition."""
         found = []
         for hosted in self.partitions.replicas:
             machine = hosted.machine

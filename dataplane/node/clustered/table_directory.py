@@ -1,11 +1,11 @@
-"""The tables of the cluster and their partitions: a table is one partition with a follower, and has a record at the
+"""The tables of the cluster and their partitions. A table has one partition, with a follower, and a record at the
 coordinator.
 
-A record without a partition is kept for a while, for a new partition of the name. It has the number of the next row, so
-that no number is reused, and the tokens of lost partitions, so that clients that used one get an error.
+A record without a partition is kept for `REMEMBER_S`. It contains the number of the next row, so that a later partition
+of the same name reuses no row number, and the tokens of lost partitions, so that clients that used one get an error.
 
-Invariant: a table has one partition. It ends when it has had no table and an empty outbox for `IDLE_S`, or when
-every replica has died.
+Invariant: a table has one partition. The partition ends when for `IDLE_S` its table has been dropped and its outbox
+empty, or when every replica has died.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dataplane.table.machine import TableMachine
 log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""How long a partition without a table is kept."""
+"""How long a partition is kept after its table was dropped."""
 REMEMBER_S = 3600.0
 """How long the number of the next row of a dropped table is remembered."""
 
-_LOST = 16  # tokens of lost partitions that a record keeps
+_LOST = 16  # the most tokens of lost partitions in a record
 _ASK_S = 5.0
 _CHANGES = 48  # bits of the random number from which a partition counts its changes
 
@@ -88,20 +88,20 @@ class TableDirectory(Directory):
         super().__init__(coordinator, members, replicas, router, opening, **options, care_s=care_s)
         self._idle_s = idle_s
         self._idle: dict[str, float] = {}  # partitions without a table -> since this time
-        self._over: dict[str, tuple[int, float]] = {}  # records without a partition -> version, since this time
+        self._over: dict[str, tuple[int, float]] = {}  # records without a partition -> version, time of first sight
 
     # Creating
 
     async def record(self, name: str) -> Record | None:
-        """The record of a table: as last seen here if it had a partition, else as the coordinator has it now. Raises
+        """The record of a table: the copy on this node if it names a partition, else the one at the coordinator. Raises
         Unavailable, Corrupt."""
         record = self.records.find(name)
         return record if record is not None and record.key is not None else await self.records.read(name)
 
     async def made(self, name: str, *, durable: bool = False) -> Record:
-        """The record of a table with a partition, which is created if there is none. Raises LimitExceeded,
-        Unavailable, OutcomeUnknown, PeerUnavailable; Misuse if this node has no data directory, or the table exists
-        and is not durable."""
+        """The record of a table, with a partition, which is created if there is none. Raises LimitExceeded,
+        Unavailable, OutcomeUnknown, PeerUnavailable. If the table is to be durable, raises Misuse if this node has no
+        data directory, or if the table exists and is not durable."""
         record = await self.record(name)
         if durable and record is not None and record.key is not None and not record.durable:
             record = await self._emptied(record)
@@ -116,7 +116,8 @@ class TableDirectory(Directory):
         return record
 
     async def _emptied(self, record: Record) -> Record | None:
-        """The record after its partition, which is not durable, was ended. Raises Misuse if it has a table."""
+        """The record after its partition, which is not durable, was ended. Raises Misuse if the partition has a
+        table."""
         if not await self.retire(record.key or ""):
             raise Misuse(f"the table {record.name!r} was made not to be durable: drop it first, or open it so")
         return await self.records.read(record.name)
@@ -124,8 +125,8 @@ class TableDirectory(Directory):
     # Ending
 
     async def is_lost(self, name: str, key: str) -> bool:
-        """Whether every replica of a partition that was not found has died; that is written into the record. Raises
-        Unavailable, OutcomeUnknown, Corrupt."""
+        """Whether every replica of a partition that was not found has died. If so, the partition is marked as lost in
+        the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
         await self.lost(name, key)
         return token_of(key) in past(self.records.find(name)).lost
 

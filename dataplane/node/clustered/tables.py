@@ -1,12 +1,11 @@
-"""Tables of the cluster as the clients of one node use them: each call is a request to the leader of the partition of
-the table.
+"""Tables of the cluster, for the clients of one node: each call is a request to the leader of the table's partition.
 
-A table is created by the first write, or by a client that waits for its rows. A client knows it by the token of its
-partition: if every replica of that has died, the client gets `OwnerDied`, so it cannot mistake a new table of the same
-name for the old.
+A table is created by the first write, or by a client that waits for its rows. A client identifies it by the token of
+its partition. If every replica of the partition has died, the client gets `OwnerDied`, so it cannot mistake a new table
+of the same name for the old one.
 
-Invariants: the columns of a write are retained before the partition is asked, and released if it did not take them;
-a repeated call is executed once.
+Invariants: the columns of a write are retained before the partition is asked, and released if the partition did not
+take them; a call that is repeated is executed once.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
 
-_PAUSE_S = 0.02  # between reads of a table's record while it changes
+_PAUSE_S = 0.02  # the pause between reads of a table's record while it changes
 _LIST_S = 5.0
-_UNKNOWN_S = 120.0  # after which a partition without a record counts as removed
+_UNKNOWN_S = 120.0  # the time after which a partition without a record counts as removed
 
 CALLS = Calls(
     frozenset((r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)),
@@ -109,7 +108,7 @@ class ClusteredTables:
         return len(self.figures())
 
     def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
-        """Statistics of the tables led here whose names come after this one, at most so many."""
+        """Statistics of at most `most` tables that are led here, those whose names come after `after`."""
         now = monotonic()
         led = {
             hosted.machine.name: hosted.machine.table
@@ -124,7 +123,7 @@ class ClusteredTables:
         return m.Figures(request.id, self.figures(request.after, TABLES))
 
     async def listed(self, request: rm.Tables) -> m.Reply:
-        """Statistics of the first tables by name of all nodes that answer."""
+        """Statistics of the first `TABLES` tables, by name, of all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
         addresses = [members.address(node) for node in members.current if node != members.me]
@@ -149,7 +148,8 @@ class ClusteredTables:
                 log.info("what tables need here is looked after later: %s", error)
 
     async def sweep(self) -> None:
-        """Release the columns that partitions needed here that are gone. Raises Unavailable, Corrupt."""
+        """Release the columns of this node that were needed by partitions that no longer exist. Raises Unavailable,
+        Corrupt."""
         unknown, self._unknown = self._unknown, {}
         for key in self.holders.retained.holders:
             if kinds.kind_of(key) != kinds.TABLES or self.directory.names(key):
@@ -180,12 +180,12 @@ class TableClient:
         return partial(self._answer, request, checked(request), deadline)
 
     def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> Waiting:
-        """As `answer`, for a write with these columns in place of its own `ref`."""
+        """As `answer`, for a write whose columns are `ref`; `what.ref` is ignored."""
         what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
         return partial(self._answer, request, what, deadline)
 
     def leave(self) -> None:
-        """Tell the partitions that the client has gone."""
+        """Tell the partitions that the client has ended."""
         self._session.leave()
 
     async def _answer(self, request: rm.AskTable, what: r.FromClient, deadline: Deadline) -> m.Reply:
@@ -206,8 +206,8 @@ class TableClient:
             await asyncio.sleep(_PAUSE_S)
 
     async def _table(self, request: rm.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
-        """The record of the table; None if there is none and this request creates none. Raises OwnerDied if the
-        client's table was lost, Misuse if it has to be durable and is not."""
+        """The record of the table, which is created if the request is one that creates tables; else None if there is
+        none. Raises OwnerDied if the client's table was lost, Misuse if the table has to be durable and is not."""
         durable = request.durable
         makes = isinstance(what, r.Upsert) and bool(what.keys)
         makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
@@ -247,7 +247,7 @@ class TableClient:
 
 
 def _of_none(name: str, what: r.FromClient) -> Any:
-    """The answer if there is no table."""
+    """The answer to a request about a table that does not exist."""
     match what:
         case r.Upsert():
             answers.there(name, None)
